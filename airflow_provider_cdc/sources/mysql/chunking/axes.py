@@ -1,9 +1,9 @@
-"""One column of a key as an axis along which chunks are cut.
+"""Key columns as axes along which chunks are cut.
 
-An axis knows how its values are exchanged with the server. ``read`` is SQL that returns a stored value as int, text or
-bytes; ``bound`` is SQL that takes such a value as its parameter and compares with the column in the column's own type
-and order, using the index. An axis also proposes *cuts* between two values. A proposal only affects how even the chunks
-are: the server decides the order, and whether it understands a bound as the value that is meant (``bounds``).
+An axis defines how its values are exchanged with the server. ``read`` is SQL that returns a stored value as an integer,
+text or bytes. ``bound`` is SQL that takes such a value as its parameter, and can be compared with the column in the
+column's own type and order, using the index. An axis also proposes *cuts* between two values. Proposals only affect how
+even the chunks are: the server determines the order, and whether it reads a bound as the intended value (``bounds``).
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from airflow_provider_cdc.sources.mysql.tables.supported_types import is_wide_de
 
 _DAY = 86_400_000_000
 _LARGEST = 2**63 - 1
-"""Of a signed parameter."""
+"""The largest value of a signed parameter."""
 _FIRST_YEAR = 1901
 _TYPE = re.compile(r"(?P<name>[a-z]+)(?:\((?P<size>\d+)(?:,(?P<scale>\d+))?\))?(?P<rest>.*)")
 _DATE = re.compile(r"(\d+)-(\d+)-(\d+)(?: (\S+))?")
 _TIME = re.compile(r"(-?)(\d+):(\d+):(\d+)(?:\.(\d+))?")
 
 Between = tuple[KeyValue, KeyValue, int]
-"""The first and the last value that are there, and the number of pieces to cut what lies between into."""
+"""The first and the last existing value, and the number of pieces to cut this range into."""
 
 
 @dataclass(frozen=True)
 class Axis:
     """A key column that can be cut.
 
-    In ``read``, ``{}`` stands for the column; in ``bound``, for the parameter. Every bound states its type: otherwise
-    the type that a prepared statement assumes for a parameter depends on the expression around it.
+    ``{}`` stands for the column in ``read``, and for the parameter in ``bound``. Every bound states its type.
+    Otherwise, the type that a prepared statement assumes for a parameter would depend on the expression around it.
     """
 
     column: str
@@ -45,11 +45,12 @@ class Axis:
 
     @property
     def stored(self) -> str:
-        """The SQL that gives the column's value."""
+        """SQL for the column's value."""
         return self.read.format(quote(self.column))
 
     def between(self, wanted: Sequence[Between]) -> list[list[KeyValue]]:
-        """For each range: values above its first and up to its last one, ascending; none if the two are equal."""
+        """For each range, return values greater than its first and up to its last one, ascending; none if both are
+        equal."""
         return [self.cuts(*point) for point in wanted]
 
     def cuts(self, first: KeyValue, last: KeyValue, pieces: int) -> list[KeyValue]:
@@ -61,24 +62,24 @@ class Axis:
         return list(dict.fromkeys(self.from_int(point) for point in points))
 
     def after(self, value: KeyValue) -> KeyValue | None:
-        """The next value; None if there is none, or no parameter could hold it."""
+        """Return the next value; None if there is none, or it does not fit into a parameter."""
         with suppress(ValueError, OverflowError):
             successor = self.from_int(self.to_int(value) + 1)
             return successor if not isinstance(successor, int) or successor <= _LARGEST else None
         return None
 
     def to_int(self, value: KeyValue) -> int:
-        """The value's place on a scale on which cuts are spaced evenly."""
+        """Return the place of a value on a scale on which cuts are evenly spaced."""
         return int(value)
 
     def from_int(self, place: int) -> KeyValue:
-        """The value at a place, or the nearest one that can be a cut."""
+        """Return the value at a place, or the nearest value that can be a cut."""
         return place
 
 
 @dataclass(frozen=True)
 class YearAxis(Axis):
-    """Years: 0000, and 1901 to 2155. None lie in between, and a number of one or two digits means another year."""
+    """Years: 0000, and 1901 to 2155. There are none in between, and one or two digits would mean another year."""
 
     def from_int(self, place: int) -> KeyValue:
         return max(place, _FIRST_YEAR)
@@ -100,13 +101,13 @@ class DecimalAxis(Axis):
 
 @dataclass(frozen=True)
 class TimeAxis(Axis):
-    """Times, also of more than a day, counted in the smallest fraction of a second in the column (``digits``)."""
+    """Times, possibly longer than a day, counted in the column's smallest fraction of a second (``digits``)."""
 
     digits: int = 0
 
     @property
     def unit(self) -> int:
-        """Microseconds of one step."""
+        """Microseconds per step."""
         return int(10 ** (6 - self.digits))
 
     def to_int(self, value: KeyValue) -> int:
@@ -118,10 +119,10 @@ class TimeAxis(Axis):
 
 @dataclass(frozen=True)
 class DateAxis(TimeAxis):
-    """Days since year 1, or with ``clock`` the fractions of seconds since then.
+    """Days since year 1; with ``clock``, fractions of a second since then.
 
-    Dates that no calendar has (2024-02-31, 0000-00-00) get a place nearby: they may be read, but are never proposed.
-    Neither are those before ``since``, with which a TIMESTAMP column cannot be compared.
+    Dates that are not in the calendar (2024-02-31, 0000-00-00) get a place nearby: they can be read, but are never
+    proposed as cuts. Neither are dates before ``since``, with which a TIMESTAMP column cannot be compared.
     """
 
     clock: bool = True
@@ -147,13 +148,13 @@ class DateAxis(TimeAxis):
 
 @dataclass(frozen=True)
 class BytesAxis(Axis):
-    """Binary strings, as big-endian numbers of ``width`` bytes; ``padded``: the column pads them with zeros."""
+    """Binary strings, as big-endian numbers of ``width`` bytes. ``padded``: the column pads values with zeros."""
 
     width: int = 0
     padded: bool = False
 
     def cuts(self, first: KeyValue, last: KeyValue, pieces: int) -> list[KeyValue]:
-        # Only the first bytes that differ matter; a number of all bytes of a long key would be slow.
+        # Only the first bytes that differ matter. Numbers of all bytes of a long key would be slow.
         low, high = _as_bytes(first), _as_bytes(last)
         shared = 0
         while shared < min(len(low), len(high)) and low[shared] == high[shared]:
@@ -167,16 +168,17 @@ class BytesAxis(Axis):
 
 @dataclass(frozen=True)
 class TextAxis(Axis):
-    """Text of at most ``length`` characters. Only the server knows its order: see ``text_cuts``."""
+    """Text of at most ``length`` characters. Only the server knows its order; see ``text_cuts``."""
 
     length: int = 0
 
 
 def axis_of(column: Column) -> Axis | None:
-    """The axis of a key column; None for types that no parameter can be compared with exactly and in the index's order.
+    """Return the axis of a key column. None for types with which no parameter can be compared exactly and in index
+    order.
 
-    ENUM and SET compare with text by label, and with numbers without using the index; FLOAT rounds whatever it is
-    compared with.
+    ENUM and SET are compared with text by label, and with numbers without using the index. FLOAT rounds the values that
+    it is compared with.
     """
     match = _TYPE.match(column.type)
     if match is None:
@@ -190,7 +192,7 @@ def axis_of(column: Column) -> Axis | None:
         return Axis(column.name, "{} + 0", "CAST({} AS UNSIGNED)")
     if name == "decimal":
         declared_type = f"DECIMAL({size}, {scale})"
-        # A ZEROFILL column would be read with leading zeros.
+        # A ZEROFILL column would otherwise be read with leading zeros.
         return DecimalAxis(column.name, f"CAST(CAST({{}} AS {declared_type}) AS CHAR)", _typed(declared_type), scale)
     if name == "date":
         return DateAxis(column.name, _TEXT, _typed("DATE"), clock=False)
@@ -214,12 +216,12 @@ def axis_of(column: Column) -> Axis | None:
 
 
 def key_order(table: Table) -> str | None:
-    """The first key column, if its published values sort as the server sorts the keys; otherwise None."""
+    """Return the first key column if its published values sort like the keys on the server; otherwise None."""
     if table.keyless:
         return None
     column = table.column(table.key[0])
     axis = axis_of(column)
-    # As text, digits do not sort as numbers do; and text sorts as its collation says.
+    # As text, digits do not sort like numbers. Text sorts by its collation.
     if axis is None or (isinstance(axis, DecimalAxis) and is_wide_decimal(column)):
         return None
     if isinstance(axis, TextAxis) and column.details["collation"] != "utf8mb4_0900_bin":
@@ -231,7 +233,7 @@ _TEXT = "CAST({} AS CHAR)"
 
 
 def _typed(own: str) -> str:
-    # If its type is not stated, a prepared statement reads the text of a TIME parameter as a date.
+    # Without a stated type, a prepared statement interprets the text of a TIME parameter as a date.
     return f"CAST(CAST({{}} AS CHAR) AS {own})"
 
 

@@ -1,9 +1,9 @@
-"""Which bounds may cut a table: those that increase, as the server says in the way in which chunks are read.
+"""Selects the bounds that may cut a table: those that the server confirms as increasing, compared as in chunk reads.
 
-The server is asked with the very expressions, parameters and protocol that read, because it takes the same text for
-different values in different places: in a prepared statement, ``CAST('08:12:27' AS TIME)`` of a parameter is a date's
-time, 00:00:00. So each bound must also come back as it went: one that the server takes for another value, or for none
-that its type has, is dropped.
+The question uses the same expressions, parameters and protocol as the reads, because the server may interpret the same
+text differently in different places. For example, in a prepared statement, ``CAST('08:12:27' AS TIME)`` of a parameter
+is the time of a date, 00:00:00. So each bound must also be returned unchanged. A bound that the server takes for
+another value, or for none of its type, is dropped.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection
 from airflow_provider_cdc.sources.mysql.server.statement_size import batches, size_of
 
 _BATCH = 64
-"""Bounds per statement, at most."""
+"""Maximum number of bounds per statement."""
 
 
 def increasing(connection: Connection, axes: Sequence[Axis], bounds: Sequence[Bound]) -> list[int]:
-    """The indexes of the bounds that are left when each one that the server does not find greater, or takes for
-    something else, is dropped."""
+    """Return the indexes of the bounds that remain after dropping each bound that the server does not find greater than
+    the one before it, or interprets as another value."""
     increasing_indexes = list(range(len(bounds)))
     while True:
         greater: list[bool] = []
@@ -33,7 +33,7 @@ def increasing(connection: Connection, axes: Sequence[Axis], bounds: Sequence[Bo
             greater += _answers(connection, some)
         if all(greater):
             return increasing_indexes
-        # One that follows a dropped one has yet to be compared with the one before that.
+        # A bound after a dropped one must still be compared with the bound before the dropped one.
         increasing_indexes = [
             index
             for index, is_greater, last_was in zip(increasing_indexes, greater, [True, *greater[:-1]], strict=True)
@@ -45,14 +45,14 @@ _Check = tuple[str, list[KeyValue]]
 
 
 def _greater(axes: Sequence[Axis], before: Bound, bound: Bound) -> _Check:
-    """SQL that is true if ``bound`` is greater than ``before`` and the server takes its values for what they are.
+    """Return SQL that is true if ``bound`` is greater than ``before`` and the server returns its values unchanged.
 
-    Of two bounds that agree as far as the shorter one goes, the longer one is the greater.
+    If one bound is a prefix of the other, the longer one is the greater.
     """
     checks = ["TRUE"]
     params: list[KeyValue] = []
     for axis, value in zip(axes, bound, strict=False):
-        # As bytes: what a collation finds equal may still be another bound.
+        # Compare as bytes: values that are equal in the collation may still be different bounds.
         back = axis.read.format(axis.bound.format("?"))
         checks.append(f"CAST({back} AS BINARY) = CAST(? AS BINARY)")
         params += [value, value]
@@ -71,7 +71,7 @@ def _size(check: _Check) -> int:
 
 
 def _answers(connection: Connection, checks: Sequence[_Check]) -> list[bool]:
-    # As one string: then a result has the same form whatever is asked.
+    # Return one string, so that the form of the result does not depend on the number of checks.
     sql = ", ".join(f"IF({check}, 'Y', 'N')" for check, _ in checks)
     statement = PreparedStatement(connection, f"SELECT CAST(CONCAT({sql}) AS BINARY)")
     try:

@@ -1,16 +1,17 @@
-"""Chunks of a table: planned from the index's own estimates, proved by the server, read as key ranges.
+"""Chunks of a table: planned with the index's estimates, confirmed by the server, read as key ranges.
 
-The plan never scans. EXPLAIN of a key range makes the server dive into the index at both ends and estimate the rows in
-between, for a fraction of a millisecond whatever their number. So the key space is cut into cells of about the wanted
-size, the cells that hold too much are cut again between the first and the last key that they really hold (which jumps
-over holes), along the next key column where one value fills a cell, and small neighbours are put together.
+Planning never scans the table. For EXPLAIN of a key range, the server dives into the index at both ends and estimates
+the rows in between, in a fraction of a millisecond, however many there are. So the key space is first cut into cells of
+about the wanted size. Cells with too many rows are cut again between the first and the last key that they really
+contain (which skips gaps). If one value fills a cell, the cell is cut along the next key column. Small neighbouring
+cells are joined.
 
-All of that decides only how even the chunks are. That they leave no gap and no overlap follows from one thing
-(``core.chunk``): the bounds strictly increase in the key's own order. In the end the server says so (``bounds``), and a
-bound of which it does not is dropped.
+All of this only affects how even the chunks are. That chunks leave no gaps and do not overlap follows from one fact
+(``core.chunk``): the bounds strictly increase in the key's order. The server confirms this at the end (``bounds``), and
+unconfirmed bounds are dropped.
 
-Where a condition leaves only a range of the key to be copied, only that is cut; the chunks at both ends hold all the
-rest, of which the server sends nothing (``pushed``).
+If a condition selects only a range of the key, only that range is cut. The chunks at both ends include everything
+outside the range, of which the server sends no rows (``pushed_conditions``).
 """
 
 from __future__ import annotations
@@ -36,21 +37,23 @@ _TOO_BIG = 1.5
 
 _ROUNDS = 40
 _BATCH = 64
-"""Key ranges per statement, at most."""
+"""Maximum number of key ranges per statement."""
 _MOST_COPIES = 8
-"""How often the values of a bound may be in a statement: twice each, of two bounds, in two selects."""
+"""How often the values of a bound may occur in a statement: twice for each of two bounds, in two SELECTs."""
 
 _Asked = tuple[str, list[KeyValue]]
 """A part of a statement, and its parameters."""
 
 _MARK = "\0"
-"""Stands for a parameter while a statement is put together: no identifier can contain it."""
+"""Placeholder for a parameter while a statement is assembled. No identifier can contain it."""
 
 
 def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
-    """Chunks of about ``chunk_rows`` rows each, as far as the condition that ``table`` is copied by can tell.
+    """Return chunks of about ``chunk_rows`` rows each, counting only rows in the range that the table's condition
+    selects.
 
-    One for a keyless table, a table about that small, and a key of a type that cannot be cut (``axes.axis_of``).
+    The result is one chunk for a keyless table, for a table of about that size or smaller, and for a key whose type
+    cannot be cut (``axes.axis_of``).
     """
     axes = _axes(connection, table) if table.rows > chunk_rows * _TOO_BIG else []
     if not axes:
@@ -69,7 +72,8 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
 
 
 def where(table: Table, chunk: Chunk) -> tuple[str, list[KeyValue]]:
-    """The SQL condition of a chunk, with ``?`` markers, and its parameters; empty if it is unbounded."""
+    """Return the SQL condition of a chunk, with ``?`` markers, and its parameters. It is empty for an unbounded
+    chunk."""
     lower, upper = chunk.bounds
     depth = max(len(lower or ()), len(upper or ()))
     axes = [axis for name in table.key[:depth] if (axis := axis_of(table.column(name)))]
@@ -79,9 +83,9 @@ def where(table: Table, chunk: Chunk) -> tuple[str, list[KeyValue]]:
 
 @dataclass
 class _Cell:
-    """A key range under consideration.
+    """A key range during planning.
 
-    ``fixed`` are the leading key values that all its rows share, ``rows`` is what EXPLAIN says, and a ``final`` cell
+    ``fixed``: the leading key values that all its rows share. ``rows``: the estimate of EXPLAIN. ``final``: the cell
     cannot be cut.
     """
 
@@ -93,7 +97,7 @@ class _Cell:
 
 
 class _Planner:
-    """Cuts one table into cells, and puts the cells together to chunks."""
+    """Cuts one table into cells, and joins the cells to form chunks."""
 
     def __init__(self, connection: Connection, table: Table, axes: Sequence[Axis], chunk_rows: int) -> None:
         self._connection = connection
@@ -104,9 +108,9 @@ class _Planner:
         self._from = f"FROM {table_sql(table.name)} FORCE INDEX ({quote(table.key_index)})"
 
     def plan(self, lower: Bound | None = None, upper: Bound | None = None) -> list[tuple[Bound, float]]:
-        """Lower bound and estimated rows of each chunk. Where the first one begins counts for nothing.
+        """Return the lower bound and the estimated rows of each chunk. The lower bound of the first one is not used.
 
-        :param lower: with ``upper``, the range that is cut; None: no end on that side.
+        :param lower: with ``upper``, the range to cut; None: unbounded on that side.
         """
         cells = [_Cell(lower, upper, rows=self._table.rows)]
         if lower or upper:
@@ -123,16 +127,16 @@ class _Planner:
         return self._join(cells)
 
     def _scale(self, cells: Iterable[_Cell]) -> float:
-        # The server doubles its estimate of a range of many pages; the table's total shows by how much it is wrong.
+        # The server doubles its estimate for ranges of many pages. The table's total shows by how much it is wrong.
         return min(1.0, self._table.rows / max(1.0, sum(cell.rows for cell in cells)))
 
     def _split(self, cells: Sequence[_Cell], scale: float) -> list[list[_Cell]]:
-        """The cells that each cell is cut into; itself, with more values fixed or final, if it cannot be cut here."""
+        """Cut each cell. A cell that cannot be cut here remains, with more values fixed or marked as final."""
         pieces = [min(256, math.ceil(cell.rows * scale / self._chunk_rows) + 1) for cell in cells]
         split: list[list[_Cell]] = []
         for cell, cuts in zip(cells, self._cuts(cells, pieces), strict=True):
             bounds = [bound for cut in cuts if self._fits(bound := (*cell.fixed, cut))]
-            # Rather than a bound that no statement has room for, a larger chunk.
+            # A larger chunk is better than a bound that does not fit into any statement.
             cell.final |= bool(cuts) and not bounds
             edges = [cell.lower, *bounds, cell.upper]
             split.append([_Cell(low, high, cell.fixed) for low, high in pairwise(edges)] if bounds else [cell])
@@ -143,7 +147,7 @@ class _Planner:
         return fits(self._connection, _MOST_COPIES * size_of(bound))
 
     def _cuts(self, cells: Sequence[_Cell], pieces: Sequence[int]) -> list[list[KeyValue]]:
-        """Values that cut each cell along the first key column in which its rows differ, as far as can be told."""
+        """Return values that cut each cell along the first key column in which its rows differ, as far as is known."""
         cuts: list[list[KeyValue]] = [[] for _ in cells]
         wanted: dict[int, dict[int, Between]] = {}
         for number, (cell, ends) in enumerate(zip(cells, self._ends(cells), strict=True)):
@@ -161,14 +165,14 @@ class _Planner:
             cut_lists = self._cutters[depth].between(list(asked.values()))
             for (number, (value, *_)), cuts[number] in zip(asked.items(), cut_lists, strict=True):
                 if not cuts[number]:
-                    # Different to us, equal to the server.
+                    # The values differ here, but are equal to the server.
                     cells[number].fixed += (value,)
         for cell in cells:
             cell.final |= len(cell.fixed) == len(self._axes)
         return cuts
 
     def _ends(self, cells: Sequence[_Cell]) -> list[tuple[Bound, Bound] | None]:
-        """The first and the last key of each cell; None for an empty one."""
+        """Return the first and the last key of each cell; None for an empty cell."""
         columns = ", ".join(axis.stored for axis in self._axes)
         orders = [", ".join(f"{quote(axis.column)} {way}" for axis in self._axes) for way in ("ASC", "DESC")]
         questions: list[_Asked] = []
@@ -183,24 +187,24 @@ class _Planner:
         for some in batches(self._connection, questions, _size, _BATCH):
             rows = _run(self._connection, " UNION ALL ".join(sql for sql, _ in some), _params(some))
             bounds |= {(number, side): tuple(key) for number, side, *key in rows}
-        # Between the two looks a cell may lose its only row.
+        # A cell may lose its only row between the two queries.
         return [
             (bounds[number, 0], bounds[number, 1]) if {(number, 0), (number, 1)} <= bounds.keys() else None
             for number in range(len(cells))
         ]
 
     def _estimate(self, cells: Sequence[_Cell]) -> None:
-        """Set the cells' rows."""
+        """Set the estimated rows of the cells."""
         conditions = (self._where(cell) for cell in cells)
         statements = [(f"SELECT 1 {self._from}{condition}", params) for condition, params in conditions]
         done = 0
         for some in batches(self._connection, statements, _size, _BATCH):
-            # Where an index is forced on a SELECT that is alone, the server does not estimate.
+            # For a single SELECT with a forced index, the server makes no estimate.
             twice = [*some, *(some if len(some) == 1 else ())]
             selects = " UNION ALL ".join(sql for sql, _ in twice)
             rows = _run(self._connection, f"EXPLAIN FORMAT=TRADITIONAL {selects}", _params(twice))
             for number, *_, estimate, _, _ in rows[: len(some)]:
-                # No number: the server sees that no row can match.
+                # No estimate: the server knows that no row can match.
                 cells[done + number - 1].rows = float(estimate or 0)
             done += len(some)
 
@@ -209,7 +213,7 @@ class _Planner:
         return (f" WHERE {condition}" if condition else ""), params
 
     def _join(self, cells: Sequence[_Cell]) -> list[tuple[Bound, float]]:
-        """Put neighbours together while they fit into one chunk."""
+        """Join neighbouring cells while they fit into one chunk."""
         scale = self._scale(cells)
         chunks: list[tuple[Bound, float]] = []
         for cell in cells:
@@ -222,14 +226,15 @@ class _Planner:
 
 
 def _span(table: Table, axis: Axis) -> tuple[Bound | None, Bound | None]:
-    """The range of keys that holds all rows which the server will be asked for."""
+    """Return the range of keys that contains all rows which the server will be asked for."""
     least, greatest = pushed_span(table)
     beyond = None if greatest is None else axis.after(greatest)
     return None if least is None else (least,), None if beyond is None else (beyond,)
 
 
 def _axes(connection: Connection, table: Table) -> list[Axis]:
-    """The leading key columns that can be cut: whole, in one direction of the index, and of a type that has an axis."""
+    """Return the leading key columns that can be cut: they are indexed as a whole, in the same direction, and have an
+    axis for their type."""
     parts = query(
         connection,
         "SELECT SUB_PART, COLLATION FROM information_schema.STATISTICS "
@@ -246,7 +251,8 @@ def _axes(connection: Connection, table: Table) -> list[Axis]:
 
 
 def _range(axes: Sequence[Axis], lower: Bound | None, upper: Bound | None) -> tuple[str, list[KeyValue]]:
-    """The condition for keys from ``lower`` up to before ``upper``, in a form that the server reads as index ranges."""
+    """Return the condition for keys from ``lower`` up to but not including ``upper``, in a form that the server uses as
+    index ranges."""
     low, high = lower or (), upper or ()
     shared = 0
     while shared < min(len(low), len(high)) and low[shared] == high[shared]:
@@ -262,7 +268,7 @@ def _range(axes: Sequence[Axis], lower: Bound | None, upper: Bound | None) -> tu
 
 
 def _beyond(axes: Sequence[Axis], bound: Bound, beyond: str, at: str) -> tuple[str, list[KeyValue]]:
-    """The condition for keys on one side of ``bound``; ``at`` is the comparison with its last value."""
+    """Return the condition for keys on one side of ``bound``. ``at`` is the comparison with its last value."""
     (axis, *axes), (value, *rest) = axes, bound
     column, parameter = quote(axis.column), axis.bound.format(_MARK)
     if not rest:

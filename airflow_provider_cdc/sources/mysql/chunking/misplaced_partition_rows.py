@@ -1,7 +1,8 @@
-"""Rows that are in another partition than the one they belong to.
+"""Finds rows that are in a different partition from the one they belong to.
 
-EXCHANGE PARTITION … WITHOUT VALIDATION leaves them there. A SELECT of the whole table shows them; one of a range of the
-key does not, where the server knows by the range which partitions it needs. Their keys need not even be unique.
+EXCHANGE PARTITION … WITHOUT VALIDATION can put rows there. A SELECT of the whole table returns them. A SELECT of a key
+range does not, if the server can tell from the range which partitions it needs. The keys of such rows may even be
+duplicates.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection, query,
 from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, table_sql
 
 _ALTERED = (1146, 1412, 1735)
-"""No such table; its definition has changed since the view; no such partition."""
+"""No such table; the table's definition has changed since the snapshot; no such partition."""
 
 
 def misplaced_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
-    """Tables by whose chunks such rows would be passed over: partitions made by the key's first column.
+    """Report tables whose chunked reads would miss misplaced rows. Only tables that are partitioned by the first column
+    of the key are checked.
 
-    What belongs to a partition the server tells by itself: asked for the rows of a value, it does not look into a
-    partition that has none of them. Asked for are the first and the last value that are there: a partition by ranges
-    of the column has rows beyond its range exactly if one of them is. By lists and hashes rows may be misplaced between
-    the ends, too; those are not found.
+    The server itself determines which partition a value belongs to: a query for a value does not read a partition that
+    cannot contain it. The query is made for the first and the last value in each partition. A RANGE partition by the
+    column has rows outside its range exactly if one of these two is misplaced. In LIST and HASH partitions, rows
+    between the two may be misplaced, too; these are not found.
     """
     keyed_tables = {table.name: table for table in tables if not table.keyless}
     parts = select_of_tables(
@@ -37,18 +39,18 @@ def misplaced_problems(connection: Connection, tables: Sequence[Table]) -> Itera
         "PARTITIONS",
         "AND PARTITION_NAME IS NOT NULL ORDER BY PARTITION_ORDINAL_POSITION",
     )
-    # Each of its subpartitions has the partition's name.
+    # Subpartitions are listed with the name of their partition.
     for schema, name, part, expression in dict.fromkeys(parts):
         table = keyed_tables[TableName(schema, name)]
-        # In whatever quotes; also where it is the argument of a function. KEY () is by the whole key.
+        # The column may be quoted in any way, or be the argument of a function. KEY () uses the whole key.
         by_first = not expression or table.key[0].lower() in expression.lower()
         if by_first and _has_others(connection, table, part):
             yield Problem(
                 str(table.name),
-                f"partition {part} has rows that belong to another one (EXCHANGE PARTITION … WITHOUT VALIDATION leaves "
-                "them there): the server does not find them by their key",
-                f"look at CHECK TABLE {table_sql(table.name)}; ALTER TABLE {table_sql(table.name)} REPAIR PARTITION "
-                f"{quote(part)} moves them, or leave the table out",
+                f"partition {part} has rows that belong to another partition (EXCHANGE PARTITION … WITHOUT VALIDATION "
+                "can put them there): the server does not find them by their key",
+                f"run CHECK TABLE {table_sql(table.name)}; ALTER TABLE {table_sql(table.name)} REPAIR PARTITION "
+                f"{quote(part)} moves the rows; or leave the table out",
                 str(table.name),
             )
 
@@ -59,14 +61,15 @@ def _has_others(connection: Connection, table: Table, part: str) -> bool:
     except pymysql.MySQLError as error:
         if error.args[0] not in _ALTERED:
             raise
-    # Partitions come and go. Before the position is fixed, all this is asked again; after it, the log tells of that.
+    # Partitions may be added or dropped meanwhile. The check is repeated before the position is fixed; after that, the
+    # log shows such changes.
     return False
 
 
 def _ends_in_others(connection: Connection, table: Table, part: str) -> bool:
     axis = axis_of(table.column(table.key[0]))
     if axis is None:
-        # It is read in one piece.
+        # The table is read in one piece.
         return False
     column = quote(axis.column).replace("%", "%%")
     index = f"PARTITION ({quote(part)}) FORCE INDEX ({quote(table.key_index)})"
@@ -79,7 +82,7 @@ def _ends_in_others(connection: Connection, table: Table, part: str) -> bool:
             end = query(connection, f"SELECT {stored} {first}", [1])
             if not end or query(connection, f"SELECT 1 {rows} WHERE {condition} LIMIT 1", end[0]):
                 continue
-            # A value that is not even equal to itself (a date that no calendar has) is no proof.
+            # A value that is not equal to itself (a date that is not in the calendar) proves nothing.
             if query(connection, f"SELECT {condition} {first}", [*end[0], 1]) == [(1,)]:
                 return True
     return False
@@ -87,7 +90,7 @@ def _ends_in_others(connection: Connection, table: Table, part: str) -> bool:
 
 @contextmanager
 def _one_view(connection: Connection) -> Iterator[None]:
-    """So that a row which is deleted between two looks is there for both."""
+    """Run both queries in one snapshot, so that a row that is deleted between them is visible to both."""
     query(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     query(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
     try:

@@ -1,4 +1,4 @@
-"""The part of a condition that MySQL evaluates (`sources.pushdown`): whole numbers, decimals and times."""
+"""The part of a condition that MySQL can evaluate (`sources.pushdown`): integers, decimals, dates and times."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ from airflow_provider_cdc.sources.planning.pushdown import Pushable, pushed, spa
 
 _MOMENTS = (Family.DATE, Family.DATETIME, Family.TIMESTAMP)
 _FIRST, _LAST = datetime(1970, 1, 2), datetime(2038, 1, 18)
-"""A TIMESTAMP holds no more than these; literals beyond are not put to the test of how the server makes one of them."""
+"""Limits of TIMESTAMP literals that are pushed, which are inside the limits of the type. How the server converts
+literals outside of these is not relied on."""
 
 
 def pushed_condition(table: Table) -> str:
-    """What the server is asked for; empty: all rows. Sessions have the time zone UTC."""
+    """Return the condition for the server; empty: all rows. Sessions use the time zone UTC."""
     types_by_name = {column.name: column for column in column_types(table)}
     return pushed(table.selection.where, lambda name: _pushable(types_by_name[name]))
 
 
 def pushed_span(table: Table) -> tuple[KeyValue | None, KeyValue | None]:
-    """The least and the greatest value of the key's first column, as bounds of chunks have it, among the rows that the
-    server is asked for; None: no end on that side, as far as is known. For estimates only."""
+    """Return the least and the greatest value of the key's first column, as bounds of chunks, among the rows that the
+    server is asked for. None: that side is unbounded, or its bound is unknown. For estimates only."""
     if table.keyless or table.selection.where is None:
         return None, None
     (column,) = (column for column in column_types(table) if column.name == table.key[0])
@@ -59,7 +60,7 @@ def _pushable(column: ColumnType) -> Pushable | None:
         odd = False
     else:
         return None
-    # A YEAR of two digits would be another one, a BIT is text in some places.
+    # A YEAR of two digits would mean another year, and a BIT is a string in some contexts.
     if column.family in (Family.YEAR, Family.BITS):
         return None
     return Pushable(quote(column.name), partial(_spelt, column), odd, column.nullable)
@@ -76,7 +77,7 @@ def _spelt(column: ColumnType, literal: Literal) -> str | None:
         if column.family is Family.TIMESTAMP and not _FIRST <= plain <= _LAST:
             return None
         if plain.microsecond % 10 ** (6 - column.scale):
-            # How the server would round it is its own business.
+            # The server's rounding is not relied on.
             return None
         return f"TIMESTAMP'{plain.isoformat(' ', 'microseconds')}'"
     assert isinstance(value, date)

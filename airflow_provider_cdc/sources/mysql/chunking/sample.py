@@ -1,4 +1,4 @@
-"""Looks at the first and the last rows of tables, in key order (`sources.sampling`)."""
+"""Checks the values of the first and last rows of tables, in key order (`sources.sampling`)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, 
 from airflow_provider_cdc.sources.planning.sampling import gave_up, problems_of
 
 ROWS = 1000
-"""At most so many at either end of the key."""
+"""Maximum number of rows at each end of the key."""
 _MILLISECONDS = 2000
 _INTERRUPTED = (1317, 3024)
 
 _MOMENTS = (Family.DATE, Family.DATETIME, Family.TIMESTAMP)
-# sql_mode may have let in days that their month does not have.
+# Depending on sql_mode, the column may contain days that the month does not have.
 _IS_NO_DATE = "MONTH({0}) = 0 OR DAYOFMONTH({0}) = 0 OR DAYOFMONTH({0}) > DAYOFMONTH(LAST_DAY({0}))"
 _CHARACTERS = 1000
-"""At most so many of a text are looked at."""
-# The server converts a code that stands for no character to a question mark. No character has its byte within it.
+"""Maximum number of characters of a text that are checked."""
+# The server converts an unassigned code to a question mark. No character of these sets contains that byte.
 _IS_NO_TEXT = (
     "LENGTH(CAST({0} AS BINARY)) - LENGTH(REPLACE(CAST({0} AS BINARY), 0x3F, '')) < "
     "LENGTH(CAST(CONVERT({0} USING utf8mb4) AS BINARY)) "
@@ -39,7 +39,7 @@ _OF_CHARSETS = {"ucs2": _IS_SURROGATE, "tis620": _IS_REPLACED, "big5": f"({_IS_N
 
 
 def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Problem]:
-    """A problem for each column of the planned tables that would stop the run, as far as this look shows.
+    """Return a problem for each column of the planned tables that would stop the run, as far as the sample shows.
 
     :raises LockNotGranted: a session keeps a table locked against readers.
     """
@@ -54,7 +54,7 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
                     raise
                 gave_up(table)
                 return
-            # SUM is a DECIMAL, and NULL of no rows.
+            # SUM returns a DECIMAL, and NULL if there are no rows.
             yield [int(rows), *(int(count or 0) for count in counts)]
 
         tables = read_tables(connection, [plan.table for plan in plans])
@@ -70,7 +70,7 @@ def _stops_always(table: Table, column: ColumnType) -> bool:
 
 
 def _is_odd(column: ColumnType) -> str:
-    """The condition that the column's value is one that no Arrow type holds; empty: it has none such."""
+    """Return a condition that is true for values of the column that no Arrow type holds; empty if there are none."""
     if column.family in _MOMENTS:
         odd = _IS_NO_DATE
     elif column.family is Family.TEXT and has_gaps(column.charset):
@@ -96,7 +96,7 @@ def _statement(table: Table, columns: Sequence[ColumnType]) -> str:
             f"ORDER BY {', '.join(f'{quote(name)} {way}' for name in table.key)} LIMIT {ROWS})"
             for way in ("ASC", "DESC")
         ]
-        # Each row has a key of its own, so that none counts twice.
+        # Each row has a unique key, so UNION removes only rows that are in both ends.
         some = " UNION ".join(ends)
     counts = [f"SUM(COALESCE({_is_odd(column)}, FALSE))" for column in columns]
     return f"SELECT /*+ MAX_EXECUTION_TIME({_MILLISECONDS}) */ COUNT(*), {', '.join(counts)} FROM ({some}) AS looked_at"

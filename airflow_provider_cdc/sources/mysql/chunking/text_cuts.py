@@ -1,10 +1,10 @@
-"""Cuts along a text column, under any collation: proposed here, put in order by the server.
+"""Cuts along a text column, for any collation. This module proposes the cuts, and the server sorts them.
 
-Each cut begins with the prefix that the first and the last key of a cell share, and goes on with a few more characters.
-Those are treated as the digits of a number: the characters that were seen in keys are the digits, in the collation's
-order, and characters that it holds equal are the same digit. The numbers between the first key and the last one are the
-proposals, which are about as evenly spaced as the characters are. The server sorts them, drops equal ones, and keeps
-what lies between the two keys. Nothing here knows any collation.
+Each cut begins with the common prefix of the first and the last key of a cell, followed by a few more characters. These
+are treated as the digits of a number. The digits are the characters that were seen in keys, in the order of the
+collation; characters that the collation treats as equal are one digit. The numbers between the first and the last key
+are the proposals, which are about as evenly spaced as the characters are. The server sorts them, drops equal ones, and
+keeps those between the two keys. No knowledge of collations is needed here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DIGITS = 8
 
 
 class TextCuts:
-    """Cuts along one axis. It learns the characters that keys are made of from the keys it is asked about."""
+    """Proposes cuts along one axis. It collects the characters that occur in the keys it is called with."""
 
     def __init__(self, connection: Connection, axis: TextAxis) -> None:
         self._connection = connection
@@ -31,7 +31,7 @@ class TextCuts:
         self._alphabet: list[str] = []
 
     def between(self, wanted: Sequence[Between]) -> list[list[KeyValue]]:
-        """As ``Axis.between``."""
+        """See ``Axis.between``."""
         texts = [(str(first), str(last)) for first, last, _ in wanted]
         self._learn("".join(first + last + _between_characters(first, last) for first, last in texts))
         questions = []
@@ -53,8 +53,8 @@ class TextCuts:
         return cuts
 
     def _fitting(self, cell: int, first: str, last: str, texts: Sequence[str]) -> list[str]:
-        """What is asked about a cell, as JSON, with as many of its proposals as one statement has room for; none: not
-        even one."""
+        """Return the question about a cell, as JSON, with as many of its proposals as fit into one statement. The
+        result is empty if not even one fits."""
         while texts:
             question = _json([cell, first, last, texts])
             if fits(self._connection, _size(question)):
@@ -78,7 +78,8 @@ class TextCuts:
             self._connection,
             f"SELECT c, DENSE_RANK() OVER (ORDER BY {typed}) "
             "FROM JSON_TABLE(%s, '$[*]' COLUMNS (c VARCHAR(1) PATH '$')) AS j "
-            # Characters that the column's character set lacks would be refused as parameters when the chunk is read.
+            # Leave out characters that the column's character set lacks: the server would reject them as parameters of
+            # reads.
             f"WHERE CONVERT({typed} USING utf8mb4) COLLATE utf8mb4_bin = c COLLATE utf8mb4_bin",
             (_json(wanted_characters),),
         )
@@ -100,12 +101,12 @@ class TextCuts:
         digits = min(digits, self._axis.length - shared)
         start, stop = (_number(ranks[shared:], base, digits) for ranks in (low, high))
         if stop <= start:
-            # With contractions and the like, keys do not sort as their characters do.
+            # With contractions, for example, keys do not sort in the order of their characters.
             start, stop = 0, base**digits - 1
         points = {start + (stop - start) * piece // pieces for piece in range(1, pieces)}
-        # A CHAR column ignores trailing spaces, so the cut would be elsewhere.
+        # A CHAR column ignores trailing spaces, so with them the cut would be at another place.
         texts = {(first[:shared] + self._text(point, digits)).rstrip(" ") for point in points}
-        # The last key is always proposed, so that there is progress whatever the collation does.
+        # Always propose the last key, so that there is progress whatever the collation does.
         return sorted(texts - {""} | {last})
 
     def _text(self, number: int, digits: int) -> str:
@@ -120,7 +121,8 @@ class TextCuts:
 
 
 def _between_characters(first: str, last: str) -> str:
-    """Characters between the first two that differ, if these are far apart: two keys show little of a large script."""
+    """Return characters between the first two that differ, if these are far apart. Two keys show only a small part of a
+    large script."""
     for one, other in zip(first, last, strict=False):
         if one != other:
             low, high = sorted((ord(one), ord(other)))
@@ -142,5 +144,5 @@ def _json(value: object) -> str:
 
 
 def _size(asked: str) -> int:
-    # Each of its bytes may be escaped.
+    # Each byte may have to be escaped.
     return 2 * len(asked.encode())
