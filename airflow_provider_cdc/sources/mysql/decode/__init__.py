@@ -1,1 +1,1 @@
-"""Values: from the bytes of rows and of log images into Arrow arrays, the same from both."""
+"""Decoding of values: from the bytes of rows and of log images to Arrow arrays, with the same result from both."""

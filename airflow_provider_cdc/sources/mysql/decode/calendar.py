@@ -1,10 +1,10 @@
 """MySQL's packed dates and the Gregorian calendar, for kernels.
 
-MySQL stores dates that no calendar has: ``0000-00-00``, ``2024-00-15``, and with ALLOW_INVALID_DATES ``2024-02-31``. So
-dates stay packed, as separate fields, until an Arrow array is made of them.
+MySQL can store dates that are not in the calendar: ``0000-00-00``, ``2024-00-15``, and with ALLOW_INVALID_DATES
+``2024-02-31``. So dates remain packed, as separate fields, until an Arrow array is built from them.
 
-The calendar's arithmetic is from H. Hinnant, "chrono-Compatible Low-Level Date Algorithms": the days of a year
-that begins in March are a linear function of its month.
+The calendar algorithms are from H. Hinnant, "chrono-Compatible Low-Level Date Algorithms": in a year that begins in
+March, the number of days before a month is a linear function of the month.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from __future__ import annotations
 from airflow_provider_cdc.core.kernels.compile import inner
 
 NO_DATE = -(2**63)
-"""What ``days_of`` returns for a date that no calendar has."""
+"""Result of ``days_of`` for a date that is not in the calendar."""
 DATE_SHIFT = 41
-"""A packed DATETIME shifted right by this is its date."""
+"""A packed DATETIME, shifted right by this number of bits, is its date."""
 DAY_MICROS = 86_400_000_000
 
 
 @inner
 def pack_datetime(year: int, month: int, day: int, hour: int, minute: int, second: int, micro: int) -> int:
-    """A DATETIME as the server packs it: fields from the largest unit down, so that values sort. Any may be zero."""
+    """Pack a DATETIME like the server: fields from the largest unit down, so that values sort. Fields may be zero."""
     date = ((year * 13 + month) << 5) | day
     time = (hour << 12) | (minute << 6) | second
     return (((date << 17) | time) << 24) | micro
@@ -28,7 +28,7 @@ def pack_datetime(year: int, month: int, day: int, hour: int, minute: int, secon
 
 @inner
 def pack_epoch(seconds: int, micro: int) -> int:
-    """Seconds since 1970-01-01, not negative, as a packed DATETIME."""
+    """Return non-negative seconds since 1970-01-01 as a packed DATETIME."""
     days, rest = seconds // 86_400, seconds % 86_400
     shifted = days + 719_468
     era = shifted // 146_097
@@ -44,7 +44,7 @@ def pack_epoch(seconds: int, micro: int) -> int:
 
 @inner
 def days_of(packed: int) -> int:
-    """Days from 1970-01-01 to a packed DATETIME's date, or ``NO_DATE``."""
+    """Return the days from 1970-01-01 to the date of a packed DATETIME, or ``NO_DATE``."""
     date = packed >> DATE_SHIFT
     day, months = date & 31, date >> 5
     year, month = months // 13, months % 13
@@ -59,7 +59,7 @@ def days_of(packed: int) -> int:
 
 @inner
 def micros_of_day(packed: int) -> int:
-    """Microseconds from midnight to a packed DATETIME's time of day."""
+    """Return the microseconds from midnight to the time of day of a packed DATETIME."""
     hour, minute, second = (packed >> 36) & 31, (packed >> 30) & 63, (packed >> 24) & 63
     return ((hour * 60 + minute) * 60 + second) * 1_000_000 + (packed & 0xFF_FFFF)
 
@@ -72,7 +72,7 @@ def _days_in_month(year: int, month: int) -> int:
 
 
 def text_of(packed: int) -> str:
-    """A packed DATETIME as MySQL prints it: ``2024-02-31 00:00:00``, with a fraction if it has one."""
+    """Return a packed DATETIME as MySQL prints it: ``2024-02-31 00:00:00``, with a fraction if it has one."""
     months, day = packed >> 46, packed >> 41 & 31
     hour, minute, second, micro = packed >> 36 & 31, packed >> 30 & 63, packed >> 24 & 63, packed & 0xFF_FFFF
     fraction = f".{micro:06}" if micro else ""

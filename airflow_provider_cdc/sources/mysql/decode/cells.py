@@ -1,8 +1,8 @@
-"""Cells: the form to which both of MySQL's binary formats are decoded, and from which Arrow arrays are made.
+"""Cells: the intermediate form into which both of MySQL's binary formats are decoded, for conversion to Arrow.
 
-First the *locate* kernel of a format (``rows``, ``images``) finds every value of a batch of rows. Then, column by
-column, a kernel makes cells of the values. ``columns.finish`` makes the Arrow array; it does not know where the cells
-came from.
+First, the *locate* kernel of a format (``rows``, ``images``) finds every value of a batch of rows. Then, for each
+column, a kernel converts the values to cells. ``columns.finish`` builds the Arrow array, in the same way for both
+formats.
 
 ===============  ===========================================================================================
 family           cell
@@ -13,7 +13,7 @@ DECIMAL          128-bit integer: the value times 10^scale
 WIDE_DECIMAL     int32 offsets, and the text that MySQL prints
 BITS, SET        uint64
 ENUM             int64: index into the members, from 1
-DATE DATETIME    int64: ``calendar.pack_datetime``, which holds dates that no calendar has
+DATE DATETIME    int64: ``calendar.pack_datetime``, which also represents dates that are not in the calendar
 TIMESTAMP        the same, in UTC
 TIME             int64: microseconds
 BYTES TEXT JSON  int32 offsets, and the bytes as they are stored
@@ -54,7 +54,7 @@ from airflow_provider_cdc.sources.mysql.tables.types import ColumnType
 
 @dataclass(frozen=True)
 class Cells:
-    """One column's cells, as Arrow buffers. ``validity`` is None without NULLs, ``offsets`` for fixed widths."""
+    """Cells of one column, as Arrow buffers. ``validity`` is None without NULLs, ``offsets`` for fixed widths."""
 
     rows: int
     nulls: int
@@ -63,26 +63,26 @@ class Cells:
     offsets: pa.Buffer | None = None
 
     def int64(self) -> Int64s:
-        """The values of a family whose cells have 64 bits; 0 for NULLs."""
+        """Return the values of a family with 64-bit cells; 0 for NULLs."""
         return np.frombuffer(self.values, np.int64, self.rows)
 
     def valid(self) -> Bytes:
-        """``validity`` for a kernel that reads it; empty without NULLs."""
+        """Return ``validity`` as an array for kernels; empty without NULLs."""
         return np.empty(0, np.uint8) if self.validity is None else np.frombuffer(self.validity, np.uint8)
 
     def own_validity(self) -> Bytes:
-        """A copy of the bitmap, in which a kernel can clear the bits of more rows."""
+        """Return a copy of the validity bitmap, in which a kernel can clear more bits."""
         size = (self.rows + 7) // 8
         return np.full(size, 255, np.uint8) if self.validity is None else self.valid()[:size].copy()
 
 
 def fixed_cells(located: Located, index: int, values: pa.Buffer) -> Cells:
-    """The cells of column ``index``, given their values."""
+    """Return the cells of column ``index`` with these values."""
     return Cells(located.rows, int(located.nulls[index]), located.validity(index), values)
 
 
 def number_cells(located: Located, index: int, column: ColumnType, width: int) -> Cells:
-    """Numbers of ``width`` bytes, widened to their Arrow type where it is wider."""
+    """Return numbers of ``width`` bytes, widened to their Arrow type where it is wider."""
     cell = column.arrow.bit_width // 8
     values = pa.allocate_buffer(located.rows * cell)
     out = np.frombuffer(values, np.uint8)
@@ -95,16 +95,16 @@ def number_cells(located: Located, index: int, column: ColumnType, width: int) -
 
 
 def integer_cells(located: Located, index: int, width: int) -> Cells:
-    """Little-endian unsigned integers of ``width`` bytes as 64-bit cells."""
+    """Return little-endian unsigned integers of ``width`` bytes as 64-bit cells."""
     values = pa.allocate_buffer(located.rows * 8)
     load_integers(located.data, located.starts[index], located.rows, width, np.frombuffer(values, np.int64))
     return fixed_cells(located, index, values)
 
 
 def bit_cells(located: Located, index: int, column: ColumnType, lengths: Int32s) -> Cells:
-    """bit(n): in both formats big-endian, in as few bytes as hold n bits.
+    """Return the cells of a bit(n) column. In both formats, values are big-endian, in the smallest number of bytes.
 
-    :raises DecodeError: a value of another length, or with more bits.
+    :raises DecodeError: a value has another length, or more bits.
     """
     values = pa.allocate_buffer(located.rows * 8)
     bad = _load_bits(
@@ -115,9 +115,9 @@ def bit_cells(located: Located, index: int, column: ColumnType, lengths: Int32s)
 
 
 def byte_cells(located: Located, index: int, column: ColumnType) -> Cells:
-    """Values of any length; those of binary(n) padded with the zero bytes that the log leaves out.
+    """Return values of any length. Those of binary(n) are padded with the zero bytes that the log omits.
 
-    :raises DecodeError: more than 2 GiB in one batch, or a binary(n) value of more than n bytes.
+    :raises DecodeError: one batch has more than 2 GiB, or a binary(n) value has more than n bytes.
     """
     starts, lengths = located.starts[index], located.lengths[index]
     rows = located.rows
@@ -146,7 +146,7 @@ def check(bad: int, column: ColumnType, what: str) -> None:
 
 @kernel
 def copy_fixed(data: Bytes, starts: Int32s, rows: int, width: int, out: Bytes) -> None:
-    """Values of 1, 2, 4 or 8 bytes, as they are; 0 for NULL."""
+    """Copy values of 1, 2, 4 or 8 bytes unchanged; 0 for NULL."""
     if width == 8:
         for row in range(rows):
             start = starts[row]
@@ -167,7 +167,7 @@ def copy_fixed(data: Bytes, starts: Int32s, rows: int, width: int, out: Bytes) -
 
 @kernel
 def _widen(data: Bytes, starts: Int32s, rows: int, width: int, sign: int, out: Bytes) -> None:
-    """Integers of three bytes in cells of four. ``sign`` is the sign bit, 0 if there is none."""
+    """Widen integers of three bytes to cells of four. ``sign`` is the sign bit, or 0 if there is none."""
     for row in range(rows):
         start = starts[row]
         store32(out, 4 * row, (load_le(data, start, width) ^ sign) - sign if start >= 0 else 0)
@@ -175,7 +175,7 @@ def _widen(data: Bytes, starts: Int32s, rows: int, width: int, sign: int, out: B
 
 @kernel
 def load_integers(data: Bytes, starts: Int32s, rows: int, width: int, out: Int64s) -> None:
-    """Little-endian unsigned integers of ``width`` (at most 8) bytes; 0 for NULL."""
+    """Load little-endian unsigned integers of ``width`` (at most 8) bytes; 0 for NULL."""
     for row in range(rows):
         start = starts[row]
         out[row] = load_le(data, start, width) if start >= 0 else 0

@@ -1,10 +1,10 @@
 """Row images of the binary log: finding their end, and decoding them.
 
-An image begins with a bitmap of ``(columns + 7) // 8`` bytes: bit ``c % 8`` of byte ``c // 8`` says that column ``c``
-is NULL. Then come the fields of the columns that are not NULL, each as ``ColumnType`` says: of fixed width, or after a
-length prefix. This is the format of WRITE_ROWS, UPDATE_ROWS and DELETE_ROWS events in which all columns are present.
-Images hold every column that information_schema shows, virtual and invisible ones included, and no others (such as the
-hidden columns of functional indexes).
+An image begins with a bitmap of ``(columns + 7) // 8`` bytes. Bit ``c % 8`` of byte ``c // 8`` is set if column ``c``
+is NULL. The fields of the columns that are not NULL follow, each either of fixed width or after a length prefix, as
+``ColumnType`` states. This is the format of WRITE_ROWS, UPDATE_ROWS and DELETE_ROWS events in which all columns are
+present. Images contain exactly the columns that information_schema shows, including virtual and invisible columns, but
+no others (such as the hidden columns of functional indexes).
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from airflow_provider_cdc.sources.mysql.decode.image_cells import image_cells
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, arrow_schema, column_types
 
 TRUNCATED = -1
-"""``skip_image``: the bytes end before the image does."""
+"""Result of ``skip_image`` if the bytes end before the image does."""
 
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """What a kernel needs to know about a table to walk its images: arrays with one entry per column.
+    """Data that a kernel needs for parsing a table's images: arrays with one entry per column.
 
     ``prefixes``
-        bytes of the little-endian length before the value; 0 for a value of fixed width.
+        size in bytes of the little-endian length before the value; 0 for a value of fixed width.
     ``widths``
-        bytes of a value of fixed width; 0 otherwise.
+        size in bytes of a value of fixed width; otherwise 0.
     ``slots``
-        the column's place in the table's key, counted from 0, or -1.
+        the column's index in the table's key, or -1.
     ``keys``
-        how many columns the key has.
+        the number of key columns.
     """
 
     prefixes: Int32s
@@ -49,7 +49,7 @@ class ImageLayout:
 
 
 def image_layout(table: Table) -> ImageLayout:
-    """The layout of ``table``'s images.
+    """Return the layout of ``table``'s images.
 
     :raises ConfigurationError: a column's type is not in the table of types.
     """
@@ -66,9 +66,9 @@ def image_layout(table: Table) -> ImageLayout:
 
 
 def expected_table_map(table: Table) -> tuple[bytes, bytes]:
-    """The column types and the metadata block that the server writes in a TABLE_MAP event of ``table``.
+    """Return the column types and the metadata block that the server writes in a TABLE_MAP event of ``table``.
 
-    An event that holds others does not describe the table whose schema we read: its images must not be decoded.
+    An event with other values does not describe the table whose schema was read, so its images must not be decoded.
 
     :raises ConfigurationError: a column's type is not in the table of types.
     """
@@ -83,13 +83,13 @@ def decode_images(
     names: Collection[str] | None = None,
     odd: list[OddValue] | None = None,
 ) -> pa.RecordBatch:
-    """Rows from their images, bit for bit as ``rows.StatementReader`` reads them.
+    """Decode rows from their images, with exactly the result that ``rows.StatementReader`` has for these rows.
 
-    :param images: one image a row, no nulls.
-    :param nulled: told how many values of each column became null by the policy ``null``; added to what is there.
-    :param names: the columns that are decoded; None: all. Whatever the others hold, they stop nothing.
-    :param odd: where values that fit no Arrow type are noted; a placeholder stands in for them.
-    :raises DecodeError: bytes that are not an image of ``table``.
+    :param images: one image per row, no nulls.
+    :param nulled: by column, the number of values that the policy ``null`` made null; this call adds to it.
+    :param names: the columns to decode; None: all. Values of other columns never stop the run.
+    :param odd: receives the values that fit no Arrow type; the batch has a placeholder for each.
+    :raises DecodeError: the bytes are not an image of ``table``.
     :raises ValueNotRepresentable: a value fits no Arrow type, and ``odd`` is None.
     """
     name, columns, layout = str(table.name), column_types(table), image_layout(table)
@@ -108,7 +108,7 @@ def decode_images(
     noted: list[OddValue] = []
 
     def place_for(column: ColumnType) -> list[OddValue] | None:
-        # What is published as text stops nothing, and is null to conditions alone.
+        # Values that are published as text do not stop the run. Only conditions treat them as null.
         return noted if column.policy == "error" or odd is not None else None
 
     decoded = {
@@ -130,7 +130,7 @@ def decode_images(
 def _key_beside(
     table: Table, images: pa.BinaryArray, batch: pa.RecordBatch, odd: list[OddValue]
 ) -> tuple[pa.RecordBatch, list[OddValue]]:
-    """A batch that has the columns of the key, and its odd values."""
+    """Return a batch that has the key columns, and its odd values."""
     if set(table.key) <= set(batch.schema.names):
         return batch, odd
     odd_in_key: list[OddValue] = []
@@ -141,14 +141,14 @@ def _key_beside(
 def skip_image(
     data: Bytes, position: int, end: int, prefixes: Int32s, widths: Int32s, slots: Int32s, ranges: Int64s
 ) -> int:
-    """Walk one image; callable from other kernels.
+    """Find the end of one image. Other kernels can call this.
 
-    :param data: ``uint8[::1]``, the bytes; nothing outside ``data[position:end]`` is read. The caller guarantees
+    :param data: ``uint8[::1]``. Nothing outside ``data[position:end]`` is read. The caller guarantees
         ``0 <= position`` and ``end <= len(data)``.
     :param prefixes: with ``widths`` and ``slots``, ``int32[columns]``, from ``ImageLayout``.
-    :param ranges: ``int64[2 * keys]``, filled with the start and end in ``data`` of the key columns' values (without
-        length prefix) in key order: ``ranges[2 * slot]``, ``ranges[2 * slot + 1]``; both -1 for NULL. Undefined after
-        an error.
+    :param ranges: ``int64[2 * keys]``, receives the start and end in ``data`` of the key columns' values (without
+        length prefix) in key order: ``ranges[2 * slot]``, ``ranges[2 * slot + 1]``; both are -1 for NULL. Undefined
+        after an error.
     :returns: the position after the image, or ``TRUNCATED`` (negative).
     """
     columns = len(widths)
@@ -173,7 +173,7 @@ def skip_image(
             ranges[2 * slot] = field
             ranges[2 * slot + 1] = field + length
         field += length
-    # Values are checked here, all at once: nothing was read of them.
+    # The bounds of the values are checked here, all at once, because the values are not read.
     return field if field <= end else TRUNCATED
 
 
@@ -188,7 +188,7 @@ def _locate_images(
     nulls: Int64s,
     totals: Int64s,
 ) -> int:
-    """Fill what ``cells.Located`` describes; returns the number of the first malformed image, or -1."""
+    """Fill the arrays that ``cells.Located`` describes. Return the index of the first malformed image, or -1."""
     columns = len(widths)
     for row in range(len(ends) - 1):
         bits, end = int(ends[row]), int(ends[row + 1])
@@ -210,7 +210,7 @@ def _locate_images(
             lengths[column, row] = length
             totals[column] += length
             field += length
-        # Values are checked here, all at once: nothing was read of them yet.
+        # The bounds of the values are checked here, all at once. The values have not been read yet.
         if field != end:
             return row
     return -1

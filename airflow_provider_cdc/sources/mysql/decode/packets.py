@@ -1,7 +1,7 @@
-"""Packets of a statement's result, walked in the buffer that the socket was read into.
+"""Packets of a statement's result, parsed in the buffer into which the socket was read.
 
-A packet is a header of four bytes (three for the length, one for the sequence number) and a payload; a payload of
-2^24 - 1 bytes or more continues in the packets that follow. A row's payload is a zero byte, a bitmap of NULLs in which
+A packet is a header of four bytes (three for the length, one for the sequence number) and a payload. A payload of
+2^24 - 1 bytes or more continues in the next packets. The payload of a row is a zero byte, a bitmap of NULLs in which
 column ``c`` has bit ``c + 2``, and the values. Source: MySQL's "Client/Server Protocol", pages "MySQL Packets" and
 "Binary Protocol Resultset Row".
 """
@@ -21,41 +21,41 @@ from airflow_provider_cdc.core.kernels.compile import (
     store32,
 )
 
-# Why a kernel stopped.
+# Return codes of the kernels.
 FOUND = 0
 NEEDS_BYTES = 1
-"""All complete packets are done."""
+"""All complete packets are processed."""
 NEEDS_ROOM = 2
 """There is no room to locate more rows."""
 AT_LAST = 3
-"""At a packet that is not a row: the result's last."""
+"""The next packet is not a row: it is the last packet of the result."""
 BAD_SEQUENCE = -1
 BAD_ROW = -2
 
 STATE_POSITION = 0
-"""Where the next packet starts."""
+"""Offset of the next packet."""
 STATE_FILLED = 1
-"""Where the bytes that were received end."""
+"""Offset of the end of the received bytes."""
 STATE_SEQUENCE = 2
-"""The next packet's number."""
+"""Sequence number of the next packet."""
 STATE_ROWS = 3
-"""How many rows are located."""
+"""Number of located rows."""
 STATE_SIZE = 4
 
 _MOST = 0xFF_FFFF
-"""The length in the header of a packet whose payload continues in the next one."""
+"""Length in the header of a packet whose payload continues in the next packet."""
 
 
 @kernel
 def next_payload(buffer: Bytes, position: int, filled: int, sequence: int) -> tuple[int, int, int, int]:
     """Find the whole payload of the packet at ``position``.
 
-    A payload that spans packets is joined in place: the headers within it are removed from the buffer.
+    A payload that spans several packets is joined in place: the headers inside it are removed from the buffer.
 
-    :param filled: where the bytes that were received end; nothing beyond is read.
-    :param sequence: the number that the packet must have.
-    :returns: a code. With ``FOUND``: where the payload ends (it starts at ``position + 4``), where the next packet
-        starts, and its number. With ``NEEDS_BYTES`` and ``BAD_SEQUENCE`` nothing has changed.
+    :param filled: the end of the received bytes; nothing after it is read.
+    :param sequence: the sequence number that the packet must have.
+    :returns: a code. With ``FOUND``, also the end of the payload (it starts at ``position + 4``), the offset of the
+        next packet, and its number. With ``NEEDS_BYTES`` and ``BAD_SEQUENCE``, nothing was changed.
     """
     packet, number, length = position, sequence, _MOST
     while length == _MOST:
@@ -77,7 +77,7 @@ def next_payload(buffer: Bytes, position: int, filled: int, sequence: int) -> tu
 
 @inner
 def _join(buffer: Bytes, position: int) -> int:
-    """Move the pieces of a long payload together; returns its end."""
+    """Join the pieces of a long payload. Return its end."""
     packet, end, length = position, position + 4, _MOST
     while length == _MOST:
         length = load32(buffer, packet) & _MOST
@@ -92,16 +92,17 @@ def _join(buffer: Bytes, position: int) -> int:
 def locate_rows(
     buffer: Bytes, state: Int64s, widths: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s
 ) -> int:
-    """Locate the values of all rows that are complete between ``STATE_POSITION`` and ``STATE_FILLED``.
+    """Locate the values of all complete rows between ``STATE_POSITION`` and ``STATE_FILLED``.
 
-    Nothing outside is read. Call it again after receiving more. ``cells.Located`` describes the arrays that it fills.
+    Nothing outside this range is read. Call this again after receiving more bytes. ``cells.Located`` describes the
+    arrays that are filled.
 
     :param widths: ``ColumnType.row_width`` of each column.
-    :returns: one of the codes above; the state is then at the packet that was not used, or that is malformed.
+    :returns: one of the codes above. The state is then at the packet that was not used or is malformed.
     """
     columns, capacity = len(widths), starts.shape[1]
     bitmap = (columns + 9) >> 3
-    # One dimension instead of two: this loop is most of what a row costs.
+    # One dimension instead of two, because this loop is most of the cost of a row.
     flat_starts, flat_lengths = starts.reshape(-1), lengths.reshape(-1)
     packet, filled, sequence = state[STATE_POSITION], state[STATE_FILLED], state[STATE_SEQUENCE]
     row = state[STATE_ROWS]
@@ -150,7 +151,7 @@ def locate_rows(
                 length = load8(buffer, position)
                 position += 1
                 if length > 250 and not temporal:
-                    # A length-encoded integer: 252, 253 and 254 announce one of 2, 3 and 8 bytes.
+                    # A length-encoded integer: 252, 253 and 254 are followed by an integer of 2, 3 and 8 bytes.
                     size = 2 if length == 252 else 3 if length == 253 else 8 if length == 254 else 0
                     if size == 0 or size > end - position:
                         position = -1
@@ -165,7 +166,7 @@ def locate_rows(
             store32(flat_starts, slot, position)
             position += length
             slot += capacity
-        # Values of fixed width are checked here, all at once: none of them has been read yet.
+        # The bounds of values of fixed width are checked here, all at once. None of them has been read yet.
         if position != end:
             break
         packet, sequence = following, number

@@ -1,4 +1,4 @@
-"""Prepared statements on a PyMySQL connection, which has no API for them. Parameters go in binary, never in the SQL.
+"""Prepared statements on a PyMySQL connection, which has no API for them. Parameters are sent in binary, never in SQL.
 
 Source: MySQL's "Client/Server Protocol", pages COM_STMT_PREPARE, COM_STMT_EXECUTE and COM_STMT_CLOSE.
 """
@@ -19,9 +19,9 @@ _HEAD_BYTES = 9
 
 
 class PreparedStatement:
-    """A statement that the server keeps prepared; ``sql`` has a ``?`` for each parameter.
+    """A prepared statement on the server. ``sql`` has a ``?`` for each parameter.
 
-    :raises pymysql.MySQLError: the server refuses it, or the session broke.
+    :raises pymysql.MySQLError: the server rejects the statement, or the session broke.
     :raises DecodeError: the server's answer is malformed.
     """
 
@@ -30,7 +30,7 @@ class PreparedStatement:
         head = connection.packet().get_all_data()
         if len(head) < _HEAD_BYTES or head[0] != 0:
             raise DecodeError(
-                f"the server did not prepare the statement: x'{head[:16].hex()}'", hint="look for a proxy in between"
+                f"the server did not prepare the statement: x'{head[:16].hex()}'", hint="check for a proxy in between"
             )
         self._id, columns, self._parameters = struct.unpack_from("<IHH", head, 1)
         for definitions in (self._parameters, columns):
@@ -42,7 +42,7 @@ class PreparedStatement:
     def execute(self, params: Sequence[KeyValue]) -> None:
         """Send the statement with its parameters. The caller receives the result.
 
-        :raises ValueError: there are not as many parameters as marks, or an integer has more than 64 bits.
+        :raises ValueError: the number of parameters does not match the marks, or an integer has more than 64 bits.
         """
         if len(params) != self._parameters:
             raise ValueError(f"{len(params)} parameters for {self._parameters} marks")
@@ -56,7 +56,7 @@ class PreparedStatement:
         self._connection.send(_EXECUTE, message)
 
     def value(self, params: Sequence[KeyValue]) -> bytes:
-        """Execute a statement whose result is one string, text or binary and not NULL, and return it."""
+        """Execute a statement that returns one string, text or binary and not NULL, and return this string."""
         self.execute(params)
         (columns,) = self._connection.packet().get_all_data()
         for _ in range(columns + 1):  # and the EOF packet after them
@@ -70,12 +70,12 @@ class PreparedStatement:
         return bytes(data)
 
     def close(self) -> None:
-        """Let the server forget the statement. It does not answer."""
+        """Deallocate the statement on the server. The server does not answer."""
         self._connection.send(_CLOSE, struct.pack("<I", self._id))
 
 
 def _bind(value: KeyValue) -> tuple[bytes, bytes]:
-    """The type (two bytes) and the value of a parameter."""
+    """Return the type (two bytes) and the value of a parameter."""
     if isinstance(value, int):
         if not -(2**63) <= value < 2**64:
             raise ValueError(f"{value} has more than 64 bits")

@@ -1,4 +1,4 @@
-"""A statement's result, read from the socket into one large buffer that is reused."""
+"""The result of a statement, received from the socket into one large buffer that is reused."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from airflow_provider_cdc.sources.mysql.tables.types import ColumnType
 
 _BUFFER = 4 << 20
 _LARGEST = 2**31 - 1
-"""Places in the buffer are held in 32 bits."""
+"""Offsets in the buffer are stored in 32 bits."""
 _SLACK = 32
-"""Bytes after the received ones that a kernel may read, so that it can copy short values in words."""
+"""Number of bytes after the received ones that a kernel may read, so that it can copy short values in words."""
 _UNSIGNED_FLAG = 32
 _SMALL = 1 << 20
-"""Only rows are larger packets than this."""
+"""Only rows have packets larger than this."""
 MOST_WARNINGS = 65_535
 
 
 class ResultStream:
     """The packets of a session's results, one result after another, from its socket.
 
-    The kernels of ``packets`` work on ``buffer`` and ``state``. ``ended``: the server will send nothing more.
-    ``warnings``: how many the last result had that ended; the server counts no more than `MOST_WARNINGS`.
+    The kernels of ``packets`` use ``buffer`` and ``state``. ``ended``: the server will send nothing more. ``warnings``:
+    the number of warnings of the last complete result; the server counts at most `MOST_WARNINGS`.
     """
 
     def __init__(self, connection: Connection, where: str) -> None:
@@ -50,7 +50,7 @@ class ResultStream:
         self._view = memoryview(self.buffer.data)[: self._size]
 
     def open(self, columns: Sequence[ColumnType]) -> None:
-        """Start to receive the result of the statement that was just sent, and make sure that it has these columns.
+        """Start to receive the result of the statement that was just sent, and check that it has these columns.
 
         :raises pymysql.MySQLError: the server answered with an error, or the session broke.
         :raises SchemaChanged: the result has other columns.
@@ -67,7 +67,7 @@ class ResultStream:
             definitions = [_definition(self._payload(_SMALL)) for _ in range(_count(head))]
         except (ValueError, IndexError, struct.error) as error:
             raise DecodeError(
-                f"not the result of a statement: {error}", where=self._where, hint="look for a proxy in between"
+                f"not the result of a statement: {error}", where=self._where, hint="check for a proxy in between"
             ) from error
         self._payload(_SMALL)  # EOF, which the driver did not ask the server to omit
         if definitions != [_expected(column) for column in columns]:
@@ -78,17 +78,17 @@ class ResultStream:
             )
 
     def make_room(self) -> None:
-        """Move the unused bytes to the front. What was located before is no longer valid."""
+        """Move the unused bytes to the front. Earlier locations become invalid."""
         position, filled = self.state[packets.STATE_POSITION], self.state[packets.STATE_FILLED]
         if position:
             self.buffer[: filled - position] = self.buffer[position:filled]
             self.state[packets.STATE_POSITION], self.state[packets.STATE_FILLED] = 0, filled - position
 
     def receive(self) -> bool:
-        """Receive some more bytes; False if there is no room for any.
+        """Receive more bytes. Return False if the buffer is full.
 
         :raises pymysql.OperationalError: the server closed the connection.
-        :raises OSError: the connection broke, or nothing came for too long.
+        :raises OSError: the connection broke, or nothing was received for too long.
         """
         filled = int(self.state[packets.STATE_FILLED])
         if filled == self._size:
@@ -100,9 +100,9 @@ class ResultStream:
         return True
 
     def grow(self) -> None:
-        """Double the buffer, since a row does not fit.
+        """Double the buffer, because a row does not fit.
 
-        :raises DecodeError: a row of 2 GiB.
+        :raises DecodeError: a row has 2 GiB.
         """
         if self._size == _LARGEST:
             raise DecodeError("a row has 2 GiB or more, which no Arrow array holds", where=self._where)
@@ -113,15 +113,15 @@ class ResultStream:
         self.buffer[:filled] = old[:filled]
 
     def finish(self) -> None:
-        """Read the packet at which the kernel stopped: it must be the result's last one.
+        """Read the packet at which the kernel stopped, which must be the last packet of the result.
 
-        :raises pymysql.MySQLError: it says that the statement failed halfway.
-        :raises DecodeError: it is something else.
+        :raises pymysql.MySQLError: the packet reports that the statement failed halfway.
+        :raises DecodeError: it is another packet.
         """
         last = self._payload(_SMALL)
         if last[:1] == b"\xff":
             self._raise_error(last)
-        # A table's SELECT has one result only: no EOF packet may announce another.
+        # A SELECT of a table has only one result, so no EOF packet may announce another.
         is_end = last[:1] == b"\xfe" and len(last) == 5
         if not is_end or int.from_bytes(last[3:5], "little") & SERVER_STATUS.SERVER_MORE_RESULTS_EXISTS:
             raise DecodeError(f"neither a row nor the end of the rows: x'{last[:16].hex()}'", where=self._where)
@@ -142,9 +142,9 @@ class ResultStream:
             raise
 
     def _payload(self, largest: int) -> bytes:
-        """The next packet's payload.
+        """Return the payload of the next packet.
 
-        :raises DecodeError: it is larger than ``largest``, or out of sequence.
+        :raises DecodeError: the packet is larger than ``largest``, or out of sequence.
         """
         while True:
             position, filled, sequence = self.state[:3].tolist()
@@ -161,7 +161,7 @@ class ResultStream:
 
 
 def _count(head: bytes) -> int:
-    """How many columns a result has, according to its first packet; a table has at most 4096."""
+    """Return the number of columns in a result, from its first packet. A table has at most 4096."""
     if len(head) == 3 and head[0] == 0xFC:
         return int.from_bytes(head[1:], "little")
     if len(head) != 1 or not 0 < head[0] < 0xFB:
@@ -170,7 +170,7 @@ def _count(head: bytes) -> int:
 
 
 def _definition(payload: bytes) -> tuple[int, bool]:
-    """The type code of a column definition, and whether it is unsigned.
+    """Return the type code of a column definition, and whether it is unsigned.
 
     Source: MySQL's "Client/Server Protocol", page "Column Definition Packet".
     """

@@ -1,8 +1,8 @@
-"""Values that the server left out because they are longer than its ``max_allowed_packet``.
+"""Detects values that the server left out because they are longer than its ``max_allowed_packet``.
 
-The result of a function (of a VIRTUAL column, say) is NULL then, and a JSON document is the empty text. The statement
-does not fail: there is a warning. The log has no such limit, so the copy would have the document in some rows, and
-nothing in others.
+In that case, the result of a function (for example, of a VIRTUAL column) is NULL, and a JSON document is the empty
+text. The statement does not fail; there is only a warning. The log has no such limit. So a copy would have the document
+in some rows and nothing in others.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from airflow_provider_cdc.sources.mysql.tables.generated import has_bounded_resu
 
 
 def check_whole(connection: Connection, table: Table, warnings: int) -> None:
-    """Make sure that none of the warnings of the statement that has just ended says that a value was left out.
+    """Check that no warning of the last statement says that a value was left out.
 
-    :param warnings: how many there were.
-    :raises ConfigurationError: a value was left out, or there were too many warnings to know.
+    :param warnings: the number of warnings.
+    :raises ConfigurationError: a value was left out, or there were too many warnings to be sure.
     """
     listed = query(connection, "SHOW WARNINGS")
     if messages := [str(text) for _, code, text in listed if code == RESULT_TOO_LONG]:
@@ -34,8 +34,8 @@ def check_whole(connection: Connection, table: Table, warnings: int) -> None:
             f"a SELECT had {warnings:,} warnings, of which the server lists {len(listed):,}: another may say that a "
             f"value was left out because it is longer than max_allowed_packet (MySQL warning {RESULT_TOO_LONG})",
             where=str(table.name),
-            hint=f"raise max_error_count on the server (to {MOST_WARNINGS - 1} at most), copy with a smaller "
-            "chunk_rows, or leave out the VIRTUAL column that the warnings are about"
+            hint=f"raise max_error_count on the server (to at most {MOST_WARNINGS - 1}), copy with a smaller "
+            "chunk_rows, or leave out the VIRTUAL column that causes the warnings"
             + (f": {listed[0][2]}" if listed else ""),
         )
 

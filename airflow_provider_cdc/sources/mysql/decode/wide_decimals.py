@@ -1,8 +1,8 @@
-"""DECIMAL of more than the 38 digits that an Arrow decimal holds: its cells are the text that MySQL prints.
+"""DECIMAL values with more than the 38 digits that an Arrow decimal holds. Their cells are the text that MySQL prints.
 
-The text is a minus sign if the value is negative, the digits before the point (at least one; with ZEROFILL as many as
-the column has), and if the column has a scale, a point and that many digits. Both formats are first converted to the
-same digits, which are then printed.
+The text consists of a minus sign if the value is negative, the digits before the point (at least one; with ZEROFILL as
+many as the column has), and, if the column has a scale, a point and that many digits. Both formats are first converted
+to the same digits, which are then printed.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, decimal_
 
 _MINUS, _POINT, _ZERO, _NINE = 45, 46, 48, 57
 _MOST = 38
-"""Digits that a decimal128 holds."""
+"""Maximum number of digits in a decimal128."""
 
 
 def wide_row_cells(located: Located, index: int, column: ColumnType) -> Cells:
-    """The cells of a column of a batch of result rows, in which a decimal is text.
+    """Return the cells of a column of a batch of result rows, in which a decimal is text.
 
     :raises DecodeError: a value is not of the column's type.
     """
@@ -51,7 +51,7 @@ def wide_row_cells(located: Located, index: int, column: ColumnType) -> Cells:
 
 
 def wide_image_cells(located: Located, index: int, column: ColumnType) -> Cells:
-    """The cells of a column of a batch of images, in which a decimal is groups of digits.
+    """Return the cells of a column of a batch of images, in which a decimal is stored as groups of digits.
 
     :raises DecodeError: a value is not of the column's type.
     """
@@ -73,8 +73,8 @@ def wide_image_cells(located: Located, index: int, column: ColumnType) -> Cells:
 
 
 def fitting(column: ColumnType, cells: Cells) -> Cells:
-    """128-bit integers (the value times 10^scale) from the texts, with nulls in place of those of more than 38 digits
-    (leading zeros do not count)."""
+    """Convert texts to 128-bit integers (the value times 10^scale). Values of more than 38 digits, not counting leading
+    zeros, become null."""
     assert cells.offsets is not None
     validity = cells.own_validity()
     values = pa.allocate_buffer(cells.rows * 16)
@@ -89,7 +89,7 @@ def fitting(column: ColumnType, cells: Cells) -> Cells:
 
 
 def _room(located: Located, column: ColumnType) -> tuple[pa.Buffer, pa.Buffer]:
-    """Buffers for the offsets and for texts of the greatest length."""
+    """Allocate buffers for the offsets and for texts of maximum length."""
     return pa.allocate_buffer((located.rows + 1) * 4), pa.allocate_buffer(located.rows * (column.precision + 2))
 
 
@@ -103,7 +103,7 @@ def _checked(
 
 @inner
 def _print(digits: Bytes, negative: bool, scale: int, least: int, out: Bytes, at: int) -> int:
-    """Write ``digits`` (as many as the column has) as MySQL prints them; returns the place after the text."""
+    """Write ``digits`` (as many as the column has) as MySQL prints them. Return the offset after the text."""
     whole = len(digits) - scale
     first = 0
     while first < whole - least and digits[first] == 0:
@@ -146,7 +146,7 @@ def _copy_numbers(
             negative = position < end and load8(data, position) == _MINUS
             if negative:
                 position += 1
-            # Where the point is, or would be.
+            # The place of the point or, without a scale, the end.
             point = end - scale - 1 if scale else end
             if point < position or point == end - scale == position:
                 return row
@@ -212,7 +212,7 @@ def _print_groups(
 
 @kernel
 def _fit(offsets: Int32s, data: Bytes, rows: int, validity: Bytes, out: Int64s) -> int:
-    """Fill ``out``, and clear the bits of ``validity`` of values that do not fit; returns how many those are."""
+    """Fill ``out``. Clear the ``validity`` bits of values that do not fit, and return the number of these values."""
     nulled = 0
     for row in range(rows):
         low = high = digits = 0
