@@ -1,4 +1,4 @@
-"""Makes Arrow arrays of cells, in the same way for rows of a SELECT and images of the log."""
+"""Builds Arrow arrays from cells, in the same way for rows of a SELECT and for images of the log."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def finish(
     nulled: dict[str, int] | None = None,
     odd: list[OddValue] | None = None,
 ) -> pa.Array:
-    """The Arrow array, of ``column.arrow``, that ``cells`` stand for.
+    """Return the Arrow array of type ``column.arrow`` for ``cells``.
 
     :param table: the table's name, for messages.
-    :param nulled: where the number of values that the policy made null is added, under the column's name.
-    :param odd: where values that the Arrow type cannot hold are noted if the policy is ``error``: 1970-01-01, or the
-        empty text, stands in for them. Text that is no text is noted with the policy ``string``, too.
-    :raises ValueNotRepresentable: a value that the Arrow type cannot hold, such as a zero date, the policy is
+    :param nulled: by column name, the number of values that the policy made null; this call adds to it.
+    :param odd: receives the values that the Arrow type cannot hold if the policy is ``error``. The array has 1970-01-01
+        or the empty text instead. Text that cannot be decoded is also recorded with the policy ``string``.
+    :raises ValueNotRepresentable: a value cannot be held by the Arrow type, such as a zero date, the policy is
         ``error``, and ``odd`` is None.
-    :raises DecodeError: a NULL in a NOT NULL column, an enum or set value with no such member, a vector of no whole
-        number of floats.
+    :raises DecodeError: a NULL in a NOT NULL column, an enum or set value that is not a member, or a vector whose size
+        is not a whole number of floats.
     """
     where = f"{table}.{column.name}"
     if cells.nulls and not column.nullable:
@@ -87,7 +87,7 @@ def _strings(arrow: pa.DataType, cells: Cells) -> pa.Array:
 
 
 def _text(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] | None) -> Cells:
-    """The values in UTF-8, and the policy applied to those that are no text."""
+    """Convert the values to UTF-8, and apply the policy to values that cannot be decoded."""
     offsets, stored = cells.offsets, cells.values
     assert offsets is not None
     undecodable: Bytes = np.zeros(cells.rows, np.uint8)
@@ -125,18 +125,18 @@ def _moments(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] |
                 return _no_date(where, column, text[:10] if column.family is Family.DATE else text)
 
             note(odd, column.name, _bits_of(cells) & (_bits_of(cleared) ^ 1), error)
-        # For a row without a value the kernel writes 1970-01-01, whatever its bytes are.
+        # For a row without a value, the kernel writes 1970-01-01, whatever bytes the row has.
         values, _ = _counted(column, cleared)
     return _fixed(column.arrow, cells, values)
 
 
 def _bits_of(cells: Cells) -> Bytes:
-    """One byte for each row: 1 if it has a value."""
+    """Return one byte per row: 1 if it has a value."""
     return np.unpackbits(cells.own_validity(), count=cells.rows, bitorder="little")
 
 
 def _counted(column: ColumnType, cells: Cells) -> tuple[pa.Buffer, int]:
-    """Days or microseconds since 1970, and the first row that has no date of the calendar."""
+    """Return days or microseconds since 1970, and the first row whose date is not in the calendar."""
     if column.family is Family.DATE:
         values = pa.allocate_buffer(cells.rows * 4)
         return values, _to_days(cells.int64(), cells.valid(), np.frombuffer(values, np.int32))
@@ -148,8 +148,8 @@ def _no_date(where: str, column: ColumnType, value: str) -> ValueNotRepresentabl
     return ValueNotRepresentable(
         f"the {column.family.value} {value} is not a calendar date, so no {column.arrow} can hold it",
         where=where,
-        hint=f"set unrepresentable to string (or null, unless the column is part of a key, or its table has none), "
-        f"correct the rows of which {column.select} is {value!r}, or leave the table out",
+        hint=f"set unrepresentable to string (or null, unless the column is part of a key, or its table has no key), "
+        f"correct the rows where {column.select} is {value!r}, or leave the table out",
     )
 
 
@@ -165,7 +165,7 @@ def _enum(where: str, column: ColumnType, cells: Cells) -> pa.Array:
     if len(indices) and int(indices.max()) > len(column.labels):
         raise DecodeError(f"member {int(indices.max())} of an enum of {len(column.labels)}", where=where)
     narrow = indices.astype(np.int16 if column.arrow.index_type == pa.int16() else np.int32)
-    # The server numbers the members from 1; 0 is the empty text, stored in place of an invalid value.
+    # The server numbers the members from 1. 0 is the empty text, which is stored instead of an invalid value.
     labels = text_array(["", *column.labels])
     return pa.DictionaryArray.from_arrays(_fixed(column.arrow.index_type, cells, pa.py_buffer(narrow)), labels)
 
@@ -205,7 +205,7 @@ def _to_days(packed: Int64s, valid: Bytes, out: Int32s) -> int:
 
 @kernel
 def _to_micros(packed: Int64s, valid: Bytes, out: Int64s) -> int:
-    # Rows near each other often have the same date, and the date is what takes time.
+    # Neighbouring rows often have the same date, and the conversion of the date takes most of the time.
     date, days = -1, NO_DATE
     for row in range(len(packed)):
         value = packed[row]

@@ -1,8 +1,8 @@
-"""Cells from the values in row images of the binary log.
+"""Converts values in row images of the binary log to cells.
 
 Formats: MySQL's ``decimal2bin`` (groups of nine decimal digits in big-endian integers, the sign bit inverted, negative
-numbers complemented) and ``my_datetime_packed_to_binary`` and its siblings (big-endian, offset so that bytes sort as
-values do).
+numbers complemented), and ``my_datetime_packed_to_binary`` and similar functions (big-endian, with an offset so that
+bytes sort like the values).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, 
 
 
 def image_cells(located: Located, index: int, column: ColumnType) -> Cells:
-    """The cells of column ``index`` of a batch of images.
+    """Return the cells of column ``index`` of a batch of images.
 
     :raises DecodeError: a value does not follow the format.
     """
@@ -67,8 +67,8 @@ def image_cells(located: Located, index: int, column: ColumnType) -> Cells:
 
 
 def _json_cells(binary: Cells, column: ColumnType) -> Cells:
-    """The texts of binary JSON."""
-    # Imported late: few tables have JSON.
+    """Return the texts of binary JSON values."""
+    # Imported late, because few tables have JSON.
     from airflow_provider_cdc.sources.mysql.decode.json.text import json_texts
 
     buffers = [binary.validity, binary.offsets, binary.values]
@@ -161,7 +161,7 @@ def _unpack_dates(data: Bytes, starts: Int32s, rows: int, out: Int64s) -> int:
 
 @inner
 def _micros(data: Bytes, position: int, width: int) -> int:
-    """The microseconds in a fraction of a second that is stored in ``width`` bytes, of two decimal digits each."""
+    """Return the microseconds of a fraction of a second stored in ``width`` bytes, of two decimal digits each."""
     value = load_be(data, position, width)
     for _ in range(3 - width):
         value *= 100
@@ -206,7 +206,8 @@ def _unpack_times(data: Bytes, starts: Int32s, rows: int, fraction: int, out: In
         start = int(starts[row])
         value = 0
         if start >= 0:
-            # One signed number, with the fraction in its low bits, into which the fields of a negative time borrow.
+            # One signed number with the fraction in its low bits. In a negative time, the fields borrow from each
+            # other.
             whole = load_be(data, start, 3 + fraction) - (0x80_0000 << (8 * fraction))
             size = -whole if whole < 0 else whole
             fields = size >> (8 * fraction)

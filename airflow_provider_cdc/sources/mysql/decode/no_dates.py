@@ -1,4 +1,4 @@
-"""Dates that no calendar has, made text or null as the policy says."""
+"""Converts dates that are not in the calendar to text or null, depending on the policy."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MINUS, _POINT, _ZERO, _COLON, _SPACE = 45, 46, 48, 58, 32
 
 
 def printed(column: ColumnType, cells: Cells) -> Cells:
-    """Packed dates as the text that SELECT prints, in Arrow offsets and bytes.
+    """Return packed dates as the text that SELECT prints, in Arrow offsets and bytes.
 
     For example ``2024-02-31``, or ``2024-00-15 12:00:00.50`` with as many fractional digits as the column has.
     """
@@ -34,7 +34,7 @@ def printed(column: ColumnType, cells: Cells) -> Cells:
 
 
 def without_no_dates(cells: Cells) -> Cells:
-    """Packed dates, with nulls in place of those that no calendar has."""
+    """Return packed dates, with nulls for those that are not in the calendar."""
     validity = cells.own_validity()
     nulled = _clear_no_dates(cells.int64(), validity)
     return Cells(cells.rows, cells.nulls + nulled, pa.py_buffer(validity), cells.values)
@@ -42,7 +42,7 @@ def without_no_dates(cells: Cells) -> Cells:
 
 @inner
 def _put(out: Bytes, at: int, value: int, digits: int, before: int) -> int:
-    """Write the character ``before`` (unless it is 0) and ``digits`` decimal digits; returns the place after them."""
+    """Write the character ``before`` (unless it is 0) and ``digits`` decimal digits. Return the offset after them."""
     if before:
         store8(out, at, before)
         at += 1

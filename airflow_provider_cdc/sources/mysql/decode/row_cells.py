@@ -1,7 +1,7 @@
-"""Cells from the values in the rows of a prepared statement's result.
+"""Converts values in the rows of a prepared statement's result to cells.
 
-Format: MySQL's documentation of "Binary Protocol Value". Decimals come as text, dates and times as structs of 0 to 12
-bytes that leave out trailing parts that are zero.
+The format is described in MySQL's documentation of "Binary Protocol Value". Decimals are sent as text. Dates and times
+are sent as structs of 0 to 12 bytes that omit trailing parts that are zero.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family
 
 
 def row_cells(located: Located, index: int, column: ColumnType) -> Cells:
-    """The cells of column ``index`` of a batch of result rows.
+    """Return the cells of column ``index`` of a batch of result rows.
 
     :raises DecodeError: a value does not follow the format.
     """
@@ -96,7 +96,7 @@ def _parse_decimals(
         low = high = 0
         if start >= 0:
             length = int(lengths[row])
-            # A sign, a point, and a zero before the point that the precision does not count.
+            # A sign, a point, and a zero before the point, which the precision does not include.
             if length == 0 or length > precision + 3:
                 return row
             end = start + length

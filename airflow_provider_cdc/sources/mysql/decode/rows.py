@@ -1,7 +1,7 @@
-"""Rows of a table, read by prepared statements from the socket into Arrow buffers.
+"""Reads rows of a table with prepared statements, from the socket into Arrow buffers.
 
-PyMySQL opens the session and talks to the server until the rows come. From then on, bytes are received into one
-buffer, in which kernels find the values and decode them, column by column. No value becomes a Python object.
+PyMySQL opens the session and handles the protocol until the rows arrive. From then on, bytes are received into one
+buffer. Kernels locate the values in it and decode them, column by column. No value becomes a Python object.
 """
 
 from __future__ import annotations
@@ -30,21 +30,22 @@ from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
 from airflow_provider_cdc.sources.mysql.tables.types import arrow_schema, column_types
 
 _BATCH_ROWS = 65_560
-"""Not a large power of two, with which all places of a row would compete for one set of the processor's cache."""
+"""Not a large power of two: all locations of a row would then compete for the same set of the CPU cache."""
 _BATCH_CELLS = 1_000_000
-"""Bounds the memory for the places of values in rows of a wide table, at 8 bytes a value."""
+"""Limits the memory for the locations of values in rows of a wide table, at 8 bytes per value."""
 
 
 class StatementReader:
-    """Reads rows of one table on one session, which nothing else may use while a ``read`` is being iterated.
+    """Reads rows of one table on one session. Nothing else may use the session while a ``read`` is being iterated.
 
-    The session is one of ``session.connect(reading=True)``. Statements stay prepared for the next ``read`` with the
-    same condition, until ``close`` or the session's end.
+    The session must be from ``session.connect(reading=True)``. Statements stay prepared for the next ``read`` with the
+    same condition, until ``close`` or the end of the session.
 
-    ``nulled``: how many values of each column the policy ``null`` has made null so far. ``odd``: values of the last
-    batch that the policy ``error`` replaced with a placeholder, and others that the table's condition takes for null.
+    ``nulled``: by column, the number of values that the policy ``null`` has made null so far. ``odd``: values of the
+    last batch that the policy ``error`` replaced with a placeholder, and others that the table's condition treats as
+    null.
 
-    :raises ConfigurationError: the session would translate text or shift times; or a type is not in the table of types.
+    :raises ConfigurationError: the session would convert text or shift times; or a type is not in the table of types.
     """
 
     def __init__(self, connection: Connection, table: Table) -> None:
@@ -56,7 +57,7 @@ class StatementReader:
         self._name = str(table.name)
         self._types = column_types(table)
         looked_at = table.selection.where.columns if table.selection.where is not None else ()
-        # What is published as text stops nothing, and is null to the condition alone.
+        # Values that are published as text do not stop the run. Only the condition treats them as null.
         self._noted = [column.policy == "error" or column.name in looked_at for column in self._types]
         self._widths = np.array([column.row_width for column in self._types], np.int32)
         self._statements: dict[str, PreparedStatement] = {}
@@ -73,18 +74,18 @@ class StatementReader:
             )
 
     def read(self, where: str, params: Sequence[KeyValue]) -> Iterator[pa.RecordBatch]:
-        """The rows for which ``where`` holds, in batches of ``schema``.
+        """Yield the rows for which ``where`` is true, in batches of ``schema``.
 
-        Memory is bounded: some megabytes, or a few times the largest row. If the iterator is abandoned before its end,
-        the session is closed, since the server would go on sending; likewise after any error that the server did not
-        report itself.
+        The memory is limited to some megabytes, or a few times the largest row. If the iterator is abandoned before its
+        end, the session is closed, because the server would continue to send. The session is also closed after any
+        error that the server did not report itself.
 
         :param where: an SQL condition with a ``?`` for each of ``params``; empty: all rows.
         :raises SourceUnavailable: the session broke.
         :raises SchemaChanged: the table no longer has these columns.
         :raises ValueNotRepresentable: a value fits no Arrow type.
         :raises ConfigurationError: the server left out a value that is longer than its ``max_allowed_packet``.
-        :raises DecodeError: the server sent what is not a row of the table.
+        :raises DecodeError: the server sent something that is not a row of the table.
         """
         with mapped_errors(self._name):
             statement = self._statements.get(where)
@@ -105,7 +106,7 @@ class StatementReader:
                     end(self._connection)
 
     def close(self) -> None:
-        """Let the server forget the statements. The session stays."""
+        """Deallocate the statements on the server. The session stays open."""
         statements, self._statements = self._statements, {}
         if self._connection.open:
             with mapped_errors(self._name):
@@ -126,7 +127,8 @@ class StatementReader:
         return f"SELECT {columns} FROM {_rows_of(self._table)}{condition}"
 
     def _locate(self) -> tuple[Located, bool]:
-        """Receive and locate rows until the buffer is full or there are enough; also says whether more will come."""
+        """Receive and locate rows until the buffer is full or there are enough. Also return whether more rows will
+        come."""
         stream, count = self._stream, len(self._types)
         stream.make_room()
         stream.state[packets.STATE_ROWS] = 0
@@ -162,9 +164,9 @@ class StatementReader:
 
 
 def _rows_of(table: Table) -> str:
-    """What a SELECT names after FROM."""
+    """Return the FROM item of the SELECT."""
     name = table_sql(table.name)
     if not table.selection.columns:
         return name
-    # Of some columns, a secondary index may have all: the server would read that instead of the rows, and in its order.
+    # A secondary index may cover the selected columns. The server would then read that index, in its order.
     return f"{name} FORCE INDEX ({quote(table.key_index)})" if table.key_index else f"{name} USE INDEX ()"

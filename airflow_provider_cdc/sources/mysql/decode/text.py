@@ -1,7 +1,7 @@
-"""Converts text from a column's own character set to UTF-8.
+"""Converts text from the character set of its column to UTF-8.
 
-Rows of a SELECT and images of the log both bring text as it is stored, so both are converted here, with the result that
-the server's own conversion has.
+Rows of a SELECT and images of the log both contain text in its stored form. So both are converted here, with the same
+result as the server's own conversion.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _UNDEFINED = -1
 _LEAD = -2
 _LEAD_OF_TWO = -3
 _SINGLE_SHIFT_3 = 0x8F
-"""The byte of EUC that begins a character of three bytes."""
+"""In EUC, the first byte of a character of three bytes."""
 _BEYOND_UTF8 = {1: 0x80, 3: 0xF0, 4: 0x100}
-"""The bytes from this one on are in no character of so many bytes."""
+"""By maximum character size in bytes: bytes from this value on occur in no character of that size or smaller."""
 
 
 def to_utf8(
@@ -47,14 +47,14 @@ def to_utf8(
     *,
     apart: bool = False,
 ) -> tuple[pa.Buffer, pa.Buffer]:
-    """``rows`` values of a column in ``charset``, as Arrow offsets (int32) and bytes, in UTF-8.
+    """Convert ``rows`` values of a column in ``charset``, given as Arrow offsets (int32) and bytes, to UTF-8.
 
     :param where: table and column, for messages.
-    :param undecodable: one byte for each row, all 0: set to 1 where a value holds a code that stands for no character.
-        The empty text stands there. None: such a value is an error.
-    :param apart: of several codes that stand for one character, take only one for it, so that no two values become the
-        same text. The others count as codes that stand for no character.
-    :raises ValueNotRepresentable: a value holds a code that stands for no character.
+    :param undecodable: one byte per row, all 0. Set to 1 for a value with a code that is not assigned to a character;
+        the result has the empty text there. None: such a value is an error.
+    :param apart: if several codes are assigned to one character, accept only one of them, so that no two values become
+        the same text. The other codes count as unassigned.
+    :raises ValueNotRepresentable: a value has a code that is not assigned to a character.
     """
     marks: Bytes = np.zeros(rows, np.uint8) if undecodable is None else undecodable
     ends = np.frombuffer(offsets, np.int32, rows + 1)
@@ -66,31 +66,31 @@ def to_utf8(
 
 
 def value_at(offsets: pa.Buffer, values: pa.Buffer, row: int) -> bytes:
-    """The bytes of the value in a row."""
+    """Return the bytes of the value in a row."""
     start, end = np.frombuffer(offsets, np.int32, row + 2)[-2:]
     return bytes_of(values)[start:end].tobytes()
 
 
 def no_text(where: str, charset: str, value: bytes, *, apart: bool = False) -> ValueNotRepresentable:
-    """What is raised for a value that holds a code that stands for no character.
+    """Return the error for a value with a code that is not assigned to a character.
 
-    :param apart: as for `to_utf8`.
+    :param apart: see `to_utf8`.
     """
-    or_not_alone = ", or for one that another code stands for, too" if apart else ""
+    or_not_alone = ", or to a character that has another code, too" if apart else ""
     shown = value[:40].hex() + ("…" if len(value) > 40 else "")
     return ValueNotRepresentable(
-        f"the stored bytes x'{shown}' hold a code that stands for no character of {charset}{or_not_alone}",
+        f"the stored bytes x'{shown}' have a code that is not assigned to a character of {charset}{or_not_alone}",
         where=where,
         hint="set unrepresentable to string (the stored bytes as 0x…) or null, unless the column is part of a key or "
-        "its table has none; correct the rows; make the column a binary one; or leave the column out (columns)",
+        "its table has no key; correct the rows; make the column a binary one; or leave the column out (columns)",
     )
 
 
 def with_bytes_shown(
     where: str, offsets: pa.Buffer, values: pa.Buffer, undecodable: Bytes, decoded: tuple[pa.Buffer, pa.Buffer]
 ) -> tuple[pa.Buffer, pa.Buffer]:
-    """What `to_utf8` made of ``offsets`` and ``values``, with ``0x`` and the hexadecimal digits of the stored bytes in
-    place of the values that are ``undecodable``."""
+    """Return the result of `to_utf8` for ``offsets`` and ``values``, with each ``undecodable`` value replaced by ``0x``
+    and the hexadecimal digits of its stored bytes."""
     rows = len(undecodable)
     ends, decoded_ends = (np.frombuffer(offset_buffer, np.int32, rows + 1) for offset_buffer in (offsets, decoded[0]))
     lengths = np.where(undecodable != 0, 2 + 2 * np.diff(ends.astype(np.int64)), np.diff(decoded_ends))
@@ -107,7 +107,7 @@ def with_bytes_shown(
 def _decoded(
     where: str, charset: str, ends: Int32s, data: Bytes, marks: Bytes, *, apart: bool
 ) -> tuple[pa.Buffer, pa.Buffer] | None:
-    """What `to_utf8` returns; None: the values as they are."""
+    """Return the result of `to_utf8`; None if the values are already UTF-8."""
     known, rows = CHARSETS[charset], len(ends) - 1
     if known.unit == 1 and known.ascii and (len(data) == 0 or int(data.max()) < 0x80):
         return None
@@ -117,7 +117,7 @@ def _decoded(
         return _by_codec(ends, data, marks)
     out_offsets = pa.allocate_buffer((rows + 1) * 4)
     out_ends = np.frombuffer(out_offsets, np.int32)
-    # At most, one byte becomes three, two or three become three, and four become four.
+    # One byte becomes at most three, two or three bytes become at most three, and four at most four.
     size = len(data) * (3 if known.unit == 1 else 2 if known.unit == 2 else 1)
     _check_size(where, size)
     out = pa.allocate_buffer(size)
@@ -136,14 +136,15 @@ def _check_size(where: str, size: int) -> None:
 
 
 def text_array(texts: Sequence[str]) -> pa.StringArray:
-    """An Arrow array of texts. ``pa.array`` would import pandas, which takes longer than reading a small table."""
+    """Return an Arrow array of texts. ``pa.array`` would import pandas, which takes longer than reading a small
+    table."""
     encoded = [text.encode() for text in texts]
     ends = np.array([0, *accumulate(map(len, encoded))], np.int32)
     return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
 
 
 def _validated(size: int, ends: Int32s, data: Bytes, marks: Bytes) -> tuple[pa.Buffer, pa.Buffer] | None:
-    """Text that is UTF-8 already, of characters of up to ``size`` bytes."""
+    """Validate text that is already UTF-8, with characters of up to ``size`` bytes."""
     buffers = [pa.py_buffer(ends), pa.py_buffer(data)]
     rows = len(ends) - 1
     try:
@@ -183,11 +184,11 @@ def _by_codec(ends: Int32s, data: Bytes, marks: Bytes) -> tuple[pa.Buffer, pa.Bu
 
 @lru_cache
 def _tables(charset: str, apart: bool) -> tuple[Int32s, Int32s, Int32s]:
-    """Three tables of code points: by a single byte; by two bytes (high byte first), where the first one's entry is
-    ``_LEAD``; and by the last two bytes of three, where the first one's entry is ``_LEAD_OF_TWO``. A table that no
-    entry leads to is empty.
+    """Return three tables of code points. The first is indexed by a single byte. The second is indexed by two bytes
+    (high byte first), for a first byte with the entry ``_LEAD``. The third is indexed by the last two of three bytes,
+    for a first byte with the entry ``_LEAD_OF_TWO``. A table that is not needed is empty.
 
-    :param apart: as for `to_utf8`.
+    :param apart: see `to_utf8`.
     """
     known = CHARSETS[charset]
     single, double, triple = _points(known, 0, 1), np.empty(0, np.int32), np.empty(0, np.int32)
@@ -209,10 +210,10 @@ def _tables(charset: str, apart: bool) -> tuple[Int32s, Int32s, Int32s]:
 
 
 def _keep_one_code_each(known: Charset, *tables: Int32s) -> None:
-    """Have each character stand at one place in all ``tables``: at its ASCII code, else at the one that the codec
-    writes, else at the first.
+    """Keep one code per character in all ``tables``: its ASCII code, otherwise the code that the codec writes,
+    otherwise the first one.
 
-    ASCII is taken as it is (`_decoded`), so no other code may stand for one of its characters. The server itself
+    ASCII is copied unchanged (`_decoded`), so no other code may stand for an ASCII character. The server itself
     converts a backslash to the two bytes 815F of sjis.
     """
     places: dict[int, list[tuple[int, int]]] = {}
@@ -247,7 +248,7 @@ def _code_point(known: Charset, code: int, width: int) -> int:
 
 @inner
 def _put(out: Bytes, at: int, point: int) -> int:
-    """Write one code point in UTF-8; returns the place after it."""
+    """Write one code point in UTF-8. Return the offset after it."""
     if point < 0x80:
         store8(out, at, point)
         return at + 1

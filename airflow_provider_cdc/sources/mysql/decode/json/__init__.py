@@ -1,1 +1,1 @@
-"""MySQL's binary JSON, as text."""
+"""Conversion of MySQL's binary JSON to text."""

@@ -1,12 +1,12 @@
-"""Kernels that walk MySQL's binary JSON and write the text that a SELECT of the column prints.
+"""Kernels that parse MySQL's binary JSON and write the text that a SELECT of the column prints.
 
-A value is a type byte and a body. An *opaque* value is a value of another SQL type (DECIMAL, DATE, BLOB, …), with
-that type's code. A container consists of its count of elements, its size in bytes, the key entries (of an object), the
-value entries, and then whatever the entries point to, by offsets from the container's start. Only the offsets say where
-values are: an UPDATE in place leaves holes between them. Small containers have offsets of 2 bytes, large ones of 4; a
-value that fits in its entry is stored there.
+A value consists of a type byte and a body. An *opaque* value is a value of another SQL type (DECIMAL, DATE, BLOB, …),
+with that type's code. A container consists of its number of elements, its size in bytes, the key entries (of an
+object), the value entries, and the data that the entries point to, by offsets from the container's start. Only the
+offsets say where values are, because an in-place UPDATE leaves gaps between them. Small containers have offsets of 2
+bytes, large ones of 4. A value that fits into its entry is stored there.
 
-The format is described in MySQL's source, sql-common/json_binary.h; what the server prints follows from
+The format is described in MySQL's source, sql-common/json_binary.h. The printed text is defined by
 sql-common/json_dom.cc (``wrapper_to_string``) and strings/dtoa.cc (``my_gcvt``).
 """
 
@@ -20,7 +20,7 @@ from airflow_provider_cdc.core.kernels.compile import inner, kernel, load16, loa
 from airflow_provider_cdc.sources.mysql.decode.json import values
 
 MAX_DEPTH = 100
-"""How deep the server lets containers nest (JSON_DOCUMENT_MAX_DEPTH)."""
+"""The server's limit for the nesting of containers (JSON_DOCUMENT_MAX_DEPTH)."""
 
 _FRAME = 6
 
@@ -28,7 +28,7 @@ _OBJECT, _LARGE_OBJECT, _ARRAY, _LARGE_ARRAY = range(4)
 _LITERAL, _INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64, _DOUBLE, _STRING = range(4, 13)
 _OPAQUE = 15
 
-# How many bytes a value of each type takes, where that is fixed.
+# Size in bytes of a value of each type, where it is fixed.
 _SIZES = np.array([0, 0, 0, 0, 1, 2, 2, 4, 4, 8, 8, 8])
 
 _NULL = np.frombuffer(b"null", np.uint8)
@@ -42,10 +42,10 @@ _OPEN_ARRAY, _CLOSE_ARRAY = ord("["), ord("]")
 
 @kernel
 def write_documents(data: Any, offsets: Any, valid: Any, first: int, out: Any, ends: Any, status: Any) -> int:
-    """Write the texts of the values from `first` on, and where each ends, until one cannot be written.
+    """Write the texts of the values from `first` on, and the end of each, until one cannot be written.
 
-    Returns the index of that value, and puts the code and the byte within the value in `status`. If all could be
-    written, returns how many values there are.
+    Return the index of that value; `status` then has the code and the byte within the value. If all were written,
+    return the number of values.
     """
     stack = np.empty((MAX_DEPTH, _FRAME), np.int64)
     for index in range(first, len(valid)):
@@ -63,17 +63,18 @@ def write_documents(data: Any, offsets: Any, valid: Any, first: int, out: Any, e
 
 @inner
 def _write_document(data: Any, begin: int, end: int, stack: Any, out: Any, pos: int, status: Any) -> int:
-    """Write the text of the value in ``data[begin:end]``. A negative result is a code, and `status` has its place."""
+    """Write the text of the value in ``data[begin:end]``. If the result is negative, it is a code, and `status` has
+    the position."""
     status[1] = begin
     if begin == end:
         return values.write_ascii(_NULL, out, pos)
-    # The value to write: its type, where its body begins, and where it must have ended.
+    # The value to write: its type, the start of its body, and the limit for its end.
     kind, at, bound = np.int64(data[begin]), begin + 1, end
     is_inlined = False
-    # The container around it: its type, start and end, where its entries end, its elements, and how many are left.
+    # The container around it: its type, start, end, end of entries, number of elements, and how many are left.
     holder, base, limit, bodies, count, left = kind, at, at, at, at, at
     depth = 0
-    # Values that share their bytes could print exponentially much text; the server never stores such.
+    # If values shared their bytes, the text could be exponentially long. The server never stores such documents.
     unread = end - begin
     while True:
         status[1] = at
@@ -171,7 +172,7 @@ def _write_document(data: Any, begin: int, end: int, stack: Any, out: Any, pos: 
 
 @inner
 def _write_fixed(kind: int, data: Any, at: int, out: Any, pos: int) -> int:
-    """A literal, an integer or a double."""
+    """Write a literal, an integer or a double."""
     if kind == _LITERAL:
         literal = data[at]
         if literal > 2:
@@ -194,7 +195,7 @@ def _write_fixed(kind: int, data: Any, at: int, out: Any, pos: int) -> int:
 
 @inner
 def _sized(data: Any, at: int, bound: int) -> tuple[int, int]:
-    """Start and length of a body after its length, which is stored in groups of 7 bits, lowest first; or a code."""
+    """Return the start and length of a body that follows its length (groups of 7 bits, lowest first); or a code."""
     length = 0
     for index in range(5):
         if at + index >= bound:

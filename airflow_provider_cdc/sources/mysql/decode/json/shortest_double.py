@@ -1,11 +1,11 @@
-"""The shortest decimal digits that read back as a given double, for kernels.
+"""Computes the shortest decimal digits that read back as a given double, in a kernel.
 
-Of all the shortest decimals that round to the double, this is the one nearest to it; of two that are equally near, the
-even one. ``repr`` and MySQL print the same digits (both use David Gay's dtoa).
+If several decimals of the shortest length round to the double, the result is the nearest of them; if two are equally
+near, the even one. ``repr`` and MySQL print the same digits (both use David Gay's dtoa).
 
-The algorithm is Schubfach (Raffaello Giulietti, "The Schubfach way to render doubles", 2020): scale the double and
-the two ends of its rounding interval by a power of ten, 128 bits wide, so that the interval spans between one and ten
-units of the last digit; then there are at most four candidates.
+The algorithm is Schubfach (Raffaello Giulietti, "The Schubfach way to render doubles", 2020). It scales the double and
+the two ends of its rounding interval by a power of ten, with 128 bits, so that the interval spans between one and ten
+units of the last digit. Then there are at most four candidates.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FIRST, _LAST = -292, 324
 
 
 def _power_of_ten(exponent: int) -> int:
-    """10**exponent, scaled by a power of two to 128 bits, rounded up."""
+    """Return 10**exponent, scaled by a power of two to 128 bits, rounded up."""
     bits = (10 ** abs(exponent)).bit_length()
     if exponent < 0:
         return -(-(1 << 127 + bits) // 10**-exponent)
@@ -43,18 +43,18 @@ _EIGHT_ZEROS = np.uint64(100_000_000)
 
 @inner
 def shortest(bits: int) -> tuple[int, int]:
-    """Digits and exponent, so that the double is ± digits · 10**exponent; the digits do not end in 0.
+    """Return digits and an exponent so that the double is ± digits · 10**exponent. The digits do not end in 0.
 
-    :param bits: the IEEE 754 bits (uint64) of a finite double other than zero; the sign does not matter.
+    :param bits: the IEEE 754 bits (uint64) of a finite double other than zero; the sign is ignored.
     """
     fraction = bits & _FRACTION
     biased = np.int64((bits >> np.uint64(52)) & np.uint64(0x7FF))
     significand = fraction | _HIDDEN if biased else fraction
     exponent = max(biased, 1) - 1075
-    # Below a power of two the doubles lie twice as close.
+    # Below a power of two, the distance between doubles is half as large.
     narrow = fraction == 0 and biased > 1
 
-    # floor(log10(2**exponent)), or of 3/4 of 2**exponent, by multiplication, which is exact in this range.
+    # floor(log10(x)) for x = 2**exponent, or x = 3/4 * 2**exponent, by multiplication, which is exact in this range.
     scale = (exponent * 1_262_611 - (524_031 if narrow else 0)) >> 22
     shift = np.uint64(exponent + ((-scale * 1_741_647) >> 19) + 1)
     high = _POWERS[-scale - _FIRST, 0]
@@ -64,7 +64,7 @@ def shortest(bits: int) -> tuple[int, int]:
     value = _scaled(high, low, middle << shift)
     right = _scaled(high, low, (middle + _U2) << shift)
     if significand & _U1:
-        # Ties go to the even significand, so the interval of an odd one does not include its ends.
+        # Ties round to the even significand, so the interval of an odd one does not include its ends.
         scaled_lower += _U1
         right -= _U1
 
@@ -85,7 +85,7 @@ def shortest(bits: int) -> tuple[int, int]:
 
 @inner
 def _scaled(high: int, low: int, factor: int) -> int:
-    """The product's bits from 2**128 on. The lowest is also set if any bit below it was, so that ties can be told."""
+    """Return the product's bits from 2**128 on. The lowest bit is also set if any lower bit was set, to detect ties."""
     carried = high * factor + _high_product(low, factor)
     top = _high_product(high, factor) + (_U1 if carried < high * factor else np.uint64(0))
     return top | _U1 if carried > _U1 else top
@@ -93,7 +93,7 @@ def _scaled(high: int, low: int, factor: int) -> int:
 
 @inner
 def _high_product(a: int, b: int) -> int:
-    """The upper 64 bits of a product of 128."""
+    """Return the upper 64 bits of a 128-bit product."""
     a_low, a_high = a & _LOW_32, a >> _U32
     b_low, b_high = b & _LOW_32, b >> _U32
     first, second = a_low * b_high, a_high * b_low

@@ -1,6 +1,6 @@
-"""Turns MySQL's binary JSON, which row images of the log carry, into the text that a SELECT of the column prints.
+"""Converts MySQL's binary JSON, as row images of the log contain it, to the text that a SELECT of the column prints.
 
-The kernel of ``json_document`` does it for the values of a column; this module raises errors for what it refuses.
+The kernel of ``json.document`` converts the values of a column. This module raises errors for values that it rejects.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from airflow_provider_cdc.sources.mysql.decode.json.document import MAX_DEPTH, w
 _LARGEST = 2**31 - 1
 
 _REASONS = {
-    json_values.UNKNOWN_TYPE: "a type that this reader does not know",
+    json_values.UNKNOWN_TYPE: "an unsupported type",
     json_values.CUT_OFF: "a value that extends beyond the end of its container",
     json_values.BAD_OFFSET: "an offset that points into the entries of its container",
     json_values.OVERLAP: "values that overlap",
@@ -30,19 +30,19 @@ _REASONS = {
 
 
 def json_text(data: bytes) -> str:
-    """The text that MySQL prints for a binary JSON value. An empty value is null, as it is to the server.
+    """Return the text that MySQL prints for a binary JSON value. An empty value is null, as on the server.
 
-    :raises DecodeError: if `data` does not follow the format.
+    :raises DecodeError: `data` does not follow the format.
     """
     text: str = json_texts(pa.array([data], pa.binary()))[0].as_py()
     return text
 
 
 def json_texts(values: pa.BinaryArray) -> pa.StringArray:
-    """`json_text` of every value of a column; nulls stay null.
+    """Return `json_text` of every value of a column. Nulls remain null.
 
-    :raises DecodeError: if a value does not follow the format; ``where`` holds its index and the byte in it.
-    :raises ValueNotRepresentable: if the texts together exceed what one Arrow array holds (2 GiB).
+    :raises DecodeError: a value does not follow the format; ``where`` has its index and the byte within it.
+    :raises ValueNotRepresentable: the texts together are larger than one Arrow array can be (2 GiB).
     """
     count = len(values)
     if count == 0:
@@ -52,7 +52,7 @@ def json_texts(values: pa.BinaryArray) -> pa.StringArray:
     data = bytes_of(data_buffer)
     valid = bytes_of(values.is_valid().cast(pa.uint8()).buffers()[1])[:count]
 
-    # A text is usually about as long as its binary form; if not, the buffer grows.
+    # A text is usually about as long as its binary form. If it is longer, the buffer grows.
     out = np.empty(int(offsets[-1] - offsets[0]) * 2 + 1024, np.uint8)
     ends = np.zeros(count + 1, np.int64)
     status = np.zeros(2, np.int64)

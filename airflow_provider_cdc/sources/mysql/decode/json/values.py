@@ -1,8 +1,7 @@
-"""How MySQL prints the scalars of binary JSON: kernels that write one value's text into a buffer.
+"""Kernels that write scalars of binary JSON as MySQL prints them, each into a buffer.
 
-Every writer takes the position to write at, and returns the position after what it wrote or one of the codes below,
-all of which are negative. It checks that the text fits before it writes; the caller has made sure that the bytes to
-read are there.
+Every writer takes the position to write at. It returns the position after the text, or one of the codes below, which
+are all negative. It checks that the text fits before it writes. The caller guarantees that the bytes to read exist.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ BAD_DOUBLE = -9
 BAD_DECIMAL = -10
 BAD_TIME = -11
 
-# Type codes of MySQL's protocol, as opaque values carry them.
+# Type codes of MySQL's protocol, as in opaque values.
 _TIMESTAMP = 7
 _DATE = 10
 _TIME = 11
@@ -78,7 +77,7 @@ _DECIMAL_BYTES = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4])
 
 @inner
 def write_ascii(text: Any, out: Any, pos: int) -> int:
-    """Write ``text`` as it is, without quotes."""
+    """Write ``text`` unchanged, without quotes."""
     if pos + len(text) > len(out):
         return FULL
     for index in range(len(text)):
@@ -129,7 +128,7 @@ def write_string(data: Any, at: int, length: int, out: Any, pos: int) -> int:
 
 @inner
 def _has_special(word: int) -> bool:
-    """Whether any of the eight bytes needs an escape. (Subtracting n from a byte below n borrows.)"""
+    """Return whether any of the eight bytes needs an escape. (Subtracting n from a byte below n borrows.)"""
     quotes = word ^ _QUOTES
     backslashes = word ^ _BACKSLASHES
     below = (word - _SPACES) & ~word | (quotes - _ONES) & ~quotes | (backslashes - _ONES) & ~backslashes
@@ -138,7 +137,7 @@ def _has_special(word: int) -> bool:
 
 @inner
 def write_integer(value: int, is_signed: bool, out: Any, pos: int) -> int:
-    """`value` is the int64 whose 64 bits are the number, signed or not."""
+    """Write an integer. `value` is the int64 with the 64 bits of the number, which is signed or not."""
     if pos + 20 > len(out):
         return FULL
     magnitude = np.uint64(value)
@@ -151,11 +150,11 @@ def write_integer(value: int, is_signed: bool, out: Any, pos: int) -> int:
 
 @inner
 def write_double(bits: int, out: Any, pos: int) -> int:
-    """The shortest digits that read back as the double of these IEEE 754 bits (uint64).
+    """Write the shortest digits that read back as the double with these IEEE 754 bits (uint64).
 
-    They are laid out as the server's ``my_gcvt`` does it: as ``d.ddde-N`` if the point would be more than 14 zeros
-    to the left of the digits, or at or beyond the 16th place with nothing after it; otherwise without exponent, with at
-    least one digit on either side of the point.
+    The layout is that of the server's ``my_gcvt``. The form ``d.ddde-N`` is used if the point would be more than 14
+    zeros to the left of the digits, or at or beyond the 16th place with nothing after it. Otherwise there is no
+    exponent, and at least one digit on either side of the point.
     """
     if (bits >> np.uint64(52)) & _INFINITE == _INFINITE:
         return BAD_DOUBLE
@@ -198,7 +197,7 @@ def write_double(bits: int, out: Any, pos: int) -> int:
 
 @inner
 def write_opaque(data: Any, code: int, at: int, length: int, out: Any, pos: int) -> int:
-    """Write a value of another SQL type, whose code is `code`; its `length` bytes are at `at`."""
+    """Write a value of another SQL type with code `code`. Its `length` bytes are at `at`."""
     if code == _NEWDECIMAL:
         return _write_decimal(data, at, length, out, pos)
     if code in (_DATE, _TIME, _DATETIME, _TIMESTAMP):
@@ -210,9 +209,9 @@ def write_opaque(data: Any, code: int, at: int, length: int, out: Any, pos: int)
 
 @inner
 def _write_decimal(data: Any, at: int, length: int, out: Any, pos: int) -> int:
-    """Write a decimal, stored as precision and scale (one byte each) and MySQL's DECIMAL: groups of 9 digits in 4
-    big-endian bytes, of which the first and the last group may be shorter. The inverted top bit is the sign; in a
-    negative number all other bits are inverted, too."""
+    """Write a decimal. It is stored as precision and scale (one byte each) and MySQL's DECIMAL: groups of 9 digits in 4
+    big-endian bytes; the first and the last group may be shorter. The inverted top bit is the sign. In a negative
+    number, all other bits are inverted, too."""
     if length < 3:
         return BAD_DECIMAL
     scale = np.int64(data[at + 1])
@@ -262,8 +261,9 @@ def _write_decimal(data: Any, at: int, length: int, out: Any, pos: int) -> int:
 
 @inner
 def _write_temporal(data: Any, code: int, at: int, length: int, out: Any, pos: int) -> int:
-    """Write a date or time, stored as a little-endian int64. From the low end: 24 bits of microseconds, 6 of seconds,
-    6 of minutes, and the hours. With a date, the hours have 5 bits, and 5 of the day and year · 13 + month follow."""
+    """Write a date or time. It is stored as a little-endian int64: from the low end, 24 bits of microseconds, 6 of
+    seconds, 6 of minutes, then the hours. With a date, the hours have 5 bits, followed by 5 bits of the day and
+    year · 13 + month."""
     if length != 8:
         return BAD_TIME
     if pos + 30 > len(out):
