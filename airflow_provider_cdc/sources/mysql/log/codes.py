@@ -52,9 +52,9 @@ TAGGED_GTID = 42
 
 QUERY_POST_HEADER_BYTES = 13
 EXECUTE_LOAD_QUERY_POST_HEADER_BYTES = 26
-"""The post-header of a QUERY, then the fields that identify the file (from an earlier event) that is loaded."""
+"""Size of the post-header of a QUERY, and of the fields that identify the file to load, from an earlier event."""
 ROWS_POST_HEADER_BYTES_V1 = 8
-"""Table number and flags. In later versions, the length of the extra data follows."""
+"""Size of table number and flags. In later versions, the length of the extra data follows."""
 ROWS_POST_HEADER_BYTES = 10
 TABLE_NUMBER_BYTES = 6
 NO_FOREIGN_KEYS, LOGS_CASCADES = 0x02, 0x10

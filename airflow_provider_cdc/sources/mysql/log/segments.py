@@ -92,7 +92,7 @@ def log_segments(
 
 
 def together(sizes: Mapping[str, int], slots: int) -> list[list[str]]:
-    """Group neighbouring files into segments. A file starts a new group if the group would otherwise be further from
+    """Group neighbouring files into segments. A file joins the segment before it if that brings the segment closer to
     the target size.
 
     A key that changes in several files of a segment is decoded, written and composed only once. The size is bounded:

@@ -61,7 +61,7 @@ def looked_through(
     segments: Sequence[LogSegment],
     walker_of: Callable[[LogSegment], Walker],
 ) -> Iterator[Iterator[tuple[Walker, ExactnessError | None]]]:
-    """Yield, for each segment in order, its walker and the error at which it stopped, or None if it reached the end.
+    """Open an iterator that gives, for each segment in order, its walker and the error at which it stopped, or None.
 
     A caller that leaves the block early stops the reading.
 

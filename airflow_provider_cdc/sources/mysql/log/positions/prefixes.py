@@ -112,9 +112,9 @@ def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
 def prefix_of(settings: ConnectionSettings, wanted: GtidSet) -> Prefix:
     """Return the prefix of the log with exactly the transactions ``wanted``.
 
-    :raises SourceReplaced: the server's history does not contain all of them.
+    :raises SourceReplaced: no prefix has exactly these transactions; the error names the missing ones.
     :raises LogGone: the log no longer reaches back far enough.
-    :raises UnknownEvent: no prefix has exactly these transactions; the error names the first missing one.
+    :raises UnknownEvent: a transaction in the log has no GTID.
     :raises SourceUnavailable: the server cannot be reached.
     """
     with session(settings) as connection:

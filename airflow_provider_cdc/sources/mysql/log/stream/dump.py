@@ -209,7 +209,7 @@ class Dump:
                     else "trigger a new run; if the file was purged, make the server keep its logs for longer "
                     "(binlog_expire_logs_seconds)"
                 )
-                raise LogGone(f"the server cannot read it: {text}", where=self._where, hint=hint) from error
+                raise LogGone(f"the server cannot read the log file: {text}", where=self._where, hint=hint) from error
             with mapped_errors(self._where):
                 raise
         except struct.error as error:
