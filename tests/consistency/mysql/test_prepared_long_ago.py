@@ -164,10 +164,12 @@ def test_rows_that_are_purged_while_they_are_looked_for_are_rows_that_were_purge
 
     monkeypatch.setattr(long_prepared, "_before", purging)
     if way == "as_of":
-        with pytest.raises(PreflightError, match=r"(?s)prepared transaction X'6f6c64'.*cannot read it.*ask for 2"):
+        with pytest.raises(
+            PreflightError, match=r"(?s)prepared transaction X'6f6c64'.*cannot read the log file.*ask for 2"
+        ):
             run(1, as_of=position).preflight()
     else:
-        with pytest.raises(PreflightError, match=r"prepared transaction X'6f6c64'.*cannot read it"):
+        with pytest.raises(PreflightError, match=r"prepared transaction X'6f6c64'.*cannot read the log file"):
             run(2, refresh="changes").preflight()
         second = run(2, refresh="auto")
         second.record()

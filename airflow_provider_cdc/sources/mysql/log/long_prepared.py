@@ -107,8 +107,8 @@ class LongPrepared:
 
 def _lost(xid: str, place: LogPlace, why: str = "") -> ExactnessError:
     return ExactnessError(
-        f"the prepared transaction {xid} is committed here, and the place where it was prepared is not in the log any "
-        f"more{why}",
+        f"the prepared transaction {xid} is committed here, and the log does not reach back to where it was "
+        f"prepared{why}",
         where=f"{place.file}:{place.position}",
         hint="end prepared transactions sooner (XA RECOVER lists them), or keep the log for longer",
     )
