@@ -190,10 +190,10 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
     }
     # The run is green, yet readers see another copy: the log must say so plainly.
     said = capfd.readouterr().out
-    assert f"{tmp_path.as_uri()} is no production target of shop" in said
+    assert f"{tmp_path.as_uri()} is not a production target of shop" in said
     assert f"not at {MISSED.as_of}" in said
     assert MISSED.why in said
-    (told,) = (line for line in said.splitlines() if "newer copy stays" in line)
+    (told,) = (line for line in said.splitlines() if "still names a newer copy" in line)
     assert "[warning" in told
     assert "shop.orders is published at file:///x" in told
 
