@@ -340,7 +340,7 @@ def test_error_of_an_earlier_try_is_not_taken_for_that_of_a_crash(
     some(
         ("java.lang.OutOfMemoryError: Java heap space\n\tat a.B.c(D.java:1)\n\t... 9 more", "spark.driver.memory"),
         ("something else", "in the log of this task"),
-        ("OSError: [Errno 28] No space left on device", "make room"),
+        ("OSError: [Errno 28] No space left on device", "free disk space"),
         ("JAVA_HOME is not set", "install Java 17"),
         ("WARN: Failed to connect to master db:7077", "spark_conn_id"),
         plain=2,
@@ -405,7 +405,7 @@ def test_a_step_does_not_take_the_finished_run_of_another_dag_run_for_its_own(
         begun.finish_step("snapshot", FOUND)
         begun.folder.write_json(done_file("snapshot"), {})
     operator.run_uri = lake.folder("_runs", other).uri
-    with pytest.raises(AirflowFailException, match="another run than the one that record began") as refusal:
+    with pytest.raises(AirflowFailException, match="is not the run that record began") as refusal:
         operator.execute(CONTEXT)
     assert "clear lock_and_record" in str(refusal.value)
     assert not lake.folder("_runs", other).exists("report.html")
@@ -437,12 +437,12 @@ def test_killing_a_task_ends_spark_submit_and_blames_no_lack_of_memory(
         task.on_kill()
         with pytest.raises(AirflowException, match="Airflow ended this task") as failed:
             running.result(120)
-    assert "marked or cleared the task" in str(failed.value).partition("Hint: ")[2]
+    assert "was marked or cleared" in str(failed.value).partition("Hint: ")[2]
     assert "run out of memory" in spark_failed("snapshot", -signal.SIGKILL, LastLines()).hint
 
 
 def test_missing_spark_connection_is_an_error_and_not_yarn() -> None:
-    with pytest.raises(ConfigurationError, match="no such connection"):
+    with pytest.raises(ConfigurationError, match="the connection does not exist"):
         check_spark("nowhere", {})
 
 
