@@ -1,4 +1,4 @@
-"""One copy of a set of tables, as a group of tasks."""
+"""The task group that copies a set of tables."""
 
 from __future__ import annotations
 
@@ -27,24 +27,26 @@ RETRYING = {"retries": 2, "retry_delay": timedelta(seconds=15)}
 
 
 class SnapshotTaskGroup(TaskGroup):
-    """Copy a set of tables into a lake, all of them exactly as they were at one position of their source.
+    """Copy a set of tables into a lake, all exactly as of one position of their source.
 
-    Its tasks, in this order: ``preflight``, ``lock_and_record``, ``snapshot``, ``extract_delta``, ``consolidate``::
+    The tasks are, in this order: ``preflight``, ``lock_and_record``, ``snapshot``, ``extract_delta``,
+    ``consolidate``::
 
         with DAG("shop", schedule="@daily", start_date=datetime(2025, 1, 1), catchup=False):
             shop = SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"], target="s3://lake/raw")
             refresh(shop.published)
 
-    Each copy is an event of its table's asset: see `airflow_provider_cdc.assets`.
+    Each copy creates an event of its table's asset: see `airflow_provider_cdc.assets`.
 
-    One group for each of several sources::
+    To create one group for each of several sources::
 
         SnapshotTaskGroup.partial(tables=["shop.*"], target="s3://lake/{source}").expand(source_conn_id=["eu", "us"])
 
-    Every argument but the ids of the group and what is allowed may be a template, and a template keeps the type of the
-    value behind it: ``tables="{{ params.tables }}"`` is a list if the param is one. The kind of database comes from the
-    type of the connection when the tasks run. Transient errors are retried twice, unless the ``default_args`` of the
-    DAG or the group say otherwise; errors that a retry cannot fix fail the task at once.
+    Every argument may be a template, except the ids of the group, ``source_conn_ids``, ``targets`` and ``strict_conf``.
+    A template keeps the type of its value: ``tables="{{ params.tables }}"`` is a list if the param is a list. The kind
+    of database follows from the type of the connection when the tasks run. Transient errors are retried twice, unless
+    the ``default_args`` of the DAG or the group set another number. Errors that a retry cannot fix fail the task at
+    once.
 
     :param source_conn_id: Connection to the source, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or
         ``postgres``.
@@ -126,10 +128,10 @@ class SnapshotTaskGroup(TaskGroup):
     :param strict_conf: Refuse DAG runs whose conf has keys that are no params of the DAG: a misspelt one is
         otherwise ignored.
     :param group_id: id of the group.
-    :param prefix_group_id: whether the ids of the tasks begin with that of the group. A DAG with two of these groups
-        needs it for all but one.
-    :param kwargs: what else ``TaskGroup`` takes.
-    :raises ConfigurationError: an argument is neither ours nor one of ``TaskGroup``.
+    :param prefix_group_id: whether the ids of the tasks begin with the id of the group. If a DAG has several of these
+        groups, all but one need it.
+    :param kwargs: other arguments of ``TaskGroup``.
+    :raises ConfigurationError: an argument is unknown to this class and to ``TaskGroup``.
     """
 
     def __init__(
@@ -172,12 +174,12 @@ class SnapshotTaskGroup(TaskGroup):
         prefix_group_id: bool = False,
         **kwargs: Unpack[TaskGroupArguments],
     ) -> None:
-        # By their names, so that an option that is new has no other place here but the signature.
+        # Collected by name, so that a new option needs to be added only to the signature.
         arguments = dict(locals())
         options = {option.argument: arguments[option.name] for option in declared()}
         _check_arguments(kwargs)
         super().__init__(group_id=group_id, prefix_group_id=prefix_group_id, **kwargs)
-        # Ours are the weakest: a group's own arguments would otherwise win over the DAG's.
+        # RETRYING has the lowest precedence: as the group's own arguments it would override those of the DAG.
         self.default_args: dict[str, Any] = {**RETRYING, **(self.dag.default_args or {}), **self.default_args}
         allowed: dict[str, Any] = {"source_conn_ids": source_conn_ids, "targets": targets}
         with self:
@@ -225,20 +227,22 @@ class SnapshotTaskGroup(TaskGroup):
 
     @classmethod
     def partial(cls, **shared: Unpack[GroupArguments]) -> PartialGroup[SnapshotTaskGroup]:
-        """A group for each of several sources: ``shared`` are the arguments that they have in common, and `expand` or
-        `expand_kwargs` of what this returns take the others.
+        """Prepare a group for each of several sources.
 
-        :raises ConfigurationError: an argument is neither ours nor one of ``TaskGroup``.
+        Pass the other arguments to `expand` or `expand_kwargs` of the returned object.
+
+        :param shared: the arguments that all groups have in common.
+        :raises ConfigurationError: an argument is unknown to this class and to ``TaskGroup``.
         """
         own_parameters = [*signature(cls.__init__).parameters][1:-1]
         _check_arguments({name: value for name, value in shared.items() if name not in own_parameters})
         return PartialGroup(cls, shared)
 
     def _release_when_the_run_ends(self) -> None:
-        # A DAG run may also succeed although this group did not: somebody marked its tasks, or what comes after it runs
-        # whatever became of it.
-        # Airflow calls a DAG's callbacks in its DAG processor. `dag.test` does so, too, in the process of the tasks,
-        # and raises where a param has no default; but what is killed there is all of it.
+        # Both callbacks are needed: a DAG run may succeed although this group did not, because its tasks were marked,
+        # or because a later task runs whatever the result of the group is.
+        # Airflow calls a DAG's callbacks in its DAG processor. `dag.test` calls them in the process of the tasks, and
+        # raises if a param has no default. They are not needed there: a kill ends the callbacks, too.
         if not runs_dag_code():
             return
         dag: Any = self.dag
@@ -249,7 +253,7 @@ class SnapshotTaskGroup(TaskGroup):
                 name,
                 [*(callbacks if isinstance(callbacks, list) else [callbacks]), ReleaseOfRun(self.lock_and_record)],
             )
-            # The scheduler asks this one; Airflow sets it for what the DAG was made with.
+            # The scheduler checks this attribute, which Airflow sets only for the callbacks passed to the constructor.
             setattr(dag, f"has_{name}", True)
 
     @property
@@ -259,18 +263,20 @@ class SnapshotTaskGroup(TaskGroup):
 
     @property
     def copies(self) -> AssetAlias:
-        """What a DAG may be scheduled on that is to run whenever this group has published copies, of whichever tables
-        and in whichever target; the asset of one table is `airflow_provider_cdc.assets.table_asset`."""
+        """The asset alias for DAGs that run whenever this group has published copies, of any tables and in any target.
+
+        For the asset of one table, see `airflow_provider_cdc.assets.table_asset`.
+        """
         return copies_alias(self.dag.dag_id, str(self.group_id))
 
     @property
     def published(self) -> XComArg:
-        """The URI of each table's new files, by the table's name."""
+        """The URI of each table's new files, by table name."""
         return self.consolidate.output["published"]
 
 
 def _check_arguments(given: Mapping[str, Any]) -> None:
-    """Airflow would name its own class and its own arguments."""
+    """Reject unknown arguments. Airflow's own error would name ``TaskGroup`` and only its arguments."""
     group_parameters = {name for name in signature(TaskGroup.__init__).parameters if name not in ("self", "kwargs")}
     own_parameters = [*signature(SnapshotTaskGroup.__init__).parameters][1:-1]
     for name in given:
@@ -278,5 +284,5 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
             alike = get_close_matches(name, [*own_parameters, *group_parameters], 1)
             raise ConfigurationError(
                 f"SnapshotTaskGroup has no argument {name!r}",
-                hint=f"did you mean {alike[0]}?" if alike else f"its own are {', '.join(own_parameters)}",
+                hint=f"did you mean {alike[0]}?" if alike else f"its arguments are {', '.join(own_parameters)}",
             )
