@@ -386,6 +386,6 @@ def test_a_run_that_read_few_rows_does_not_tell_how_fast_many_are_read(rows: int
 
 def test_what_is_for_another_kind_of_source_is_refused_where_the_conf_is_strict(shop: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"tables": [f"{shop}.accounts"], "standing_slot": "nightly"}
-    with pytest.raises(AirflowFailException, match="parameter standing_slot: it is for PostgreSQL sources"):
+    with pytest.raises(AirflowFailException, match="parameter standing_slot: applies only to PostgreSQL sources"):
         preflight(tmp_path.as_uri(), strict_conf=True, **given)
     preflight(tmp_path.as_uri(), **given)
