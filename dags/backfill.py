@@ -1,5 +1,5 @@
-"""**Deprecated: trigger `copy_tables` instead.** It is the same DAG under a name that cannot be mistaken for
-Airflow's own Backfill. This one is removed in the release after the next one.
+"""**Deprecated: trigger `copy_tables` instead.** It is the same DAG, under a name that cannot be confused with
+Airflow's own Backfill. This DAG will be removed in the release after the next one.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 with DAG(
     "backfill",
     dag_display_name="backfill (deprecated: copy_tables)",
-    description="Deprecated: trigger copy_tables instead, which is the same",
+    description="Deprecated: trigger the DAG copy_tables instead, which does the same",
     doc_md=__doc__,
     schedule=None,
     catchup=False,

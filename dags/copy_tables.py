@@ -1,20 +1,20 @@
-"""Copy tables of any source to Parquet, all of them exactly as they were at one position, now or in the past (*As of*).
-Triggered by hand or by the API.
+"""Copy tables of any source to Parquet, all exactly as of one position, now or in the past (*As of*). Trigger this DAG
+by hand or by the API.
 
-With *Show the plan only*, everything is checked, and the log of `preflight` shows what a run would do: each table with
-the way in which it is read and why, rows and bytes, about how long it would take, and for how long the source has its
-log. Nothing is copied, and nothing is left behind: the tasks after `preflight` are skipped.
+With *Show the plan only*, everything is checked, and the log of `preflight` shows what a run would do: how each table
+is read and why, its rows and bytes, the estimated duration, and for how long the source keeps its log. Nothing is
+copied, and nothing is left behind: the tasks after `preflight` are skipped.
 
-Past days of a DAG that has a schedule, such as `nightly`, are rebuilt by Airflow's own Backfill.
+To rebuild past days of a DAG with a schedule, such as `nightly`, use Airflow's own Backfill.
 
-Whoever may trigger this DAG fills in its params, but its tasks have Airflow's rights. So it takes only the connections
-and targets that whoever runs Airflow names in its configuration, section `cdc`, as comma-separated lists:
+A user who may trigger this DAG fills in its params, but its tasks run with Airflow's rights. So the DAG accepts only
+the connections and targets that the administrator lists in Airflow's configuration, section `cdc`, separated by commas:
 
-- `source_conn_ids` (`AIRFLOW__CDC__SOURCE_CONN_IDS`), by default `cdc_*`: the connections made for this purpose.
-- `targets` (`AIRFLOW__CDC__TARGETS`), such as `s3://bucket/lake`: the folders in which, or below which, it may publish.
-  There is no default: where data may be written to is nothing to be guessed.
+- `source_conn_ids` (`AIRFLOW__CDC__SOURCE_CONN_IDS`): the allowed connections, by default `cdc_*`.
+- `targets` (`AIRFLOW__CDC__TARGETS`), such as `s3://bucket/lake`: the folders in which, or below which, the DAG may
+  publish. There is no default, because a safe place to write data to cannot be guessed.
 
-`*` stands for any run of characters in an id or in a part of a path, and alone for anything.
+`*` matches any run of characters in an id or in a part of a path; `*` alone matches anything.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 
 with DAG(
     "copy_tables",
-    description="Tables of any source in the lake, all exact at one position, now or in the past",
+    description="Copies tables of any source into the lake, all exact at one position, now or in the past",
     doc_md=__doc__,
     schedule=None,
     catchup=False,

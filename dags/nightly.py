@@ -1,12 +1,12 @@
-"""Copies of MySQL and PostgreSQL tables, every night, exact as of the end of the run's interval (PostgreSQL: with a
-`standing_slot`; else as of the run).
+"""Copies MySQL and PostgreSQL tables every night, exact as of the end of the run's interval (on PostgreSQL with a
+`standing_slot`; without one, as of the run).
 
-What is copied stands in a YAML file: that of Airflow's setting `nightly` in the section `cdc`
-(`AIRFLOW__CDC__NIGHTLY`), or `nightly.yaml` beside this file. Without one there is no such DAG. A mistake in it is an
-import error of this file that names the line and the key.
+A YAML file lists the tables: the file that Airflow's setting `nightly` in the section `cdc` names
+(`AIRFLOW__CDC__NIGHTLY`), or `nightly.yaml` in the folder of this file. Without such a file, there is no DAG. A mistake
+in it is an import error of this file, which names the line and the key.
 
-One run at a time. Airflow's Backfill over past intervals rebuilds each past day, as far back as the source's log
-reaches. A task that fails for good is told with its hint, the position and the run's folder.
+Only one run is active at a time. Airflow's Backfill over past intervals rebuilds each past day, as far back as the
+source's log reaches. If a task fails for good, its error is logged with the hint, the position and the run's folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if named or file.exists():
         deadlines["deadline"] = deadline(nightly.deadline_minutes)
     with DAG(
         "nightly",
-        description="Tables in the lake, as they were at the end of each day",
+        description="Copies tables into the lake, as of the end of each day",
         doc_md=__doc__,
         schedule=nightly.schedule,
         start_date=nightly.start_date.replace(tzinfo=ZoneInfo(nightly.timezone)),

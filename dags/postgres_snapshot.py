@@ -1,15 +1,15 @@
-"""Copy PostgreSQL tables to Parquet, all of them exactly as they were at one LSN. Triggered by hand or by the API.
+"""Copy PostgreSQL tables to Parquet, all exactly as of one LSN. Trigger this DAG by hand or by the API.
 
-It is the DAG `copy_tables` with a form for PostgreSQL alone: only the options, and the choices, that PostgreSQL has.
+It is the DAG `copy_tables` with a form for PostgreSQL: it shows only the options and choices that PostgreSQL supports.
 
-Whoever may trigger this DAG fills in its params, but its tasks have Airflow's rights. So it takes only the connections
-and targets that whoever runs Airflow names in its configuration, section `cdc`, as comma-separated lists:
+A user who may trigger this DAG fills in its params, but its tasks run with Airflow's rights. So the DAG accepts only
+the connections and targets that the administrator lists in Airflow's configuration, section `cdc`, separated by commas:
 
-- `source_conn_ids` (`AIRFLOW__CDC__SOURCE_CONN_IDS`), by default `cdc_*`: the connections made for this purpose.
-- `targets` (`AIRFLOW__CDC__TARGETS`), such as `s3://bucket/lake`: the folders in which, or below which, it may publish.
-  There is no default: where data may be written to is nothing to be guessed.
+- `source_conn_ids` (`AIRFLOW__CDC__SOURCE_CONN_IDS`): the allowed connections, by default `cdc_*`.
+- `targets` (`AIRFLOW__CDC__TARGETS`), such as `s3://bucket/lake`: the folders in which, or below which, the DAG may
+  publish. There is no default, because a safe place to write data to cannot be guessed.
 
-`*` stands for any run of characters in an id or in a part of a path, and alone for anything.
+`*` matches any run of characters in an id or in a part of a path; `*` alone matches anything.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 
 with DAG(
     "postgres_snapshot",
-    description="PostgreSQL tables in the lake, all exact at one LSN",
+    description="Copies PostgreSQL tables into the lake, all exact at one LSN",
     doc_md=__doc__,
     schedule=None,
     catchup=False,

@@ -1,4 +1,4 @@
-"""From an Airflow connection to the database behind it."""
+"""Opens the database behind an Airflow connection."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from airflow_provider_cdc.sources.api.source import Source  # noqa: E402
 
 
 def open_hook(conn_id: str) -> CdcHook:
-    """The hook for the kind of database that the connection's type names.
+    """Return the hook for the kind of database that the connection's type names.
 
-    :raises ConfigurationError: there is no such connection, or its type is not one that can be copied from.
+    :raises ConfigurationError: the connection does not exist, or its type is not a supported source.
     """
     try:
         connection = BaseHook.get_connection(conn_id)
@@ -30,19 +30,22 @@ def open_hook(conn_id: str) -> CdcHook:
 
 
 async def source_in_event_loop(conn_id: str) -> Source:
-    """The source behind a connection, for a trigger: ``open_hook(conn_id).get_conn()``. Opens no session.
+    """Return the source behind a connection, for a trigger, as ``open_hook(conn_id).get_conn()`` does.
 
-    :raises SourceUnavailable: Airflow does not give the connection.
+    Opens no session.
+
+    :raises SourceUnavailable: Airflow does not return the connection.
     :raises ConfigurationError: as `open_hook` does, and the hook's ``settings``.
     """
     try:
         connection = await BaseHook.aget_connection(conn_id)
     except AirflowNotFoundException as error:
-        # Airflow says so, too, if its own server does not answer. The task that made the trigger had the connection.
+        # Airflow raises this also if its own server does not answer. The connection existed when the task was deferred.
         missing = _none(conn_id)
         raise SourceUnavailable(missing.message, where=missing.where, hint=missing.hint) from error
-    # Importing a driver takes a while, in which other triggers should run. The rest must stay in this thread: reading
-    # the connection's extra makes Airflow talk to its supervisor, over streams that belong to this event loop.
+    # Import the driver in another thread, because the import is slow and must not block other triggers. The rest must
+    # stay in this thread: reading the connection's extra uses Airflow's streams to its supervisor, which belong to this
+    # event loop.
     hook = await asyncio.to_thread(_hook_for, connection, conn_id)
     return open_source(hook.settings_of(connection))
 
@@ -56,9 +59,9 @@ def _hook_for(connection: Any, conn_id: str) -> CdcHook:
 
 def _none(conn_id: str) -> ConfigurationError:
     return ConfigurationError(
-        "there is no such connection",
+        "the connection does not exist",
         where=_where(conn_id),
-        hint="create it, with the type cdc_mysql or cdc_postgres, or correct source_conn_id",
+        hint="create it with the type cdc_mysql or cdc_postgres, or correct source_conn_id",
     )
 
 

@@ -1,4 +1,4 @@
-"""What the hooks of all kinds of sources share: reading an Airflow connection into ``ConnectionSettings``."""
+"""The base class of the hooks: it reads an Airflow connection into ``ConnectionSettings``."""
 
 from __future__ import annotations
 
@@ -20,17 +20,20 @@ _log = logging.getLogger(__name__)
 
 
 class CdcHook(BaseHook):
-    """A connection to a database that tables are copied from.
+    """A connection to a source database.
 
-    :param source_conn_id: id of a connection of the hook's own type, or of the stock type of that database.
+    :param source_conn_id: id of a connection of the hook's own type, or of Airflow's stock type for that database.
     """
 
     conn_name_attr = "source_conn_id"
     own_tls_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields of the form that a stock connection of this kind may have in its extra, too: its own type has none."""
+    """Fields of this hook's form that a stock connection may also have in its extra, because its own form lacks them.
+    """
     stock_refused: ClassVar[tuple[str, ...]] = ()
-    """Fields of a stock connection's extra that say where its sessions go, or who is trusted there, and that lead
-    nowhere here: without them another server might answer."""
+    """Fields of a stock connection's extra that would redirect its sessions or change their trust.
+
+    They are not supported here. Ignoring them could lead to another server, so such connections are rejected.
+    """
 
     def __init__(self, source_conn_id: str) -> None:
         super().__init__()
@@ -41,26 +44,26 @@ class CdcHook(BaseHook):
         return kind_of(self.conn_type)
 
     def settings(self) -> ConnectionSettings:
-        """How to reach the server. Warns in the log if the connection waives what protects the password.
+        """Return how to reach the server. Logs a warning if the connection waives the protection of the password.
 
-        :raises ConfigurationError: the connection lacks a host or a user, or its extra holds what nobody reads.
+        :raises ConfigurationError: the connection has no host or user, or its extra has unsupported fields.
         """
         return self.settings_of(self.get_connection(self.source_conn_id))
 
     def settings_of(self, connection: Any) -> ConnectionSettings:
-        """`settings` of ``connection``, which somebody else has asked Airflow for."""
+        """Return the `settings` of ``connection``, which the caller has read from Airflow already."""
         where = f"connection {self.source_conn_id!r}"
         for field, value in (("host", connection.host), ("login", connection.login)):
             if not value:
-                raise ConfigurationError(f"it has no {field}", where=where, hint=f"set the connection's {field}")
+                raise ConfigurationError(f"it has no {field}", where=where, hint=f"set the {field} of the connection")
         extra = connection.extra_dejson
         same_type = connection.conn_type == self.conn_type
         if not same_type and (refused := [field for field in self.stock_refused if extra.get(field)]):
             raise ConfigurationError(
-                f"its extra says where to go or whom to trust in a way that is not followed here: {', '.join(refused)}",
+                f"unsupported connection extras: {', '.join(refused)} (they would redirect the connection or change "
+                "its trust or authentication)",
                 where=where,
-                hint="name the server by the connection's host and port and its user by login and password, in a "
-                f"connection of its own (type {self.conn_type})",
+                hint=f"create a connection of type {self.conn_type}, and set its host, port, login and password",
             )
         settings = ConnectionSettings(
             kind=self.kind.name,
@@ -77,12 +80,14 @@ class CdcHook(BaseHook):
         return settings
 
     def get_conn(self) -> Source:
-        """The source behind the connection. Opens no session."""
+        """Return the source behind the connection. Opens no session."""
         return open_source(self.settings())
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether copies can be made over this connection, as far as that does not depend on the tables; and a text
-        for the connection form, which says what is missing."""
+        """Return whether copies can be made over this connection, and a message for the connection form.
+
+        The tables are not checked. The message names the server, and each problem.
+        """
         try:
             answers = self._describe_server()
             source = self.get_conn()
@@ -91,7 +96,7 @@ class CdcHook(BaseHook):
             return False, str(error)
         if not problems:
             return True, answers
-        # The UI shows all of it as one paragraph.
+        # The UI shows the message as one paragraph, so the problems are numbered.
         message = "\n".join(
             f"({number}) {problem.where}: {problem.what}. Hint: {problem.hint}."
             for number, problem in enumerate(problems, 1)
@@ -100,24 +105,24 @@ class CdcHook(BaseHook):
 
     @abstractmethod
     def _describe_server(self) -> str:
-        """Open a session and say in one line what answers."""
+        """Open a session, and return one line that describes the server."""
 
     @abstractmethod
     def _stock_tls(self, extra: Mapping[str, Any], where: str) -> dict[str, str]:
-        """The TLS settings in the extra of a stock connection."""
+        """Return the TLS settings in the extra of a stock connection."""
 
     def _own_tls(self, extra: Mapping[str, Any], where: str) -> dict[str, str]:
-        # A misspelt TLS setting that is quietly ignored is an unencrypted connection.
+        # If a misspelt TLS setting were silently ignored, the connection would not be encrypted.
         if unknown := sorted(set(extra) - set(self.kind.fields)):
             raise ConfigurationError(
-                f"its extra has fields that mean nothing here: {', '.join(unknown)}",
+                f"unknown fields in its extra: {', '.join(unknown)}",
                 where=where,
-                hint=f"the fields are {', '.join(self.kind.fields)}",
+                hint=f"use only these fields: {', '.join(self.kind.fields)}",
             )
         return {name: str(extra[field]) for field, name in self.kind.tls_fields.items() if extra.get(field)}
 
     def _our_own(self, extra: Mapping[str, Any]) -> dict[str, str]:
-        """What the stock type of connection has no field for."""
+        """Return the settings that the stock type of connection has no field for."""
         names = self.kind.tls_fields
         fields = ("tls_trusted_network", *self.own_tls_fields)
         return {names[field]: str(extra[field]) for field in fields if extra.get(field)}

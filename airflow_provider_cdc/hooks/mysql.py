@@ -1,4 +1,4 @@
-"""MySQL connections: ``cdc_mysql``, and the stock ``mysql`` ones."""
+"""The hook for MySQL connections: type ``cdc_mysql``, and the stock type ``mysql``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_provider_cdc.sources.mysql.server.session import query, session
 
 
 class CdcMysqlHook(CdcHook):
-    """A MySQL server that tables are copied from."""
+    """A connection to a MySQL server to copy tables from."""
 
     conn_type = "cdc_mysql"
     default_conn_name = "cdc_mysql"
@@ -27,7 +27,7 @@ class CdcMysqlHook(CdcHook):
         return f"MySQL {version} at {settings.address}, gtid_mode {gtid_mode}"
 
     def _stock_tls(self, extra: Mapping[str, Any], where: str) -> dict[str, str]:
-        # `ssl` (a dict, or its JSON text) and `ssl_mode` are what Airflow's own MySqlHook reads.
+        # Airflow's own MySqlHook reads `ssl` (a dict, or its JSON text) and `ssl_mode`.
         files = extra.get("ssl") or {}
         if isinstance(files, str):
             try:

@@ -1,4 +1,4 @@
-"""PostgreSQL connections: ``cdc_postgres``, and the stock ``postgres`` ones."""
+"""The hook for PostgreSQL connections: type ``cdc_postgres``, and the stock type ``postgres``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_provider_cdc.sources.postgres.server.session import CHANNEL_BINDING
 
 
 class CdcPostgresHook(CdcHook):
-    """A PostgreSQL database that tables are copied from; the connection's schema names it."""
+    """A connection to a PostgreSQL database to copy tables from. The connection's schema is the database name."""
 
     conn_type = "cdc_postgres"
     default_conn_name = "cdc_postgres"
@@ -28,7 +28,7 @@ class CdcPostgresHook(CdcHook):
         return f"PostgreSQL {version} at {settings.address}, wal_level {level}"
 
     def _stock_tls(self, extra: Mapping[str, Any], where: str) -> dict[str, str]:
-        # What Airflow's own PostgresHook hands on to libpq.
+        # The fields that Airflow's own PostgresHook passes to libpq.
         modes = {extra_name: option_name for option_name, extra_name in TLS_MODES.items()} | {"allow": "preferred"}
         names = {"sslrootcert": "ca", "sslcert": "cert", "sslkey": "key", "channel_binding": CHANNEL_BINDING}
         tls = {

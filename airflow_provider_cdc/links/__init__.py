@@ -1,4 +1,4 @@
-"""What a task in Airflow's UI links to."""
+"""Links of the tasks in Airflow's UI."""
 
 from airflow_provider_cdc import airflow_version
 

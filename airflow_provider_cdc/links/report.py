@@ -1,4 +1,4 @@
-"""From the task that published a run to the run's report."""
+"""The link from a task to the run's report."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from airflow.providers.common.compat.sdk import BaseOperatorLink
 
 
 class ReportLink(BaseOperatorLink):
-    """The page that tells what the run did. It lies in the lake, so what opens it must be able to read there.
+    """Link to the report of a run. The report is in the lake, so the reader needs access to the lake.
 
-    Airflow's UI shows only links that a browser can follow over the web. Where the lake can be read so, Airflow's
-    setting ``report_urls`` in the section ``cdc`` says how: ``s3://lake/raw=https://files.example.com/raw``, several of
-    them separated by blanks or commas. Others are in the log of the task.
+    Airflow's UI shows only links that a browser can follow over the web. If the lake is readable over the web, map its
+    folders to URLs in Airflow's setting ``report_urls``, section ``cdc``:
+    ``s3://lake/raw=https://files.example.com/raw``. Separate several mappings by blanks or commas. Without a mapping,
+    find the URI of the report in the log of the task.
     """
 
     name = "Report"

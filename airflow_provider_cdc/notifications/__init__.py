@@ -1,4 +1,4 @@
-"""What people are told of a run while nobody watches it."""
+"""Notifications about unattended runs: failures, and deadlines that were missed."""
 
 from airflow_provider_cdc import airflow_version
 

@@ -1,4 +1,4 @@
-"""Tells that a run takes longer than it may: a deadline of Airflow's."""
+"""An Airflow deadline that reports runs that take too long."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ _log = logging.getLogger(__name__)
 
 
 def deadline(minutes: int) -> DeadlineAlert:
-    """A ``deadline`` of a DAG: `tell_late` is called when a run is not done so long after it was queued. The run goes
-    on."""
+    """Return a ``deadline`` for a DAG.
+
+    Airflow calls `tell_late` if a DAG run is not done that many minutes after it was queued. The run goes on.
+    """
     return DeadlineAlert(
         reference=DeadlineReference.DAGRUN_QUEUED_AT,
         interval=timedelta(minutes=minutes),
@@ -32,8 +34,8 @@ async def tell_late(*, minutes: int, context: Mapping[str, Any] | None = None, *
     """Log, in the triggerer, that a run is late."""
     run = (context or {}).get("dag_run") or {}
     _log.error(
-        "%s, run %s: not done %d minutes after it was queued. It goes on; the log of its task that runs tells how far "
-        "it is.",
+        "%s, run %s: not done %d minutes after it was queued. The run goes on. See its progress in the log of its "
+        "running task.",
         run.get("dag_id", "a DAG"),
         run.get("dag_run_id") or run.get("run_id", "unknown"),
         minutes,

@@ -1,4 +1,4 @@
-"""Tells why a task of a run failed for good: the error with its hint, the position, and where the run's folder is."""
+"""Reports why a task failed for good: the error with its hint, the position, and the run's folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import BaseNotifier
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-_NO_HINT = "  Hint: look at the task's log, and clear the task when the reason is gone"
+_NO_HINT = "  Hint: look at the task's log, and clear the task once the cause is fixed"
 
 
 class FailureNotifier(BaseNotifier):
@@ -18,7 +18,7 @@ class FailureNotifier(BaseNotifier):
 
         SnapshotTaskGroup(..., default_args={"on_failure_callback": FailureNotifier(send_to_the_pager)})
 
-    :param send: takes the text, which holds no secret; None: it goes to the log, as an error.
+    :param send: called with the text, which contains no secrets; None: the text is logged as an error.
     """
 
     def __init__(self, send: Callable[[str], None] | None = None) -> None:
@@ -34,11 +34,11 @@ class FailureNotifier(BaseNotifier):
 
 
 def failure_text(context: Context) -> str:
-    """What is known of a failed task, in a few lines."""
+    """Return a few lines that describe a failed task."""
     instance: Any = context["ti"]
     error = context.get("exception")
     text = str(error) if error is not None else "its process ended without an error: it was killed"
-    # The name by which the runbook is sorted.
+    # The runbook is sorted by these names.
     name = f"{type(error).__name__}: " if isinstance(error, BaseException) else ""
     lines = [
         f"{instance.dag_id}, run {context['dag_run'].run_id}: the task {instance.task_id} failed",
@@ -54,7 +54,7 @@ def _of_the_run(task: Any) -> list[str]:
     uri = getattr(task, "run_uri", None)
     if not isinstance(uri, str):
         return ["  Position: none; the run has not begun to read"]
-    # What reads stores takes a while to import, and the file of a DAG imports this module.
+    # Imported late: these modules are slow to import, and DAG files import this module.
     from airflow_provider_cdc.core.run.run import Run
     from airflow_provider_cdc.core.storage.folder import Storage
 
@@ -62,6 +62,6 @@ def _of_the_run(task: Any) -> list[str]:
         run = Run.load(Storage(uri))
         position = f"{run.manifest.position_key} {run.manifest.initial_position}"
     except Exception as error:
-        # Nothing must keep the rest from being told.
+        # Report the rest in any case.
         position = f"it cannot be read ({error})"
     return [f"  Position: {position}", f"  Run: {uri}"]

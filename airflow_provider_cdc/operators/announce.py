@@ -1,15 +1,16 @@
-"""Events of copies: each publication is announced once, however often its task is cleared, or dies.
+"""Asset events of copies: each copy is announced once, even if its task is cleared or dies.
 
-Airflow records a task's events together with its success, in one transaction, after the task has ended. Before that the
-task leaves what it announces in the run's folder (`core.told`). A later try asks Airflow whether it has those events:
+Airflow records a task's events together with its success, in one transaction, after the task has ended. Before that,
+the task writes its events to a record in the run's folder (`core.run.announced`). A later try asks Airflow whether it
+has those events:
 
-- It has them: the earlier try succeeded, and somebody cleared the task. This try does not announce them again.
-- It does not have them: the earlier try died before Airflow recorded its success. This try announces them.
-- It does not answer: this try announces them. A second event runs a DAG twice; a missing event leaves the DAGs that
-  wait for it with old data.
+- Airflow has them: the earlier try succeeded, and the task was cleared. This try does not announce them again.
+- Airflow does not have them: the earlier try died before Airflow recorded its success. This try announces them.
+- Airflow does not answer: this try announces them. A duplicate event runs a DAG twice. A missing event leaves the DAGs
+  that wait for it with old data.
 
-A copy that was announced as one of the past, and has become the latest one since (somebody removed ``_latest.json``),
-is announced as the latest one, too.
+If a copy was announced as a past one and has become the latest one since (``_latest.json`` was removed), it is also
+announced as the latest one.
 """
 
 from __future__ import annotations
@@ -31,25 +32,27 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 SKEW = timedelta(days=1)
-"""By how much the clocks of Airflow's parts may differ."""
+"""The greatest difference that is assumed between the clocks of Airflow's components."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a try announces: ``events`` are those that Airflow does not have yet, by the table's name. ``told`` is what
-    the run's folder has to say when the task ends."""
+    """What a try announces.
+
+    ``events``: by table name, the events that Airflow does not have yet. ``told``: the record to write to the run's
+    folder when the task ends.
+    """
 
     events: dict[str, Announced]
     told: Told
 
 
 def announcement_of(context: Context, run: Run, source_conn_id: str, latest: Mapping[str, bool]) -> Announcement:
-    """What this try of a run's last task has to announce.
+    """Return what this try of a run's last task has to announce.
 
-    :param latest: by the table's name, whether the run's copy is the latest one of its folder; of the tables that were
-        published.
+    :param latest: for each published table, by its name: whether the run's copy is the latest one of its folder.
     """
     names = {str(entry.table.name): entry.table.copy_name for entry in run.manifest.tables}
     wanted_events = {
@@ -61,7 +64,7 @@ def announcement_of(context: Context, run: Run, source_conn_id: str, latest: Map
     if announced is not None and announced.announced:
         reported = announced.announced
     elif announced is not None or context["ti"].try_number != 1:
-        # The version that ran then kept no record, and knew plain assets only; or the store did not take the record.
+        # The earlier try has no record: an old version ran it, which had only plain assets, or the write failed.
         plain = {table: copy_asset(source_conn_id, names[table], None, latest=True).uri for table in latest}
         reported = (wanted_events, {table: Announced(uri, latest=True) for table, uri in plain.items()})
     since = context["dag_run"].run_after - SKEW
@@ -76,27 +79,27 @@ def announcement_of(context: Context, run: Run, source_conn_id: str, latest: Map
 
 
 def say_other_target(log: Any, run: Run, source_conn_id: str) -> None:
-    """Say that the copies are not those that the plain assets of their tables stand for."""
+    """Log that the target is no production target, so the plain assets of the tables get no events."""
     targets = production_targets(source_conn_id)
     if targets.has(run.manifest.lake):
         return
-    what = "%s is no production target of %s: DAGs that are scheduled on table_asset without this target do not run."
+    what = "%s is not a production target of %s: DAGs scheduled on table_asset without this target do not run."
     if targets.named:
         log.info(what, run.manifest.lake, source_conn_id)
     else:
-        log.warning(f"{what} If it is one, name it in {VARIABLE}.", run.manifest.lake, source_conn_id)
+        log.warning(f"{what} If it is one, add it to {VARIABLE}.", run.manifest.lake, source_conn_id)
 
 
 def _airflow_has(events: Mapping[str, Announced], run_id: str, since: datetime) -> bool:
-    """Whether Airflow has the events that one try of a run's last task announced: all of them or none.
+    """Return whether Airflow has the events that one try of a run's last task announced. It has all of them or none.
 
-    :param since: no event of the run is older.
+    :param since: a time before all events of the run.
     """
     uri = events[min(events)].uri
     try:
         return any((extra or {}).get("run_id") == run_id for extra in _extras(Asset(uri=uri), since))
     except Exception as error:
-        _log.warning("Whether Airflow has the events of this run is not known, so there may be two of each: %s", error)
+        _log.warning("Could not ask Airflow for the events of this run, so each may be sent twice: %s", error)
         return False
 
 
@@ -104,7 +107,7 @@ def _extras(asset: Asset, since: datetime) -> Iterator[Any]:
     from airflow.sdk.execution_time.context import InletEventsAccessors
 
     events: Any = InletEventsAccessors([asset])[asset]
-    # Before Airflow 3.2 there is no bound.
+    # Airflow before 3.2 cannot filter events by time.
     if hasattr(events, "after"):
         events = events.after(since.isoformat())
     return (event.extra for event in events)

@@ -1,8 +1,8 @@
-"""The arguments of the operators and of the task group, for type checkers and editors: what is misspelt, or of another
-type, is told where it is written, and not when the DAG is parsed.
+"""Types of the arguments of the operators and of the task group.
 
-Nothing here does anything when DAGs run. Tests compare the options with those that are declared (`core.options`), and
-the arguments of tasks with those that Airflow takes.
+With them, type checkers and editors report a misspelt argument or a wrong type before the DAG is parsed. The types have
+no effect when DAGs run. Tests compare the options with their declarations (`core.options`), and the arguments of tasks
+with those that Airflow accepts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     Callbacks: TypeAlias = Callback | Collection[Callback] | None
 
 Xcom: TypeAlias = "XComArg | str | Mapping[str, object] | Sequence[object] | None"
-"""What another task leaves: as `XComArg`, as a template, or as it is."""
+"""The output of another task: an `XComArg`, a template, or the value itself."""
 
 
 class TaskArguments(TypedDict, total=False):
-    """What Airflow takes for any task."""
+    """The arguments that Airflow accepts for every task."""
 
     task_id: Required[str]
     allow_nested_operators: bool
@@ -79,7 +79,7 @@ class TaskArguments(TypedDict, total=False):
 
 
 class OptionArguments(TypedDict, total=False):
-    """The options of a run, as the operators and the task group both call them."""
+    """The options of a run, under the names that both the operators and the task group use."""
 
     source_conn_id: str
     tables: Sequence[str] | str
@@ -113,14 +113,16 @@ class OptionArguments(TypedDict, total=False):
 
 
 class PreflightArguments(TaskArguments, OptionArguments, total=False):
-    """What `PreflightOperator` takes beside what it names."""
+    """The keyword arguments of `PreflightOperator` that its signature does not name."""
 
     conf: Mapping[str, object] | str | None
 
 
 class SparkArguments(TaskArguments, total=False):
-    """What the operators that run on Spark take beside what they name: of Airflow's `SparkSubmitOperator` what does not
-    collide with what they set themselves."""
+    """The keyword arguments of the operators that run on Spark, except those that their signatures name.
+
+    They are the arguments of Airflow's `SparkSubmitOperator` that the operators do not set themselves.
+    """
 
     archives: str | None
     driver_class_path: str | None
@@ -147,7 +149,7 @@ class SparkArguments(TaskArguments, total=False):
 
 
 class TaskGroupArguments(TypedDict, total=False):
-    """What Airflow takes for any group of tasks, but for what `SnapshotTaskGroup` names."""
+    """The arguments that Airflow accepts for every task group, except those that `SnapshotTaskGroup` names."""
 
     add_suffix_on_collision: bool
     dag: DAG
@@ -161,7 +163,7 @@ class TaskGroupArguments(TypedDict, total=False):
 
 
 class GroupArguments(OptionArguments, TaskGroupArguments, total=False):
-    """What `SnapshotTaskGroup` takes."""
+    """The keyword arguments of `SnapshotTaskGroup`."""
 
     spark_conf: Mapping[str, object] | str | None
     source_conn_ids: Sequence[str] | None

@@ -1,4 +1,4 @@
-"""What all steps share: the id of a run, its folder, and what they leave for each other."""
+"""Helpers of all steps: the id and the folder of a run, XComs, and the rendering of ``target`` and ``scratch``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def run_id_of(context: Context, lake: str) -> str:
-    """The run's id: the same for every try of one task of one DAG run, and another for every other.
+    """Return the run's id: the same for all tries of one task of one DAG run, and different for any other task or run.
 
-    It sorts by time, and its characters are safe in every file system and in Hadoop paths. A manual DAG run may have no
-    logical date, so the time is ``run_after``, which clearing leaves as it is. Two deployments of Airflow may have the
-    same DAG and the same run of it, and copy from one server: so the lake's folder is part of it.
+    Ids sort by time, and their characters are safe in every file system and in Hadoop paths. The time is ``run_after``:
+    a manual DAG run may have no logical date, and clearing does not change ``run_after``. Two deployments of Airflow
+    may have the same DAG and DAG run, and copy from one server. So the id also depends on the target folder.
 
     :param lake: `lake_of` the task's target.
     """
@@ -33,13 +33,13 @@ def run_id_of(context: Context, lake: str) -> str:
 
 
 def run_id_for(dag_run: Any, task_id: str, lake: str, map_index: int | None = None) -> str:
-    """`run_id_of` of the task ``task_id``, whichever task asks."""
+    """Return the `run_id_of` the task ``task_id``. Any task may call this."""
     digest = _digest(dag_run.dag_id, dag_run.run_id, task_id, lake, map_index)
     return f"{dag_run.run_after.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest}"
 
 
 def same_run(run_id: str, dag_id: str, dag_run_id: str, task_id: str, lake: str, map_index: int | None = None) -> bool:
-    """Whether ``run_id`` is the `run_id_for` such a DAG run, whenever that was due."""
+    """Return whether ``run_id`` is the `run_id_for` this DAG run, whatever its ``run_after`` is."""
     return run_id.rpartition("-")[2] == _digest(dag_id, dag_run_id, task_id, lake, map_index)
 
 
@@ -51,10 +51,10 @@ def _digest(dag_id: str, dag_run_id: str, task_id: str, lake: str, map_index: in
 
 
 def scratch_for(scratch: str, source_conn_id: str, lake: str) -> str:
-    """The URI of the folder in which the folders of runs lie, of the parameter ``scratch``.
+    """Return the URI of the folder that contains the folders of runs, for the parameter ``scratch``.
 
     :param lake: `lake_of` the task's target.
-    :raises ConfigurationError: it is no place to write to, or readers of the lake would take runs for tables.
+    :raises ConfigurationError: ``scratch`` is no valid folder, or readers of the lake would mistake runs for tables.
     """
     if not scratch:
         return scratch_of(lake)
@@ -62,42 +62,44 @@ def scratch_for(scratch: str, source_conn_id: str, lake: str) -> str:
     lake_depth = len(LakeUri.parse(lake).segments)
     if lake_uri.matches(lake) and not any(part.startswith(("_", ".")) for part in lake_uri.decoded[lake_depth:]):
         raise ConfigurationError(
-            "it lies in the target, where readers would take runs for tables",
+            "the folder is inside the target, where readers would mistake runs for tables",
             where="parameter scratch",
-            hint="name a folder of its own, or one in the target whose name begins with _",
+            hint="use a folder outside the target, or one inside it whose name begins with _",
         )
     return str(lake_uri)
 
 
 def run_folder(scratch: str, run_id: str) -> Storage:
-    """Where the run's work lies.
+    """Return the folder of a run.
 
-    :param scratch: `scratch_for` it.
+    :param scratch: the result of `scratch_for`.
     :raises StorageUnavailable: the store does not answer.
     """
     return Storage(scratch).folder(run_id)
 
 
 def say_skipped(log: Any, skipped: Mapping[str, str]) -> None:
-    """Warn which tables a run leaves out, and why: nobody should take its copy for complete."""
+    """Warn which tables a run leaves out, and why, so that its copies are not mistaken for a complete set."""
     for table, reason in sorted(skipped.items()):
         log.warning("SKIPPED, not copied: %s (%s)", table, reason)
 
 
 def hand_on(context: Context, outputs: Mapping[str, Any]) -> None:
-    """Leave each output for later tasks, under its own key.
+    """Push each output as an XCom under its own key.
 
-    For operators with ``do_xcom_push=False``: Airflow's own ``multiple_outputs`` stores all of it a second time, as
-    ``return_value``, and the plan of a large run is large.
+    For operators with ``do_xcom_push=False``. Airflow's own ``multiple_outputs`` would store all outputs a second time,
+    as ``return_value``, and the plan of a large run is large.
     """
     for key, value in outputs.items():
         context["ti"].xcom_push(key=key, value=value)
 
 
 class TargetOperator(RendersClearly):
-    """A task with a ``target`` and a ``scratch``. Airflow keeps what a task's arguments were rendered to, and shows it:
-    what could be a secret in these is removed first. What remains is refused by `execute`, as the whole would have
-    been."""
+    """A task with a ``target`` and a ``scratch``.
+
+    Airflow stores the rendered arguments of a task, and shows them in the UI. So the parts of a URI that may hold a
+    secret are removed first. `execute` rejects the redacted URI, as it would have rejected the original.
+    """
 
     target: str
     scratch: str = ""

@@ -1,4 +1,4 @@
-"""What is checked of a run's parameters, its target and Spark, as declarations. Each source has its own checks."""
+"""Declarations of the checks of a run's parameters, its target and Spark. Each source declares its own checks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Places:
-    """Where a run publishes, and the URI of the folder in which the folders of runs lie."""
+    """The folder that a run publishes in, and the URI of the folder that contains the folders of runs."""
 
     lake: Storage
     scratch: str
@@ -39,8 +39,8 @@ class Places:
 class ParametersContext:
     """The parameters of a run.
 
-    :param afterwards: what is left in the target for a plan alone is removed when this ends.
-    :param places: those that the parameters name, once they are known to be writable.
+    :param afterwards: when it is closed, the folders that a run with ``plan_only`` created are removed.
+    :param places: the places that the parameters name; set once they are known to be writable.
     """
 
     options: RunOptions
@@ -51,7 +51,7 @@ class ParametersContext:
 
 @dataclass(frozen=True)
 class LakeContext:
-    """The target, and the copies that are to be published there."""
+    """The target, and the names of the copies to publish there."""
 
     lake: Storage
     source: Source
@@ -60,7 +60,7 @@ class LakeContext:
 
 
 def collect(checks: Sequence[Check[C]], context: C, problems: list[Problem]) -> None:
-    """Ask what preflight asks, and add what is found to ``problems``."""
+    """Run those of ``checks`` that preflight runs, and add their findings to ``problems``."""
     for check in checks:
         with collected(problems, ""):
             problems.extend(one for one in problems_of([check], Moment.PREFLIGHT, context) if one not in problems)
@@ -68,23 +68,27 @@ def collect(checks: Sequence[Check[C]], context: C, problems: list[Problem]) -> 
 
 @contextmanager
 def collected(problems: list[Problem], where: str) -> Iterator[None]:
-    """Add what goes wrong to ``problems``: whoever fixes one should not have to run again to see the next."""
+    """Add the errors of the block to ``problems``, so that one run of preflight reports all problems.
+
+    :raises TransientError: the block raised it, and there are no earlier problems.
+    :raises PreflightError: the block raised a `TransientError`, and there are earlier problems.
+    """
     try:
         yield
     except PreflightError as error:
-        # One thing may be in the way of several.
+        # Several checks may find the same problem.
         problems.extend(one for one in error.problems if one not in problems)
     except TerminalError as error:
         problems.append(Problem(error.where or where, error.message, error.hint))
     except TransientError:
-        # Waiting helps against this one, but not against what was found before.
+        # A retry may help against this error, but not against the problems that were found before.
         if problems:
             raise PreflightError(problems) from None
         raise
 
 
 def _errors_of(look: Callable[[C], object], where: str) -> Callable[[C], Iterable[Problem]]:
-    """Asks by doing something, whose errors are the problems."""
+    """Return a check that calls ``look`` and reports its errors as problems."""
 
     def ask(context: C) -> Iterable[Problem]:
         problems: list[Problem] = []
@@ -108,7 +112,7 @@ def _target(context: ParametersContext) -> None:
 
 def _scratch(context: ParametersContext) -> None:
     options = context.options
-    # Nothing more is tried on a target that cannot be written to.
+    # If the target is not writable, that problem is reported already.
     if context.places is not None and options.scratch:
         lake = context.places.lake
         context.places = Places(lake, scratch_for(options.scratch, options.source_conn_id, lake.uri))
@@ -140,9 +144,10 @@ _WHEN = (Moment.PREFLIGHT,)
 ALLOWED: tuple[Check[ParametersContext], ...] = (
     Check(
         "run.allowed",
-        "The DAG's author allows the connection and the target: what is not allowed is not touched.",
+        "The DAG's author allows the connection and the target. A connection or folder that is not allowed is not "
+        "accessed.",
         _WHEN,
-        "use what the author allows, or have it listed (source_conn_ids, targets)",
+        "use an allowed connection and target, or ask the DAG's author to list them (source_conn_ids, targets)",
         _errors_of(_allowed, "parameter target"),
         (Raised(Moment.POSITION_FIXED, "operators.lock_and_record:LockAndRecordOperator.execute"),),
     ),
@@ -151,23 +156,23 @@ ALLOWED: tuple[Check[ParametersContext], ...] = (
 PLACES: tuple[Check[ParametersContext], ...] = (
     Check(
         "target.writable",
-        "The target can be written to.",
+        "The target is writable.",
         _WHEN,
-        "correct the target, or give Airflow's account the right to write there",
+        "correct the target, or grant Airflow's account write access to it",
         _errors_of(_target, "parameter target"),
     ),
     Check(
         "target.scratch",
-        "The folder of the runs can be written to.",
+        "The scratch folder is writable.",
         _WHEN,
-        "correct scratch, or give Airflow's account the right to write there",
+        "correct scratch, or grant Airflow's account write access to it",
         _errors_of(_scratch, "parameter scratch"),
     ),
     Check(
         "run.spark",
-        "Spark applications can be submitted, with their drivers where Airflow is.",
+        "Spark applications can be submitted in client mode.",
         _WHEN,
-        "correct spark_conn_id, or install what its master needs",
+        "correct spark_conn_id, or install the packages that its master needs",
         _errors_of(_spark, "parameter spark_conn_id"),
     ),
 )
@@ -175,16 +180,16 @@ PLACES: tuple[Check[ParametersContext], ...] = (
 LAKE: tuple[Check[LakeContext], ...] = (
     Check(
         "target.names",
-        "Each table has a folder of its own, also where the store ignores case.",
+        "Each table has its own folder, even if the store ignores case.",
         _WHEN,
-        "copy the tables into different targets, or choose a store that heeds case",
+        "copy the tables into different targets, or use a case-sensitive store",
         _errors_of(_names, "parameter target"),
     ),
     Check(
         "target.source",
-        "The copies that are there already are of the same source.",
+        "The existing copies in the target are copies of the same source.",
         _WHEN,
-        "choose another target, or the connection that the copies are of",
+        "use another target, or the connection from which the existing copies were made",
         _errors_of(_source, "parameter target"),
         (Raised(Moment.BEFORE_COMMIT, "jobs.consolidate.step:_consolidate"),),
     ),
@@ -200,22 +205,22 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
     ),
     Check(
         "run.options",
-        "Each option has a value that means something.",
+        "Each option has a valid value.",
         (),
         "correct the value as the message says",
         raised_by=(Raised(Moment.PREFLIGHT, "core.options.run:checked"),),
     ),
     Check(
         "run.kind",
-        "Nothing is asked for that only another kind of source has.",
+        "No option is set that only another kind of source supports.",
         (),
-        "leave the option as it is by default",
+        "leave the option at its default",
         raised_by=(Raised(Moment.PREFLIGHT, "operators.parameters:check_kind"),),
     ),
     Check(
         "run.parts",
-        "Conditions and columns (where, columns) are of the tables that are copied, and mean the same in a SELECT and "
-        "in the log.",
+        "The conditions and columns (where, columns) belong to tables that are copied, and mean the same in a SELECT "
+        "and in the log.",
         (),
         "correct where and columns as the message says",
         raised_by=(
@@ -225,8 +230,8 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
     ),
     Check(
         "run.base",
-        "A copy that is rolled forward is whole, of the same history and part of the table, and published as the same "
-        "types.",
+        "A copy that is rolled forward is complete, belongs to the same history, covers the same part of the table, "
+        "and has the same published types.",
         (),
         "read the table in full (refresh=full)",
         raised_by=(
@@ -236,14 +241,14 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
     ),
     Check(
         "run.as-of",
-        "The source can be copied as it was at the position that as_of names.",
+        "The source can be copied as of the position that as_of names.",
         (),
-        "ask for a later position, or leave as_of empty",
+        "set as_of to a later position, or leave it empty",
         raised_by=(Raised(Moment.PREFLIGHT, "sources.api.calls:check_point"),),
     ),
     Check(
         "run.made-once",
-        "A run that has published copies is not made again under the same name.",
+        "A run that has published copies is not started again under the same name.",
         (),
         "trigger a new run",
         raised_by=(
@@ -252,6 +257,6 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         ),
     ),
 )
-"""What is found while a run is planned and begun."""
+"""Checks that are part of planning and starting a run."""
 
 CHECKS: tuple[Check[Any], ...] = (*ALLOWED, *PLACES, *LAKE, *PARTS_OF_THE_PLAN)

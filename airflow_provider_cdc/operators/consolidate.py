@@ -1,4 +1,4 @@
-"""The last step: rewinds what was touched and publishes."""
+"""The last step: rewinds the touched rows and publishes all tables."""
 
 from __future__ import annotations
 
@@ -29,24 +29,28 @@ if TYPE_CHECKING:
 
 
 SHOWN_COPIES = 100
-"""The log names so many copies."""
+"""The number of published copies that the log lists."""
 
 
 class ConsolidateOperator(SparkStepOperator):
     """Rewind every touched key to the initial position, and publish all tables at once.
 
-    XComs: ``published``, the URI of each table's new files by the table's name; ``latest``, by the table's name,
-    whether this run's copy is the one that ``_latest.json`` names (a newer one stays); ``skipped``, why each table that
-    was named is not published, by its name; ``superseded``, of tables whose source was set back since the copy before,
-    how that was found, by the table's name: their copies begin a new history; ``position``, the one at which all copies
-    are exact; ``removed``, the URIs of the older copies that are gone now (``keep``), by the table's name; and
-    ``counts``.
+    XComs (``published`` to ``superseded``, and ``removed``, are objects with the table names as keys):
 
-    Each copy is an event of its table's asset (`airflow_provider_cdc.assets`), once, however often the task is run
-    (`announcing`). The event's ``extra`` has ``run_id``, the ``position`` (also under the source's own name for it),
-    ``rows``, ``path``, ``latest``, and ``schema_digest``, which changes when columns, their types or the key do; of a
-    part of the table also ``where`` and ``columns``; ``missed_as_of``, where the run could not be exact at the end of
-    its interval.
+    - ``published``: the URI of each table's new files.
+    - ``latest``: whether ``_latest.json`` names this run's copy. It does not if a newer copy exists.
+    - ``skipped``: for each table that was named but not published, the reason.
+    - ``superseded``: for each table whose source was set back since the last copy, how this was detected. The copies of
+      these tables begin a new history.
+    - ``removed``: the URIs of the older copies that were removed (``keep``).
+    - ``position``: the position at which all copies are exact.
+    - ``counts``: what the step did, in numbers.
+
+    Each copy creates one event of its table's asset (`airflow_provider_cdc.assets`), however often the task runs
+    (`operators.announce`). The event's ``extra`` has ``run_id``, ``position`` (also under the source's own name for
+    it), ``rows``, ``path``, ``latest``, and ``schema_digest``, which changes with the columns, their types or the key.
+    If only a part of the table is copied, it also has ``where`` and ``columns``. If the run could not be exact at the
+    end of its interval, it also has ``missed_as_of``.
     """
 
     step = "consolidate"
@@ -62,20 +66,20 @@ class ConsolidateOperator(SparkStepOperator):
         removed = read_removed(run.folder) if run.manifest.options.keep else Removed()
         announcement = announcement_of(context, run, self.source_conn_id, {table: latest[table] for table in copies})
         events = [(event.uri, copies[table]) for table, event in announcement.events.items()]
-        # Another list, for this try alone: the DAG's task keeps its own.
+        # A new list for this try only: the list of the DAG's task must not change.
         self.outlets = announce(context["outlet_events"], self.outlets, events)
         say_other_target(self.log, run, self.source_conn_id)
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
-                "%s is published at %s, but a newer copy stays the latest: one of a later position, or of a later "
-                "history of the source (or, where neither tells, recorded later), was published before it. Readers of "
-                "_latest.json see that one. If the source was set back while this run was at work, the next run finds "
-                "that out.",
+                "%s is published at %s, but _latest.json still names a newer copy, which was published before this "
+                "one. The newer copy has a later position or belongs to a later history of the source (if neither can "
+                "be compared, it was recorded later). Readers of _latest.json see the newer copy. If the source was "
+                "set back during this run, the next run detects it.",
                 table,
                 result["published"][table],
             )
         for table, why in result["superseded"].items():
-            self.log.warning("%s: this copy begins a new history, and supersedes all earlier ones: %s", table, why)
+            self.log.warning("%s: this copy begins a new history, and supersedes all earlier copies: %s", table, why)
         say_skipped(self.log, result["skipped"])
         say_missed_past(self.log, run.manifest.missed_past)
         self._say_published(run, result)
@@ -90,10 +94,10 @@ class ConsolidateOperator(SparkStepOperator):
         try:
             run.note_told(told)
         except (CdcError, OSError) as error:
-            self.log.info("The run's folder stays for a while longer than it would have to: %s", error)
+            self.log.info("Could not record the announced events, so the run's folder is kept longer: %s", error)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """What Airflow's OpenLineage provider asks for once the task has ended."""
+        """Return the lineage of the run. Airflow's OpenLineage provider calls this after the task has ended."""
         from airflow_provider_cdc.lineage import lineage_of
 
         return lineage_of(Run.load(Storage(self.run_uri)), open_hook(self.source_conn_id).settings())
@@ -103,7 +107,7 @@ class ConsolidateOperator(SparkStepOperator):
         published = sorted(found["published"].items())
         lines = [f"  {name}: {counted(rows[name], 'row')} in {uri}" for name, uri in published[:SHOWN_COPIES]]
         if len(published) > SHOWN_COPIES:
-            lines.append(f"  and {len(published) - SHOWN_COPIES:,} more: the XCom published has them")
+            lines.append(f"  and {len(published) - SHOWN_COPIES:,} more: see the XCom published")
         self.log.info(
             "%s published, exact at %s %s:\n%s",
             counted(len(published), "copy", "copies"),
@@ -116,14 +120,14 @@ class ConsolidateOperator(SparkStepOperator):
         try:
             self.report_uri = write_report(run, dag_run_name(context))
         except (CdcError, OSError) as error:
-            # The run is published: a page about it is no reason to fail.
-            self.log.warning("The run's report could not be written: %s", error)
+            # The run is published, so a missing report must not fail the task.
+            self.log.warning("Could not write the run's report: %s", error)
         else:
-            self.log.info("What the run did: %s", self.report_uri)
+            self.log.info("Report of the run: %s", self.report_uri)
 
 
 def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) -> dict[str, dict[str, Any]]:
-    """What the events tell of each table's copy, by the table's name."""
+    """Return the ``extra`` of each copy's event, by table name."""
     rows = run.found(ConsolidateResult).rows
     return {
         name: {
@@ -143,7 +147,7 @@ def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) 
 
 
 def _part(table: Table) -> dict[str, Any]:
-    """Which part of a table was copied; empty: all of it."""
+    """Return which part of a table was copied; empty: the whole table."""
     selection = table.selection
     part = {"where": selection.condition, "columns": list(selection.columns)}
     return {name: value for name, value in part.items() if value}

@@ -1,6 +1,6 @@
-"""Releases what the source keeps for earlier runs of a group whose DAG runs are over, though nobody was told.
+"""Drops the replication slots and publications of earlier runs whose DAG runs have ended without a callback.
 
-Where a person marks a DAG run as failed or successful while none of its tasks runs, Airflow calls nobody.
+If a user marks a DAG run as failed or successful while none of its tasks is running, Airflow calls no callback.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _log = logging.getLogger(__name__)
 
 
 def release_what_is_over(context: Context, task: Any, source: Source, scratch: str, lake: str) -> None:
-    """Release what ``source`` keeps for runs of the group of ``task``, a `PreflightOperator`, into the same lake, whose
-    DAG runs have failed or succeeded. Not being able to is no failure.
+    """Drop the slots and publications of earlier runs of the same task group whose DAG runs have failed or succeeded.
 
-    A DAG run that is deleted stays: another deployment of the same DAG may have it, and go on with it.
+    Only runs that publish into the same lake are considered. An error is logged, and does not fail the task.
 
-    :param scratch: URI of the folder in which the folders of runs lie.
-    :param lake: URI of the folder that is published in.
+    If the DAG run does not exist here, its slot is kept: another deployment of the same DAG may still be running it.
+
+    :param task: the `PreflightOperator` of the group.
+    :param scratch: URI of the folder that contains the folders of runs.
+    :param lake: URI of the folder to publish in.
     """
     if not isinstance(source, TellsLeft):
         return
@@ -48,25 +50,27 @@ def release_what_is_over(context: Context, task: Any, source: Source, scratch: s
             if leftover.dag_id == instance.dag_id and same_run(leftover.run_id, *names):
                 _release_if_over(instance, source, leftover, scratch)
     except Exception as error:
-        _log.info("What the source may still keep for earlier runs could not be looked for: %s", error)
+        _log.info("Could not look for replication slots and publications of earlier runs: %s", error)
 
 
 def _release_if_over(instance: Any, source: Source, left: LeftByRun, scratch: str) -> None:
     try:
         state = instance.get_dagrun_state(dag_id=left.dag_id, run_id=left.dag_run_id)
     except Exception as error:
-        # It was deleted, perhaps. The others may be over all the same.
+        # The DAG run may have been deleted. The slots of the other runs are still checked.
         _log.info(
-            "What is kept for DAG run %s stays, for Airflow does not say if it is over: %s", left.dag_run_id, error
+            "Kept the replication slot of DAG run %s: could not read its state from Airflow (%s)",
+            left.dag_run_id,
+            error,
         )
         return
     folder = run_folder(scratch, left.run_id)
-    # Its manifest says whether the slot is to stay (`keep_slot`), and lies elsewhere if it had another scratch.
+    # The manifest says whether to keep the slot (`keep_slot`). It is elsewhere if the run had another scratch.
     if str(getattr(state, "value", state)) not in _OVER or not Run.exists(folder):
         return
     try:
         release(folder, lambda run_id: release_run(source, run_id))
     except CdcError as error:
-        _log.warning("The source may still keep what it kept for %s: %s", folder.uri, error)
+        _log.warning("Could not drop the replication slot and publication of %s: %s", folder.uri, error)
     else:
-        _log.info("DAG run %s is over: the source need not keep anything for it any more", left.dag_run_id)
+        _log.info("DAG run %s has ended: released its replication slot and publication", left.dag_run_id)

@@ -1,4 +1,4 @@
-"""The fourth step: the net change of the window."""
+"""The fourth step: reads the net change of the window from the log."""
 
 from __future__ import annotations
 

@@ -30,24 +30,24 @@ if TYPE_CHECKING:
 
 
 class LockAndRecordOperator(TargetOperator, ReleasingOperator):
-    """Fix the initial position, under a short lock where a table's consistency needs one, and write the manifest.
+    """Fix the initial position, under a short lock if a table's consistency needs one, and write the manifest.
 
-    A manifest that exists already is kept: what was read so far belongs to its initial position. Unless the source no
-    longer has what it kept for that position: then nothing more can be read for it, and the run begins anew.
+    An existing manifest is kept, because the rows that were read so far belong to its initial position. If the source
+    no longer has the log from that position on, nothing more can be read for it. In that case the run begins anew.
 
     XComs: ``run_uri``, the run's folder, and the initial position under the source's own name for it
     (``initial_gtid_set``, ``initial_lsn``).
 
     :param source_conn_id: connection to the source.
     :param target: URI of the folder to publish in; ``{source}`` in it stands for ``source_conn_id``.
-    :param scratch: URI of the folder for the work of runs, as ``target``; empty: ``_runs`` in the target.
+    :param scratch: URI of the folder for runs in progress, written like ``target``; empty: ``_runs`` in the target.
     :param plan: XCom ``plan`` of preflight.
     :param options: XCom ``options`` of preflight.
     :param skipped: XCom ``skipped`` of preflight.
     :param missed_past: XCom ``missed_past`` of preflight.
-    :param plan_only: as for preflight: this task is skipped, and so are those after it.
-    :param source_conn_ids: the connections that may be named, as for preflight.
-    :param targets: the folders that may be published in, as for preflight.
+    :param plan_only: as for preflight: if set, this task and the tasks after it are skipped.
+    :param source_conn_ids: the allowed connections, as for preflight.
+    :param targets: the allowed targets, as for preflight.
     """
 
     template_fields: Sequence[str] = (
@@ -80,7 +80,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         self.source_conn_id = source_conn_id
         self.target = target
         self.scratch = scratch
-        # What they are once they are rendered.
+        # Declared with the types that they have after rendering.
         self.plan: Any = plan
         self.options: Any = options
         self.skipped: Any = skipped
@@ -91,16 +91,16 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
 
     @failing
     def execute(self, context: Context) -> dict[str, Any]:
-        # What looks into files takes a while to import, and DAGs are parsed all the time.
+        # Imported late: these modules are slow to import, and Airflow parses DAGs often.
         from airflow_provider_cdc.core.run.initial_position import begin
         from airflow_provider_cdc.operators.planning.lake_checks import (
             check_not_made_before,
             check_not_of_a_deleted_dag_run,
         )
 
-        # Preflight has made sure that it is one or the other; a template may have made text of it.
+        # Preflight has checked that it is a boolean. A template may have rendered it to text.
         if str(self.plan_only).lower() == "true":
-            raise AirflowSkipException("plan_only is set: the log of preflight has the plan, and nothing is copied")
+            raise AirflowSkipException("plan_only is set, so nothing is copied: see the plan in the log of preflight")
         self.allowed.check(self.source_conn_id, self.target, self.scratch)
         lake = lake_of(self.target, self.source_conn_id)
         source = open_hook(self.source_conn_id).get_conn()
@@ -137,6 +137,6 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         return outputs
 
     def on_kill(self) -> None:
-        # What is being made on the source is unmade on the way out.
+        # Raise, so that the cleanup handlers drop what was created on the source so far.
         if self._recording:
             raise AirflowException("killed while the initial position was being recorded")

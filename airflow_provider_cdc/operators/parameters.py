@@ -1,4 +1,5 @@
-"""What only Airflow's side knows of the parameters of a run: how operators take them, and what may be asked for."""
+"""How operators take the options of a run, and the checks that belong to Airflow: the allowed connections and targets,
+the keys of a conf, and the kind of the source."""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 
 def taking_options(constructor: Constructor) -> Constructor:
-    """Let an operator's constructor, which has ``**kwargs``, show an argument for each option of a run.
+    """Add an argument for each option of a run to the signature of an operator's constructor, which has ``**kwargs``.
 
-    Airflow goes by what a signature shows: it fills in ``default_args`` there, and says what is missing.
+    Airflow reads the signature to fill in ``default_args`` and to report missing arguments.
     """
     shown = signature(constructor)
     *own_parameters, rest = shown.parameters.values()
@@ -38,29 +39,35 @@ def taking_options(constructor: Constructor) -> Constructor:
 
 
 def take_options(arguments: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The options of a run among a constructor's ``arguments``, with the defaults of those that are not there, and all
-    other arguments."""
+    """Split a constructor's ``arguments`` into the options of a run and all other arguments.
+
+    Options that are not given get their defaults.
+    """
     options = {option.argument: arguments.get(option.argument, option.default) for option in declared()}
     return options, {name: value for name, value in arguments.items() if name not in options}
 
 
 @dataclass(frozen=True)
 class Allowed:
-    """What a DAG's author lets its runs name: whoever may trigger a DAG chooses its params, and its tasks have the
-    rights of Airflow, not those of that person.
+    """The connections and targets that a DAG's author allows.
 
-    :param source_conn_ids: ids of connections, ``*`` for any run of characters; None: any connection.
-    :param targets: URIs of folders; they and what lies below them is allowed, compared part by part. ``*`` stands for
-        any run of characters in a part, ``*`` alone for any target, ``{source}`` for the id of the connection. None:
-        any target.
+    A user who may trigger the DAG chooses its params, but its tasks run with Airflow's rights, not with the user's.
+
+    :param source_conn_ids: ids of connections; ``*`` matches any run of characters. None: any connection.
+    :param targets: URIs of folders. The folders and everything below them are allowed; URIs are compared part by part.
+        ``*`` matches any run of characters in a part, ``*`` alone any target. ``{source}`` stands for the id of the
+        connection. None: any target.
     """
 
     source_conn_ids: Sequence[str] | None = None
     targets: Sequence[str] | None = None
 
     def check(self, source_conn_id: str, target: str, scratch: str = "") -> None:
-        """:param scratch: empty: it lies in the target.
-        :raises PreflightError: naming what is not allowed."""
+        """Check that the connection and the folders are allowed.
+
+        :param scratch: empty: the default, a folder in the target.
+        :raises PreflightError: one of them is not allowed; the error names it.
+        """
         problems = []
         connection_ids = self.source_conn_ids
         if connection_ids is not None and not any(glob(pattern, source_conn_id) for pattern in connection_ids):
@@ -76,7 +83,7 @@ class Allowed:
 
 
 def _lake(target: str, source_conn_id: str) -> LakeUri | None:
-    # A target that cannot be written to is refused where it is used.
+    # An invalid target is rejected where it is used.
     try:
         return LakeUri.parse(lake_of(target, source_conn_id))
     except ConfigurationError:
@@ -89,16 +96,16 @@ def _not_allowed(parameter: str, value: str, known: Sequence[str], setting: str)
         f"the DAG's author does not allow {value}",
         f"use one of {', '.join(known)}"
         if known
-        else f"the DAG's owner has to list what it may use: {setting} "
-        "of its SnapshotTaskGroup; of the DAGs that come with the package, in Airflow's configuration, section cdc "
+        else f"ask the DAG's owner to list it in the argument {setting} "
+        "of the SnapshotTaskGroup, or, for the DAGs of this package, in Airflow's configuration, section cdc "
         f"(AIRFLOW__CDC__{setting.upper()})",
     )
 
 
 def check_conf(given: Mapping[str, Any] | None, known: Collection[str]) -> None:
-    """Make sure that each key of a DAG run's conf means something: a misspelt one would be quietly ignored.
+    """Check that each key of a DAG run's conf is a param. Otherwise a misspelt key would be silently ignored.
 
-    :raises PreflightError: naming those that do not.
+    :raises PreflightError: some keys are no params; the error names them.
     """
     if unknown := sorted(set(given or ()) - set(known)):
         raise PreflightError(
@@ -110,17 +117,17 @@ def check_conf(given: Mapping[str, Any] | None, known: Collection[str]) -> None:
 
 
 def check_kind(options: RunOptions, kind: str) -> None:
-    """Make sure that nothing is asked for that only another kind of source has: it would be quietly ignored.
+    """Check that no option is set that only another kind of source supports. It would be silently ignored.
 
-    :param kind: of the source.
-    :raises PreflightError: naming what is.
+    :param kind: the kind of the source.
+    :raises PreflightError: such options are set; the error names them.
     """
     values = values_of(options)
     problems = [
         Problem(
             f"parameter {option.name}",
-            f"it is for {only(option.feature)} sources, and this one is {KINDS[kind].title}",
-            "leave it as it is",
+            f"applies only to {only(option.feature)} sources, but this source is {KINDS[kind].title}",
+            "leave it at its default",
         )
         for option in declared()
         if not option.fits(kind) and values[option.name] != option.default

@@ -1,4 +1,4 @@
-"""The first step: everything that can be known to fail fails here, before any work."""
+"""The first step: checks everything that can be checked before any work begins, and plans the run."""
 
 from __future__ import annotations
 
@@ -52,17 +52,22 @@ if TYPE_CHECKING:
 class PreflightOperator(TargetOperator):
     """Check the parameters, the target, Spark and the source, and decide how each table is read.
 
-    XComs: ``plan``, a list with one object per table (``table``, ``consistency``, ``reason``, estimated ``rows`` and
-    ``bytes``); ``skipped``, why each table that was named is not copied, by its name; and ``options``, the checked
-    settings that ``lock_and_record`` writes into the manifest; ``missed_past``, the end of the interval that the run
-    cannot be exact at, and why (``missing_past``); empty: it can. With ``plan_only`` also ``summary``, what a run would
-    come to, in words.
+    XComs:
 
-    It takes every option of a run (`core.options`), each of which may be a template, and what a DAG's author allows.
+    - ``plan``: a list with one object per table (``table``, ``consistency``, ``reason``, estimated ``rows`` and
+      ``bytes``).
+    - ``skipped``: for each table that was named but is not copied, the reason, by table name.
+    - ``options``: the checked settings that ``lock_and_record`` writes into the manifest.
+    - ``missed_past``: the end of the interval at which the run cannot be exact, and why (option ``missing_past``).
+      Empty if the run can be exact there.
+    - ``summary``, only with ``plan_only``: what a run would do, in words.
 
-    :param source_conn_ids: the connections that may be named, ``*`` for any run of characters; None: any.
-    :param targets: the folders that, or below which, may be published in; see `Allowed`; None: any.
-    :param strict_conf: refuse a DAG run whose conf has keys that are no params of the DAG, or that sets what is for
+    The operator takes every option of a run (`core.options`) and what the DAG's author allows. Each option may be a
+    template.
+
+    :param source_conn_ids: the allowed connections; ``*`` matches any run of characters; None: any connection.
+    :param targets: the allowed target folders, including the folders below them; see `Allowed`; None: any folder.
+    :param strict_conf: reject a DAG run whose conf has keys that are no params of the DAG, or that sets an option of
         another kind of source.
     """
 
@@ -79,13 +84,13 @@ class PreflightOperator(TargetOperator):
     ) -> None:
         options, own = take_options(kwargs)
         super().__init__(do_xcom_push=False, **own)
-        # Params keep their types, whatever the DAG's own setting is.
+        # Params must keep their types, whatever the DAG's own setting is.
         self.render_template_as_native_obj = True
         for name, value in options.items():
             setattr(self, name, value)
-        # Before templates are rendered: afterwards it looks like any other time.
+        # Compared before rendering: afterwards, a supplied time looks like any other time.
         self.as_of_is_supplied = options["as_of"] == INTERVAL_END
-        # No templates: whoever triggers a run could fill them.
+        # Not templates: a user who triggers a run could set them.
         self.allowed = Allowed(source_conn_ids, targets)
         self.strict_conf = strict_conf
 
@@ -99,7 +104,7 @@ class PreflightOperator(TargetOperator):
             parameters = ParametersContext(options, self.allowed, afterwards)
             collect(ALLOWED, parameters, problems)
             if problems:
-                # What is not allowed is not touched.
+                # Do not access a connection or folder that is not allowed.
                 raise PreflightError(problems)
             collect(PLACES, parameters, problems)
             places = parameters.places
@@ -121,11 +126,11 @@ class PreflightOperator(TargetOperator):
         return self._tell(context, options, *surveyed, places, missed)
 
     def _survey(self, context: Context, options: RunOptions, places: Places | None) -> tuple[Source, Survey]:
-        """The source, and what can be copied of it."""
+        """Return the source, and the survey of what can be copied from it."""
         source = open_hook(options.source_conn_id).get_conn()
         wait_until_started(source)
         if places is not None and not options.plan_only:
-            # Before it is looked whether the server has room for this run's own.
+            # This comes before the check whether the server has a free replication slot for this run.
             release_what_is_over(context, self, source, places.scratch, places.lake.uri)
         if self.strict_conf:
             check_kind(options, source.kind)
@@ -153,7 +158,7 @@ class PreflightOperator(TargetOperator):
         if options.plan_only:
             outputs["summary"] = summary(source, sink, Storage(places.scratch), plans, options.steps)
             self.log.info(
-                "The plan. Nothing is copied, for plan_only is set:\n%s\n%s", readable(plans), outputs["summary"]
+                "Plan (nothing is copied, because plan_only is set):\n%s\n%s", readable(plans), outputs["summary"]
             )
         else:
             self.log.info("%s will be copied:\n%s", counted(len(plans), "table"), readable(plans))
@@ -163,9 +168,9 @@ class PreflightOperator(TargetOperator):
     def _tell_view(self, view: View | None) -> None:
         if view is not None and view.is_long:
             self.log.warning(
-                "The run ends with %s. As long as that is open, the server removes no dead rows, of any table. Give "
-                "such tables a primary key, or all tables of the run REPLICA IDENTITY FULL, and it is short or not "
-                "needed.",
+                "The run ends with %s. While the snapshot is open, the server cannot remove dead rows from any table. "
+                "To make the snapshot short, add a primary key to these tables. To avoid it, set REPLICA IDENTITY FULL "
+                "on all tables of the run.",
                 view,
             )
 
@@ -173,8 +178,8 @@ class PreflightOperator(TargetOperator):
 def _planned(
     source: Source, found: Survey, places: Places | None, options: RunOptions, problems: list[Problem]
 ) -> tuple[Source, Survey]:
-    """The same, with the way of each table: what is rolled forward, and what the past asks for."""
-    # What looks into files takes a while to import, and DAGs are parsed all the time.
+    """Return the survey with the way to read each table: whether it is rolled forward, and what ``as_of`` requires."""
+    # Imported late: this module is slow to import, and Airflow parses DAGs often.
     from airflow_provider_cdc.core.copies.base_selection import choose
 
     with collected(problems, "parameter where"):
@@ -198,11 +203,11 @@ def _planned(
             parts=requested(options.where, options.columns),
         )
         if not problems:
-            # A table that came meanwhile is no exception. What is wrong was told already.
+            # Select again: survey_past may have found tables that were created meanwhile.
             found = _selected(source, found, options)
     return source, found
 
 
 def _selected(source: Source, found: Survey, options: RunOptions) -> Survey:
-    """The same, with the part of each table that is copied."""
+    """Return the survey with the part of each table that is copied (``where`` and ``columns``)."""
     return replace(found, plans=select(source, found.plans, list(found.skipped), options.where, options.columns))

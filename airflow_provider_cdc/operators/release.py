@@ -1,4 +1,4 @@
-"""Releases what the source keeps for a run that fails for good: nothing else ever would."""
+"""Drops the replication slot and the publication of a run that has failed for good. No other code would drop them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _OVER = {"failed", "upstream_failed", "skipped", "removed", "success"}
-"""The states of a task that is not run again by itself."""
+"""The states of a task that Airflow does not run again by itself."""
 
 
 class ReleasingOperator(RendersClearly):
-    """A task whose final failure releases what the source keeps for its run. A try that will be repeated does not."""
+    """A task whose final failure drops the run's replication slot and publication. A try that is retried does not."""
 
     source_conn_id: str
     _releasing: tuple[Storage, ConnectionSettings, Context] | None = None
@@ -44,27 +44,29 @@ class ReleasingOperator(RendersClearly):
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        # Beside the author's own callbacks, also those in default_args.
+        # Keep the author's own callbacks, including those from default_args.
         callbacks: Sequence[Any] = getattr(self, "on_failure_callback", ())
         self.on_failure_callback = [*callbacks, release_of_task]
 
     def will_release(self, run: Storage, settings: ConnectionSettings, context: Context) -> None:
-        """Remember what to release: when the task is killed, Airflow can no longer be asked for a connection."""
+        """Remember what to release, because a task that is being killed cannot ask Airflow for a connection."""
         self._releasing = (run, settings, context)
 
     def release(self, run: Storage, settings: ConnectionSettings) -> None:
-        """Release what the source keeps for the run. A failure is logged: it must not hide why the task failed."""
+        """Drop the run's slot and publication. Errors are only logged, so that they do not hide why the task failed."""
         try:
             source = open_source(settings)
             release_what_is_kept(run, lambda run_id: release_run(source, run_id))
         except Exception as error:
-            _log.warning("The source may still keep what it kept for %s: %s", run.uri, error)
+            _log.warning("Could not drop the replication slot and publication of %s: %s", run.uri, error)
 
     def release_when_killed(self) -> None:
-        """To be called by `on_kill`. A timeout does not count: either another try follows, or the task fails.
+        """Release the run if Airflow will not run the killed task again. To be called by `on_kill`.
 
-        Airflow also kills tasks that were cleared while they ran, and tasks that lost touch with its server for too
-        long. Their next try needs what the source keeps.
+        After a timeout it does nothing: either another try follows, or the task fails and its callback releases.
+
+        Airflow also kills tasks that were cleared while running, and tasks that lost contact with its server for too
+        long. Their next try needs the slot and the publication.
         """
         if self._releasing is None or isinstance(sys.exc_info()[1], AirflowTaskTimeout):
             return
@@ -73,16 +75,16 @@ class ReleasingOperator(RendersClearly):
             self.release(run, settings)
         else:
             self._killed_for_another_try = True
-            _log.info("What the source keeps for %s stays there, for the task's next try", run.uri)
+            _log.info("Kept the replication slot and publication (if any) of %s for the task's next try", run.uri)
 
 
 class ReleaseOfRun:
-    """``on_failure_callback`` and ``on_success_callback`` of a DAG: releases what the source keeps for the run of one
-    `SnapshotTaskGroup`.
+    """Drops the slot and the publication of the run of one `SnapshotTaskGroup`, when its DAG run ends.
 
-    A task whose process dies at once (SIGKILL, out of memory, its machine) can call nothing any more, and neither can
-    one that was marked before it ran. Its DAG run still ends, and Airflow then calls the DAG's callback in another
-    process. A group that is mapped has a run for each of its sources.
+    It is an ``on_failure_callback`` and ``on_success_callback`` of the DAG. A task whose process dies at once (SIGKILL,
+    out of memory, loss of its machine) runs no callback, and neither does a task that was marked before it ran. Its DAG
+    run still ends, and Airflow then calls the DAG's callback in another process. A mapped group has a run for each of
+    its sources.
 
     :param recording: the task that records the initial position.
     """
@@ -98,11 +100,11 @@ class ReleaseOfRun:
                 return
             instance: Any = context["ti"]
             dag_run = context["dag_run"]
-            # Not get_ti_count: Airflow's DAG processor cannot read the answer to that (3.3).
+            # Not get_ti_count: Airflow's DAG processor cannot decode its answer (3.3).
             task_filter = {"dag_id": dag_run.dag_id, "task_ids": [task.task_id], "run_ids": [dag_run.run_id]}
             states = instance.get_task_states(**task_filter).get(dag_run.run_id, {})
         except Exception as error:
-            _log.warning("The source may still keep what it kept for this run: %s", error)
+            _log.warning("Could not drop the replication slots and publications of this DAG run: %s", error)
             return
         named = (re.fullmatch(re.escape(task.task_id) + "_([0-9]+)", name) for name in states)
         for index in sorted(int(match[1]) for match in named if match):
@@ -112,22 +114,22 @@ class ReleaseOfRun:
     def _release(self, context: Context, map_index: int | None) -> None:
         task: Any = self._recording
         try:
-            # The task does not run in this process, so nobody has rendered its templates.
+            # The task does not run in this process, so its templates are not rendered yet.
             target, scratch, source_conn_id = task.render_template(
                 [task.target, task.scratch, task.source_conn_id], context
             )
-            # A run that was refused began nothing, so what it named must not be touched.
+            # A rejected run created nothing, and its connection and folders must not be accessed.
             task.allowed.check(source_conn_id, target, scratch)
             lake = lake_of(target, source_conn_id)
             run_id = run_id_for(context["dag_run"], task.task_id, lake, map_index)
             run = run_folder(scratch_for(scratch, source_conn_id, lake), run_id)
             task.release(run, open_hook(source_conn_id).settings())
         except Exception as error:
-            _log.warning("The source may still keep what it kept for this run: %s", error)
+            _log.warning("Could not drop the replication slot and publication of this run: %s", error)
 
 
 class _Instance:
-    """A task instance, as one with another map index."""
+    """A task instance under another map index."""
 
     def __init__(self, instance: Any, map_index: int) -> None:
         self._instance = instance
@@ -138,9 +140,10 @@ class _Instance:
 
 
 def _is_over(context: Context) -> bool:
-    """Whether Airflow will not run a killed task again by itself.
+    """Return whether Airflow will not run a killed task again by itself.
 
-    If Airflow does not answer, it may; if it then does not, the DAG run fails, and `ReleaseOfRun` is called.
+    If Airflow does not answer, return False: it may run the task again. If it does not, the DAG run fails, and Airflow
+    calls `ReleaseOfRun`.
     """
     if supervisor_channel() is None:
         return True
@@ -150,32 +153,32 @@ def _is_over(context: Context) -> bool:
         answer = task_instance.get_task_states(
             dag_id=task_instance.dag_id, task_ids=[task_instance.task_id], run_ids=[context["dag_run"].run_id]
         )
-        # A run that was deleted has no states.
+        # A deleted DAG run has no states.
         states = answer.get(context["dag_run"].run_id, {})
         mapped = index is not None and index >= 0
         name = f"{task_instance.task_id}_{index}" if mapped else task_instance.task_id
         return name not in states or str(states[name]) in _OVER
     except Exception as error:
-        _log.warning("Airflow does not say what becomes of this task: %s", error)
+        _log.warning("Could not read the state of this task from Airflow: %s", error)
         return False
 
 
 def release_of_task(context: Context) -> None:
-    """``on_failure_callback`` of a `ReleasingOperator`: Airflow calls it when no try is left."""
+    """Release the run of a `ReleasingOperator`: its ``on_failure_callback``, called when no try is left."""
     task: Any = context["ti"].task
     if task._killed_for_another_try:
-        # To its own process a last try counts as failed even if it was killed because the task was cleared.
+        # The process of the last try calls this even if the task was killed because it was cleared.
         return
     try:
         if isinstance(getattr(task, "run_uri", None), str):
             run = task.own_run(context)
         elif not hasattr(task, "target"):
-            # There is no such XCom: the task that leaves it was skipped or marked, or the XCom was removed since.
-            _log.info("Which run this task is of is not known to it: what the source keeps goes when the DAG run ends")
+            # There is no XCom run_uri: lock_and_record was skipped or marked, or the XCom was removed.
+            _log.info("Cannot tell which run this task belongs to (no XCom run_uri): released when the DAG run ends")
             return
         else:
             lake = lake_of(task.target, task.source_conn_id)
             run = run_folder(scratch_for(task.scratch, task.source_conn_id, lake), run_id_of(context, lake))
         task.release(run, open_hook(task.source_conn_id).settings())
     except Exception as error:
-        _log.warning("The source may still keep what it kept for this run: %s", error)
+        _log.warning("Could not drop the replication slot and publication of this run: %s", error)

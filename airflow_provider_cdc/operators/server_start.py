@@ -1,7 +1,7 @@
 """Waits for a server that is starting up, shutting down to restart, or recovering from a crash.
 
-Such a server refuses a session at once. A task that fails then uses up its retries in seconds, although all it takes is
-some minutes. A server that has not answered at all is not waited for: its address may be wrong.
+Such a server rejects a session at once. Without the wait, a task would use up its retries within seconds, although the
+server is back after some minutes. If the server does not answer at all, there is no wait: its address may be wrong.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ _log = logging.getLogger(__name__)
 
 
 def wait_until_started(source: Source, wait_seconds: float = WAIT_SECONDS) -> None:
-    """Return once the server accepts sessions, or fails in another way than by restarting: the caller meets that.
+    """Return once the server accepts sessions, or fails for another reason than a restart.
 
-    :raises SourceUnavailable: it was still restarting after ``wait_seconds``.
+    The caller's next session then raises that other error.
+
+    :raises SourceUnavailable: the server was still restarting after ``wait_seconds``.
     """
     deadline = time.monotonic() + wait_seconds
     is_restarting = False
@@ -29,7 +31,7 @@ def wait_until_started(source: Source, wait_seconds: float = WAIT_SECONDS) -> No
         try:
             source.here()
         except SourceUnavailable as error:
-            # While it restarts there is a moment in which nothing listens there.
+            # During a restart there is a moment in which nothing listens on the port.
             is_restarting = is_restarting or error.is_starting
             if not is_restarting:
                 return

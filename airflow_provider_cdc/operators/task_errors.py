@@ -1,4 +1,4 @@
-"""Our errors as Airflow's, so that the page of a task shows what matters and little else."""
+"""Converts errors of this package to Airflow's exceptions, so that a task's page shows them without a long trace."""
 
 from __future__ import annotations
 
@@ -18,10 +18,9 @@ _log = logging.getLogger(__name__)
 
 
 def failing(method: Callable[..., Returned]) -> Callable[..., Returned]:
-    """Have a method that Airflow calls, such as ``execute``, raise our errors as Airflow's: see `airflow_error`.
+    """Wrap a method that Airflow calls, such as ``execute``: it raises a `CdcError` as Airflow's: see `airflow_error`.
 
-    The page of the task shows the error, and of our code no more than this function. The whole trace is logged at
-    DEBUG.
+    The trace on the task's page then shows only this function. The whole trace is logged at DEBUG.
 
     :raises AirflowFailException: a retry cannot help.
     :raises AirflowException: a retry may help.
@@ -32,33 +31,33 @@ def failing(method: Callable[..., Returned]) -> Callable[..., Returned]:
         try:
             return method(*args, **kwargs)
         except CdcError as error:
-            _log.debug("Where the error came from", exc_info=True)
+            _log.debug("Full traceback of the error", exc_info=True)
             failure = airflow_error(type(error).__name__, str(error), terminal=isinstance(error, TerminalError))
         except AirflowException as error:
             if not isinstance(error, _Told):
                 raise
-            # Another method that Airflow calls has raised it.
+            # A wrapped method that this one called has converted the error already.
             failure = error
         _count(args[0], failure)
-        # Here, where nothing is being handled, so that it is raised without what led to it.
+        # Raised outside of the except block, so that the original error is not shown as its context.
         raise failure.with_traceback(None) from None
 
     return raising
 
 
 def airflow_error(name: str, message: str, *, terminal: bool) -> AirflowException:
-    """An error of ours, as an error of Airflow's under the same name.
+    """Return an Airflow exception for an error of this package, with the same class name.
 
-    :param name: the name of its class.
-    :param message: its text, with the hint.
-    :param terminal: whether it fails the task at once; else Airflow may retry it.
+    :param name: the name of the error's class.
+    :param message: the error's text, with the hint.
+    :param terminal: whether the error fails the task at once. Otherwise Airflow may retry the task.
     """
     error: AirflowException = _kind(name, terminal)(message)
     return error
 
 
 class _Told:
-    """What all errors that are raised here have in common. ``counted``: the metrics have it."""
+    """Base of all exceptions that are created here. ``counted``: whether the metrics have counted this error."""
 
     counted = False
 

@@ -1,4 +1,4 @@
-"""Templates in arguments: one that cannot be rendered is an error that says which, and what to write instead."""
+"""Rendering of templates in arguments, with an error that names the argument and says what to write instead."""
 
 from __future__ import annotations
 
@@ -14,17 +14,20 @@ WITH_A_LOGICAL_DATE = (
     "logical_date ds ds_nodash ts ts_nodash ts_nodash_with_tz data_interval_start data_interval_end "
     "prev_data_interval_start_success prev_data_interval_end_success"
 ).split()
-"""What templates can use only in a run that has a logical date."""
+"""The names that templates can use only in a run that has a logical date."""
 
 
 @keeps_native_types
 class RendersClearly(BaseOperator):
-    """A task whose templates are rendered as Airflow does it, but for what is told when one cannot be."""
+    """A task whose templates are rendered as Airflow does it, with clearer errors."""
 
     @failing
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
-        """:raises AirflowFailException: a template cannot be rendered."""
-        # Jinja2 takes a while to import, and DAGs are parsed all the time.
+        """Render the template fields.
+
+        :raises AirflowFailException: a template cannot be rendered.
+        """
+        # Imported late: Jinja2 is slow to import, and Airflow parses DAGs often.
         from jinja2.exceptions import TemplateError
 
         environment = jinja_env or self.get_template_env()
@@ -39,15 +42,15 @@ class RendersClearly(BaseOperator):
                     rendered = self.render_template(value, context, environment, set())
                 _check_defined(rendered)
             except TemplateError as error:
-                # Not the template itself: it may hold what should not be shown.
+                # The message leaves out the template itself, which may hold a secret.
                 raise _unclear(name, str(error.message)) from error
             setattr(self, name, rendered)
 
 
 def _check_defined(rendered: Any) -> None:
-    """What stands alone in a template, and is not defined, is itself what was rendered.
+    """Check the result of rendering. A template that is only an undefined name renders to an `Undefined` object.
 
-    :raises UndefinedError: it is.
+    :raises UndefinedError: the result is or contains one.
     """
     from jinja2 import Undefined
 
@@ -65,13 +68,13 @@ def _unclear(argument: str, message: str) -> ConfigurationError:
     lacking = next((name for name in WITH_A_LOGICAL_DATE if message == f"{name!r} is undefined"), "")
     if not lacking:
         return ConfigurationError(
-            f"its template cannot be rendered: {message}",
+            f"cannot render the template: {message}",
             where=f"argument {argument}",
-            hint="correct the template; Airflow's page on templates lists the names that it may use",
+            hint="correct the template; the Templates reference of Airflow lists the names that it may use",
         )
     return ConfigurationError(
-        f"its template uses {lacking}, which this run does not have: it was triggered without a logical date",
+        f"the template uses {lacking}, but this run was triggered without a logical date",
         where=f"argument {argument}",
-        hint="trigger the run with a logical date; or have the template use dag_run.run_after, which every run has "
+        hint="trigger the run with a logical date, or use dag_run.run_after in the template, which every run has "
         f"({{{{ {lacking} if {lacking} is defined else dag_run.run_after }}}})",
     )

@@ -1,1 +1,1 @@
-"""What a run did, on one page, for people: as HTML and as Markdown, in the run's folder."""
+"""The report of a run: one page, as HTML and as Markdown, in the run's folder."""

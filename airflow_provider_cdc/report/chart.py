@@ -12,14 +12,14 @@ from airflow_provider_cdc.core.run.timeline import Bar
 from airflow_provider_cdc.counted import counted
 
 LANES = 40
-"""Nobody can tell apart more lanes than that."""
+"""The greatest number of lanes. With more, the chart would be unreadable."""
 _WIDTH, _LANE, _GAP, _AXIS = 1000, 16, 4, 24
 _FINEST = 1 / 2000
 """A bar that is shorter than this fraction of the whole is drawn together with its neighbour."""
 _HUES = range(40, 330, 26)
-"""Degrees of the colour wheel, without red: red would look like a failure."""
+"""Degrees of the colour wheel, without red, which would look like a failure."""
 _LEGEND = 12
-"""The legend names so many tables; with more, colours repeat."""
+"""The number of tables that the legend names. With more tables, colours repeat."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What there is to tell of a run, in sections of plain text: of one that was published, or of one that failed."""
+"""The contents of a report, in sections of plain text, for a run that was published or that failed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ SLOWEST = 10
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and a table beneath it; ``note`` says what is not in the table. ``bars`` are shown as a picture, where
-    that can be. ``snippets`` come last."""
+    """A heading with a table.
+
+    ``note`` is a sentence about the table. ``bars`` are drawn as a chart in HTML. ``snippets`` come last.
+    """
 
     title: str
     header: tuple[str, ...]
@@ -59,9 +61,9 @@ class Report:
 
 
 def report_of(run: Run, dag_run: DagRunName) -> Report:
-    """The report of a run.
+    """Return the report of a published run.
 
-    :raises ManifestError: it is not published.
+    :raises ManifestError: the run is not published.
     """
     read, delta, done = run.found(SnapshotResult), run.found(DeltaResult), run.found(ConsolidateResult)
     sections = [
@@ -73,21 +75,22 @@ def report_of(run: Run, dag_run: DagRunName) -> Report:
     ]
     if done.skipped:
         why = tuple(sorted(done.skipped.items()))
-        sections.append(Section("Left out", ("table", "why"), why, "Their folders keep the copies that they had."))
+        sections.append(Section("Left out", ("table", "reason"), why, "Their folders keep their earlier copies."))
     if run.manifest.options.keep:
         sections.append(_removed(read_removed(run.folder), run.manifest.options))
     if nulls := _nulls(read, done):
-        note = "Values that no Arrow type holds, which became null because `unrepresentable` is `null`."
+        note = "Values that no Arrow type can hold. They became null because `unrepresentable` is `null`."
         sections.append(Section("Null instead of a value", ("table", "column", "values"), nulls, note))
     return Report(f"Copy of {counted(len(done.published), 'table')}, run {run.run_id}", tuple(sections))
 
 
 def report_of_failure(run: Run, dag_run: DagRunName, failed: Failed) -> Report:
-    """The report of a run one of whose steps failed: why, and how far it came."""
+    """Return the report of a run with a failed step: the error, and the steps that were done."""
     message, _, hint = failed.message.partition("\n  Hint: ")
     why = (("step", failed.step), ("error", failed.error), ("what", message), *((("hint", hint),) if hint else ()))
     note = (
-        "Nothing of this run is published, and the last copies stay as they are. What it has read is kept for a retry."
+        "Nothing of this run is published, and the last copies are unchanged. The rows that it read are kept for a "
+        "retry."
     )
     tables = tuple(
         (str(entry.table.name), f"{entry.table.rows:,}", f"{entry.consistency}: {entry.reason}")
@@ -96,7 +99,7 @@ def report_of_failure(run: Run, dag_run: DagRunName, failed: Failed) -> Report:
     sections = [
         Section("What went wrong", ("", ""), why, "" if run.committed else note),
         _run(run, dag_run, None),
-        Section("Tables", ("table", "rows, about", "how it is read"), tables),
+        Section("Tables", ("table", "rows (about)", "how it is read"), tables),
         *([_steps(run.steps.values())] if run.steps else []),
         *_timeline(run),
     ]
@@ -123,7 +126,7 @@ def _run(run: Run, dag_run: DagRunName, done: ConsolidateResult | None) -> Secti
             "begun",
             "once"
             if run.generation == 1
-            else f"{counted(run.generation, 'time')}: the source lost what an earlier one had",
+            else f"{counted(run.generation, 'time')}: it could not go on from its earlier initial position",
         ),
     ]
     return Section("The run", ("", ""), tuple(rows))
@@ -153,12 +156,12 @@ def _tables(run: Run, read: SnapshotResult, delta: DeltaResult, done: Consolidat
 
 
 def _reading(run: Run, done: ConsolidateResult) -> Iterator[Section]:
-    """How to read what was published."""
+    """Yield a section that shows how to read the published copies."""
     table = next((entry.table for entry in run.manifest.tables if str(entry.table.name) in done.published), None)
     if table is None:
         return
     name = str(table.name)
-    others = ", and those of the other tables alike" if len(done.published) > 1 else ""
+    others = ", and neither do those of the other tables" if len(done.published) > 1 else ""
     yield Section(
         f"Reading {name}",
         (),
@@ -170,17 +173,17 @@ def _reading(run: Run, done: ConsolidateResult) -> Iterator[Section]:
 
 def _steps(found: Iterable[StepResult]) -> Section:
     rows = tuple((_name(step_result), f"{step_result.seconds:,.1f}", _did(step_result)) for step_result in found)
-    return Section("Steps", ("step", "seconds", "what it did"), rows, "Without the time that Spark took to start.")
+    return Section("Steps", ("step", "seconds", "what it did"), rows, "The time to start Spark is not included.")
 
 
 def _removed(removed: Removed, options: StepOptions) -> Section:
     rows = [(name, uri, "removed") for name, uris in removed.copies.items() for uri in uris]
     rows += [("", f"run {run_id}", "its folder was removed") for run_id in removed.runs]
-    rows += [("", uri, f"stays: {why}") for uri, why in sorted(removed.left.items())]
-    many = f"the newest {options.keep:,} stay" if options.keep > 1 else "the newest one stays"
-    days = f", and those of the last {counted(options.keep_days, 'day')}" if options.keep_days else ""
-    note = f"Of each table {many}{days}."
-    return Section("Older copies", ("table", "copy", "what became of it"), tuple(rows), note)
+    rows += [("", uri, f"kept: {why}") for uri, why in sorted(removed.left.items())]
+    many = f"the newest {options.keep:,} copies are kept" if options.keep > 1 else "the newest copy is kept"
+    days = f", and all copies of the last {counted(options.keep_days, 'day')}" if options.keep_days else ""
+    note = f"For each table, {many}{days}."
+    return Section("Older copies", ("table", "copy", "result"), tuple(rows), note)
 
 
 def _name(found: StepResult) -> str:
@@ -200,7 +203,7 @@ def _did(found: StepResult) -> str:
 
 
 def _timeline(run: Run) -> Iterator[Section]:
-    """Who read which parts when, and the parts that took longest."""
+    """Yield the section with the timeline of the workers, and the parts that took longest."""
     bars = read_timeline(run.folder)
     if not bars:
         return
@@ -210,7 +213,7 @@ def _timeline(run: Run) -> Iterator[Section]:
         for bar in slowest
     )
     lanes = len({bar.lane for bar in bars})
-    note = f"{counted(len(bars), 'part')}, read by {counted(lanes, 'worker')}. The table has those that took longest."
+    note = f"{counted(len(bars), 'part')}, read by {counted(lanes, 'worker')}. The table lists the slowest parts."
     yield Section("Timeline", ("table", "part", "seconds", "rows", "MiB", "worker"), rows, note, tuple(bars))
 
 

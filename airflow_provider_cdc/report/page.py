@@ -1,6 +1,6 @@
 """Renders a report and writes it into the run's folder, as HTML and as Markdown.
 
-The HTML is one self-contained page: it loads nothing from elsewhere, and treats no name as markup.
+The HTML is one self-contained page. It loads no external resources, and escapes all names.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+!|~&-])")
 def write_report(run: Run, dag_run: DagRunName) -> str:
     """Write the report of a published run into its folder, and return the URI of the page.
 
-    :raises CdcError: it is not published, or the store did not take it.
+    :raises CdcError: the run is not published, or the write to the store failed.
     """
     return _write(run, report_of(run, dag_run))
 
 
 def write_failure(run: Run, dag_run: DagRunName, failed: Failed) -> str:
-    """Write the report of a run one of whose steps failed, and return the URI of the page. A later one replaces it.
+    """Write the report of a run with a failed step, and return the URI of the page. A later report replaces it.
 
-    :raises CdcError: the store did not take it.
+    :raises CdcError: the write to the store failed.
     """
     return _write(run, report_of_failure(run, dag_run, failed))
 
@@ -59,7 +59,7 @@ def _templates() -> Environment:
 
     templates = Environment(
         loader=PackageLoader("airflow_provider_cdc", "report"),
-        # By the name of the template: HTML and SVG are escaped, Markdown has a filter of its own.
+        # HTML and SVG templates are escaped automatically. Markdown has its own filter.
         autoescape=lambda name: name is not None and not name.endswith(".md.jinja"),
         trim_blocks=True,
         lstrip_blocks=True,

@@ -1,4 +1,4 @@
-"""How to read a copy: a few lines for each of the usual libraries, with its real path."""
+"""Code snippets that read a copy with the usual libraries, with its real path."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from airflow_provider_cdc.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Snippet:
-    """Lines that can be pasted as they are; ``title`` says into what. No line break in a name is one in ``code``."""
+    """Code that can be pasted; ``title`` names the language. A line break in a name never breaks a line of ``code``."""
 
     title: str
     code: str
 
 
 def snippets_of(table: Table, lake: str, copy: str) -> Iterator[Snippet]:
-    """Yield how to read the latest copy of a table, and then this one.
+    """Yield snippets that read the latest copy of a table, and then snippets that read this copy.
 
-    :param lake: the URI of the folder that the copies of all tables lie in.
-    :param copy: the URI of the folder that the run published the table's copy in.
+    :param lake: the URI of the target, which has the copies of all tables.
+    :param copy: the URI of the folder of this copy.
     """
     part = table.selection
     arguments = [repr(lake), repr(str(table.name))]
     arguments += [f"where={part.condition!r}"] if part.condition else []
     arguments += [f"columns={list(part.columns)!r}"] if part.columns else []
     yield Snippet(
-        "The latest copy, whichever run made it (Python, with this package)",
+        "The latest copy, made by any run (Python, with this package)",
         "from airflow_provider_cdc.lake import open_dataset, read_latest\n\n"
         f"rows = open_dataset(read_latest({', '.join(arguments)})).to_table()",
     )
@@ -37,13 +37,13 @@ def snippets_of(table: Table, lake: str, copy: str) -> Iterator[Snippet]:
     try:
         plain = uri.plain
     except ConfigurationError:
-        # These libraries would take its name for a pattern.
+        # These libraries would interpret the path as a pattern.
         return
     if not plain.isprintable():
         return
     local = uri.scheme in ("", "file")
     path = plain.removeprefix("file://") if local else plain
-    # Without the setting DuckDB takes the name of the copy's folder for a column.
+    # Without hive_partitioning = false, DuckDB adds a column from the name of the copy's folder.
     quoted = path.replace("'", "''")
     yield Snippet(
         "This copy, with DuckDB (SQL)", f"SELECT * FROM read_parquet('{quoted}/*.parquet', hive_partitioning = false);"

@@ -1,4 +1,4 @@
-"""Tasks that wait: for a server to reach a position, for a copy to be published."""
+"""Sensors: they wait until a server reaches a position, keeps its log long enough, or a copy is published."""
 
 from airflow_provider_cdc import airflow_version
 

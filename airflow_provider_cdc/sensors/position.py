@@ -1,4 +1,4 @@
-"""Waits for a server."""
+"""The sensor that waits until a server has reached a position."""
 
 from __future__ import annotations
 
@@ -15,17 +15,18 @@ from airflow_provider_cdc.triggers.waiting import Answer
 class PositionSensor(WaitingSensor):
     """Wait until a server has reached a position or a time, and return it.
 
-    For a DAG that records a position on the primary and reads on a replica, or that needs the past of a time to be
-    final::
+    Use it in a DAG that records a position on the primary and reads from a replica, or that needs everything before a
+    time to be final::
 
         PositionSensor(task_id="caught_up", source_conn_id="replica", position="{{ ti.xcom_pull('record') }}")
 
-    A server has reached
+    When a server has reached its target:
 
-    - a GTID set, when it shows all of these transactions to readers;
-    - an LSN, when that part of the log is on its disk, or, on a standby, shown to readers;
-    - a time, when no commit that begins later belongs to it. MySQL: something was committed after it, so ``as_of`` that
-      time needs no waiting. PostgreSQL: the primary's clock has passed it; a standby has replayed a later commit.
+    - GTID set: all of its transactions are visible to readers.
+    - LSN: the log up to it is on disk, or, on a standby, visible to readers.
+    - Time: no later commit can belong to it. On MySQL, a transaction was committed after it, so ``as_of`` that time
+      does not wait. On a PostgreSQL primary, its clock has passed the time. A PostgreSQL standby has replayed a later
+      commit.
 
     :param source_conn_id: connection to the server, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param position: a time with its zone (``2026-01-31T00:00:00Z``), a GTID set, or an LSN.

@@ -1,4 +1,4 @@
-"""Waits for a copy."""
+"""The sensor that waits until a copy is published."""
 
 from __future__ import annotations
 
@@ -16,27 +16,28 @@ from airflow_provider_cdc.triggers.waiting import Answer
 
 
 class PublishedSensor(TargetOperator, WaitingSensor):
-    """Wait until a table's latest copy is the one that is wanted, and return what is told of it: ``table``, ``run_id``,
-    ``path``, ``position``, ``rows``, ``published_at``.
+    """Wait until a table's latest copy meets all conditions, and return its facts.
 
-    For a DAG that others publish for::
+    The result has ``table``, ``run_id``, ``path``, ``position``, ``rows`` and ``published_at``. Use the sensor in a DAG
+    that reads copies published by other DAGs::
 
         PublishedSensor(
             task_id="orders", target="s3://lake/raw", table="shop.orders", position="{{ data_interval_end }}"
         )
 
-    With several conditions, all of them have to hold; without any, any copy will do.
+    Without conditions, any copy is accepted.
 
-    :param target: the folder that is published in; ``{source}`` in it stands for ``source_conn_id``.
+    :param target: the folder to which copies are published; ``{source}`` in it stands for ``source_conn_id``.
     :param table: the table, as ``schema.table``.
-    :param position: what the copy must have, at least: a GTID set or an LSN; or a time: all that was committed up to
-        it. The copy was asked to be exact as of that time or a later one; or its run was due then, by Airflow's clock.
-    :param published_after: the time after which it was published.
-    :param other_than_run: id of a run whose copy it must not be, such as the one that was read last. A latest copy only
-        ever gives way to one of a later position, or of a later history of the source.
-    :param source_conn_id: what ``{source}`` stands for.
-    :param where: the condition that a part of the table is copied by; empty: all rows are.
-    :param columns: the columns that were asked for; none: all were.
+    :param position: what the copy must contain at least: a GTID set, an LSN, or a time. A time means everything that
+        was committed up to it. The copy meets it if its ``as_of`` is that time or a later one; without ``as_of``, if
+        its run was due then or later, by Airflow's clock.
+    :param published_after: the copy must have been published after this time.
+    :param other_than_run: the copy must not be of the run with this id, such as the run whose copy was read last. A
+        latest copy is replaced only by a copy with a later position or of a later history of the source.
+    :param source_conn_id: the value of ``{source}``.
+    :param where: the condition of copies of a part of the table; empty: copies of all rows.
+    :param columns: the requested columns of copies of a part of the table; empty: copies of all columns.
     """
 
     template_fields: Sequence[str] = (
@@ -98,8 +99,8 @@ class PublishedSensor(TargetOperator, WaitingSensor):
     def _lake(self) -> str:
         if SOURCE_PLACEHOLDER in self.target and not self.source_conn_id:
             raise ConfigurationError(
-                f"it has {SOURCE_PLACEHOLDER}, and source_conn_id is empty",
+                f"it contains {SOURCE_PLACEHOLDER}, but source_conn_id is empty",
                 where="parameter target",
-                hint="give source_conn_id, or the whole target",
+                hint="set source_conn_id, or give a target without {source}",
             )
         return lake_of(self.target, self.source_conn_id)

@@ -1,4 +1,4 @@
-"""Waits for log that lasts."""
+"""The sensor that waits until a server keeps its log for long enough."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from airflow_provider_cdc.triggers.waiting import Answer
 
 
 class RunwaySensor(WaitingSensor):
-    """Wait until a server will have its log for so many hours from now on, and return ``hours`` (None: no bound) and
-    ``why``.
+    """Wait until a server will keep its log for a number of hours from now on.
 
-    For a DAG whose copies take long: a run fails whose log is thrown away before it has read it. ::
+    The result has ``hours`` (None: no bound) and ``why``. Use the sensor in a DAG whose copies take long, because a run
+    fails if the server removes the log before the run has read it::
 
         RunwaySensor(task_id="enough_log", source_conn_id="cdc_mysql", hours=12)
 
-    What the server's settings say counts. MySQL: for how long it keeps its log. PostgreSQL: the size up to which a slot
-    keeps the log, at the rate at which the server has written it since its statistics began. A server without such a
-    bound has enough; one whose bound is not known has not.
+    The runway is computed from the server's settings. On MySQL, it is how long the server keeps its log. On PostgreSQL,
+    it is the size up to which a slot keeps the log, at the rate at which the server has written log since its
+    statistics began. A server without such a bound meets any number of hours. A server whose bound is unknown meets
+    none.
 
     :param source_conn_id: connection to the server, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param hours: how long the run may take.

@@ -1,4 +1,4 @@
-"""What the sensors share: asking in a worker or in the triggerer, and bearing outages."""
+"""The base class of the sensors: polling in a worker or in the triggerer, and tolerance of outages."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ OUTAGE_SECONDS = 600.0
 
 
 class WaitingSensor(RendersClearly, BaseSensorOperator):
-    """Waits until the answer to a question is yes, and returns what was found.
+    """Polls until the answer is yes, and returns the result.
 
-    ``timeout``, ``soft_fail`` and the rest are those of every sensor. Who is asked may fail to answer for
-    ``outage_seconds`` at a time; in the mode ``reschedule``, which remembers nothing, until the ``timeout``.
+    ``timeout``, ``soft_fail`` and other arguments are those of every sensor. The server or store may be unreachable for
+    ``outage_seconds`` at a time. In the mode ``reschedule``, which keeps no state between polls, it may be unreachable
+    until the ``timeout``.
 
-    :param outage_seconds: how long an outage may last; then the try fails, and Airflow may retry it.
-    :param deferrable: wait in the triggerer, without a worker. The default is Airflow's own:
+    :param outage_seconds: how long an outage may last. After that the try fails, and Airflow may retry it.
+    :param deferrable: wait in the triggerer, without a worker. The default is Airflow's setting
         ``operators.default_deferrable``.
     """
 
@@ -49,7 +50,7 @@ class WaitingSensor(RendersClearly, BaseSensorOperator):
 
     @abstractmethod
     def trigger(self) -> WaitingTrigger:
-        """What asks in the triggerer."""
+        """Return the trigger that polls in the triggerer."""
 
     @failing
     def poke(self, context: Context) -> PokeReturnValue:
@@ -69,7 +70,7 @@ class WaitingSensor(RendersClearly, BaseSensorOperator):
     def execute(self, context: Context) -> Any:
         if not self.deferrable:
             return super().execute(context)
-        # What can never work is told before anything waits for it.
+        # Poll once before deferring, so that a wrong parameter fails the task at once.
         if answer := self.poke(context):
             return answer.xcom_value
         self.defer(trigger=self.trigger(), method_name="resume", timeout=timedelta(seconds=self.timeout))
@@ -77,7 +78,7 @@ class WaitingSensor(RendersClearly, BaseSensorOperator):
 
     @failing
     def resume(self, context: Context, event: Mapping[str, Any]) -> Any:
-        """What Airflow calls when the trigger has fired.
+        """Return the trigger's result. Airflow calls this when the trigger has fired.
 
         :raises AirflowFailException: the trigger failed, and a retry cannot help.
         :raises AirflowException: the trigger failed, and a retry may help.

@@ -1,7 +1,7 @@
-"""What the DAGs that come with the package share: a form for the options of a run, and what it may name.
+"""The trigger form of the DAGs that come with the package, and the connections and targets that it accepts.
 
-Whoever may trigger such a DAG fills in its params, but its tasks have Airflow's rights. So it takes only the
-connections and targets that Airflow's configuration names, in the section `cdc`: `allowed`.
+A user who may trigger such a DAG fills in its params, but its tasks run with Airflow's rights. So the DAG accepts only
+the connections and targets that Airflow's configuration names, in the section `cdc`: see `allowed`.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ ANY = ""
 """Any kind of source."""
 
 _ALLOWED = {"source_conn_id": "source_conn_ids", "target": "targets"}
-"""The options of which Airflow's configuration tells what they may be."""
+"""The options whose values Airflow's configuration restricts, each with the name of the setting."""
 
 
 def allowed() -> dict[str, Any]:
-    """The arguments ``source_conn_ids`` and ``targets`` of a `SnapshotTaskGroup`, as Airflow is configured.
+    """Return the arguments ``source_conn_ids`` and ``targets`` of a `SnapshotTaskGroup` from Airflow's configuration.
 
-    Both are lists, separated by commas or blanks, in which ``*`` stands for any run of characters:
+    Both are lists, separated by commas or blanks. ``*`` matches any run of characters.
 
-    - ``source_conn_ids`` (``AIRFLOW__CDC__SOURCE_CONN_IDS``), by default ``cdc_*``: connections made for this purpose.
-    - ``targets`` (``AIRFLOW__CDC__TARGETS``): the folders in which, or below which, may be published. There is no
-      default: where data may be written to is nothing to be guessed.
+    - ``source_conn_ids`` (``AIRFLOW__CDC__SOURCE_CONN_IDS``): the allowed connections, by default ``cdc_*``.
+    - ``targets`` (``AIRFLOW__CDC__TARGETS``): the folders in which, or below which, runs may publish. There is no
+      default, because a safe place to write data to cannot be guessed.
     """
     return {
         name: conf.get("cdc", name, fallback=default).replace(",", " ").split()
@@ -41,35 +41,35 @@ def allowed() -> dict[str, Any]:
 
 
 def params(kind: str, **defaults: Any) -> dict[str, Param]:
-    """A param for each option that has a place in a form, the common ones first.
+    """Return a param for each option that the form shows, the common ones first.
 
-    A form marks what has no default with a star; whoever empties another field gets its default. Where Airflow's
-    configuration names connections or targets one by one, the form offers them, and a connection that it does not allow
-    is refused by Airflow itself.
+    The form marks fields without a default with a star. If the user empties another field, the default applies. If
+    Airflow's configuration lists connections or targets without ``*``, the form offers them. Airflow itself rejects a
+    connection that the configuration does not allow.
 
-    :param kind: the kind of source, ``mysql`` or ``postgres``: options and choices that are for another have no place;
-        `ANY`: they all have.
-    :param defaults: defaults other than those that are declared, by the option's name.
+    :param kind: the kind of source, ``mysql`` or ``postgres``: options and choices of other kinds are left out.
+        `ANY`: all are shown.
+    :param defaults: defaults that differ from the declared ones, by the option's name.
     """
     return {option.name: _param(option, kind, _default(option, defaults)) for option in _shown(kind)}
 
 
 def from_params(kind: str, **defaults: Any) -> dict[str, Any]:
-    """The arguments of a `SnapshotTaskGroup` that takes its options from `params`, as templates.
+    """Return the arguments of a `SnapshotTaskGroup` that takes its options from `params`, as templates.
 
-    :param defaults: the same as those of `params`.
+    :param defaults: the same defaults as for `params`.
     """
     return {option.name: _template(option, _default(option, defaults)) for option in _shown(kind)}
 
 
 def _shown(kind: str) -> Iterator[Option]:
     shown = [one for one in declared() if one.in_form and (kind == ANY or one.fits(kind))]
-    # A form shows its sections in the order in which they come.
+    # A form shows its sections in the order of their first params.
     return iter(sorted(shown, key=lambda one: one.section))
 
 
 def _default(one: Option, defaults: Mapping[str, Any]) -> Any:
-    """The value of the param where nobody gives one; None: somebody has to."""
+    """Return the default of the param; None: the user must give a value."""
     default = defaults.get(one.name, None if one.required else one.accepts.plain(one.default))
     if one.name not in _ALLOWED:
         return default
@@ -82,7 +82,7 @@ def _default(one: Option, defaults: Mapping[str, Any]) -> Any:
 
 def _template(one: Option, default: Any) -> str:
     name = f"params.{one.name}"
-    # What can be left empty says itself what that means.
+    # If the option itself accepts None, pass it on.
     if default is None or one.accepts.holds(None):
         return f"{{{{ {name} }}}}"
     return f"{{{{ {default!r} if {name} is none else {name} }}}}"
@@ -101,7 +101,7 @@ def _param(one: Option, kind: str, default: Any) -> Param:
     if default is None:
         return Param(**facts)
     if not isinstance(facts["type"], list):
-        # Only what may be null has no star.
+        # The form marks every field that may not be null with a star.
         facts["type"] = [facts["type"], "null"]
         if "enum" in facts:
             facts["enum"] = [*facts["enum"], None]
@@ -110,12 +110,12 @@ def _param(one: Option, kind: str, default: Any) -> Param:
 
 
 def _help(one: Option, kind: str) -> str:
-    """What the option does, in the words of the form: it calls options by their titles, and marks nothing."""
+    """Return the option's help in the terms of the form: titles instead of option names, and no markup."""
     titles = {other.name: f'"{other.title}"' for other in declared() if other.in_form}
     own = one.accepts.schema.get("enum", ())
 
     def word(found: re.Match[str]) -> str:
-        # A choice may have the name of an option.
+        # A choice may have the same name as an option. Choices are not replaced.
         return found[1] if found[1] in own else titles.get(found[1], found[1])
 
     only_for = f"{only(one.feature)} only. " if one.feature and not kind else ""
@@ -123,7 +123,7 @@ def _help(one: Option, kind: str) -> str:
 
 
 def _named(patterns: Sequence[str]) -> list[str]:
-    """Those that stand for one connection or folder. ``{source}`` may stand in a target, too."""
+    """Return the patterns that name one connection or folder. A target may contain ``{source}``."""
     return [pattern for pattern in patterns if "*" not in pattern]
 
 

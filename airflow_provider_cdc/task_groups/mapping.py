@@ -1,4 +1,4 @@
-"""One `SnapshotTaskGroup` for each of several sources, all alike."""
+"""Mapping of a `SnapshotTaskGroup` over several sources: one group for each."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 Group = TypeVar("Group")
 
 _NAMED = {"map_index_template": "{{ task.source_conn_id }}"}
-"""Airflow's UI calls the instances of a task by their sources."""
+"""Makes Airflow's UI name the instances of a mapped task by their sources."""
 
 
 class PartialGroup(Generic[Group]):
-    """What `SnapshotTaskGroup.partial` gives: a group without the arguments that differ from source to source.
+    """The result of `SnapshotTaskGroup.partial`: a group without the arguments that differ from source to source.
 
-    :param make: makes a group.
-    :param shared: the arguments that all have in common.
+    :param make: creates a group.
+    :param shared: the arguments that all groups have in common.
     """
 
     def __init__(self, make: Callable[..., Group], shared: Mapping[str, Any]) -> None:
@@ -32,25 +32,27 @@ class PartialGroup(Generic[Group]):
         self._shared = dict(shared)
 
     def expand(self, **lists: Sequence[object] | XComArg) -> Group:
-        """One group for each element of a list, such as ``source_conn_id=["shop", "crm"]``. It may be what another task
-        returns. Of several lists: one group for each combination.
+        """Create one group for each element of a list, such as ``source_conn_id=["shop", "crm"]``.
+
+        The list may be the output of another task. With several lists, one group is created for each combination.
 
         :raises ConfigurationError: an argument cannot differ from group to group.
         """
         return self._mapped(list(lists), lambda factory: factory.expand(**lists))
 
     def expand_kwargs(self, arguments: Sequence[Mapping[str, object]]) -> Group:
-        """One group for each element, which has the arguments that are its own; those that it lacks have their
-        defaults.
+        """Create one group for each element of a list. An element has the arguments of its group.
 
-        :raises ConfigurationError: an argument cannot differ from group to group, or one that is required is missing.
+        Arguments that an element lacks get their defaults.
+
+        :raises ConfigurationError: an argument cannot differ from group to group, or a required argument is missing.
         """
         if not isinstance(arguments, (list, tuple)) or not all(
             isinstance(element_options, Mapping) for element_options in arguments
         ):
             raise ConfigurationError(
                 "expand_kwargs takes a list of objects that is known when the DAG is parsed",
-                hint="for what another task returns: expand(source_conn_id=…)",
+                hint="to map over the output of another task, use expand(source_conn_id=…)",
             )
         names = list(dict.fromkeys(name for element_options in arguments for name in element_options))
         self._check(names)
@@ -61,7 +63,7 @@ class PartialGroup(Generic[Group]):
         for element_options in whole:
             if missing := [name for name in names if name not in element_options]:
                 raise ConfigurationError(
-                    f"an element of expand_kwargs has no {missing[0]}", hint="give it in each of them, or in none"
+                    f"an element of expand_kwargs has no {missing[0]}", hint="set it in every element, or in none"
                 )
         return self._mapped(names, lambda factory: factory.expand_kwargs(whole))
 
@@ -71,7 +73,7 @@ class PartialGroup(Generic[Group]):
             if name not in option_names:
                 raise ConfigurationError(
                     f"the argument {name!r} cannot differ from group to group",
-                    hint=f"those are {', '.join(option_names)}",
+                    hint=f"arguments that can differ are {', '.join(option_names)}",
                 )
 
     def _mapped(self, names: Sequence[str], expand: Callable[[Any], Any]) -> Group:
@@ -81,7 +83,7 @@ class PartialGroup(Generic[Group]):
         def each(**own: Any) -> Group:
             return self._make(**shared, **own)
 
-        # Airflow goes by what the signature shows.
+        # Airflow reads the signature.
         each.__signature__ = Signature(  # type: ignore[attr-defined]
             [Parameter(name, Parameter.KEYWORD_ONLY) for name in names]
         )

@@ -1,4 +1,4 @@
-"""One copy of a set of tables, as a group of tasks."""
+"""The task group that copies a set of tables."""
 
 from __future__ import annotations
 
@@ -27,109 +27,111 @@ RETRYING = {"retries": 2, "retry_delay": timedelta(seconds=15)}
 
 
 class SnapshotTaskGroup(TaskGroup):
-    """Copy a set of tables into a lake, all of them exactly as they were at one position of their source.
+    """Copy a set of tables into a lake, all exactly as of one position of their source.
 
-    Its tasks, in this order: ``preflight``, ``lock_and_record``, ``snapshot``, ``extract_delta``, ``consolidate``::
+    The tasks are, in this order: ``preflight``, ``lock_and_record``, ``snapshot``, ``extract_delta``,
+    ``consolidate``::
 
         with DAG("shop", schedule="@daily", start_date=datetime(2025, 1, 1), catchup=False):
             shop = SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"], target="s3://lake/raw")
             refresh(shop.published)
 
-    Each copy is an event of its table's asset: see `airflow_provider_cdc.assets`.
+    Each copy creates an event of its table's asset: see `airflow_provider_cdc.assets`.
 
-    One group for each of several sources::
+    To create one group for each of several sources::
 
         SnapshotTaskGroup.partial(tables=["shop.*"], target="s3://lake/{source}").expand(source_conn_id=["eu", "us"])
 
-    Every argument but the ids of the group and what is allowed may be a template, and a template keeps the type of the
-    value behind it: ``tables="{{ params.tables }}"`` is a list if the param is one. The kind of database comes from the
-    type of the connection when the tasks run. Transient errors are retried twice, unless the ``default_args`` of the
-    DAG or the group say otherwise; errors that a retry cannot fix fail the task at once.
+    Every argument may be a template, except the ids of the group, ``source_conn_ids``, ``targets`` and ``strict_conf``.
+    A template keeps the type of its value: ``tables="{{ params.tables }}"`` is a list if the param is a list. The kind
+    of database follows from the type of the connection when the tasks run. Transient errors are retried twice, unless
+    the ``default_args`` of the DAG or the group set another number. Errors that a retry cannot fix fail the task at
+    once.
 
     :param source_conn_id: Connection to the source, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or
         ``postgres``.
-    :param tables: The tables as ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
-        that begins with ``!`` leaves out what those before it named (``!shop._*_gho``). A part in double quotes is
-        taken literally, dots and stars included.
+    :param tables: The tables as ``schema.table``. ``*`` matches any run of characters in either part. A pattern that
+        begins with ``!`` excludes tables that earlier patterns matched (``!shop._*_gho``). A part in double quotes is
+        taken literally, including dots and stars.
     :param target: The folder to publish in, as an absolute path or a URI (``file:///…``, ``s3://…``, ``gs://…``,
-        ``abfs://…``, ``hdfs://…``) without query, fragment or user info; Airflow and Spark must both reach it.
-        ``{source}`` in it stands for ``source_conn_id``: a folder has the copies of one source.
-    :param where: Which rows of a table are copied, by the table's name or a pattern: those for which the condition
-        holds at the run's position (``{"shop.orders": "status = 'open' and created >= '2026-01-01'"}``). It is a part
-        of SQL in which text compares by code point. Such copies have a folder of their own.
-    :param columns: Which columns of a table are published, by the table's name or a pattern, beside those of its key
-        (``{"shop.orders": ["id", "status"]}``). Such copies have a folder of their own.
-    :param scratch: The folder for the work of runs in progress and for their records, written as ``target`` is; empty:
-        ``_runs`` in the target. It may lie in another store: files are then copied when they are published. Copies
-        are rolled forward only by runs with the same one, and ``targets`` has to allow it, too.
-    :param consistency: How the tables are read. ``watermark``: no lock, chunks at any time, needs a key. ``lock``
-        (MySQL): a lock of milliseconds, then one transaction. ``exported`` (PostgreSQL): all tasks read in one
-        exported snapshot. ``again`` (PostgreSQL): as ``watermark``, but needs no ``REPLICA IDENTITY FULL``: rows that
-        were touched are read again in one short snapshot, at which the whole run is exact. ``auto``: ``watermark``,
-        and ``lock`` or ``exported`` for tables without a key; on PostgreSQL, ``again`` if a table has not
-        ``REPLICA IDENTITY FULL``.
-    :param unrepresentable: What becomes of values that no Arrow type holds, such as ``0000-00-00``, ``infinity``, or
-        bytes that are no character: ``error`` stops if one survives, ``null`` publishes null and counts them,
-        ``string`` publishes such columns as text, and such bytes as ``0x…``.
-    :param missing_past: What becomes of a run that cannot be exact at the end of its interval, which the DAG
-        ``nightly`` supplies by itself: ``present`` copies the present, and says so in the logs, in ``_latest.json``, in
-        the event and in the report (``missed_as_of``); ``fail`` stops the run. Runs of Airflow's Backfill are always
-        refused, and so is an ``as_of`` that somebody wrote.
+        ``abfs://…``, ``hdfs://…``) without query, fragment or user info. Airflow and Spark must both reach it.
+        ``{source}`` in it stands for ``source_conn_id``: a folder holds the copies of one source.
+    :param where: Conditions by table name or pattern: only the rows are copied that fulfil the condition at the run's
+        position (``{"shop.orders": "status = 'open' and created >= '2026-01-01'"}``). The syntax is a subset of SQL.
+        Text compares by code point. Such copies have a folder of their own.
+    :param columns: Columns to publish, by table name or pattern, in addition to the key columns (``{"shop.orders":
+        ["id", "status"]}``). Such copies have a folder of their own.
+    :param scratch: The folder for the files of runs in progress and for their records, written as ``target`` is. Empty:
+        ``_runs`` in the target. It may be in another store: files are then copied when they are published. Only runs
+        with the same ``scratch`` roll each other's copies forward. ``targets`` must allow it, too.
+    :param consistency: How the tables are read. ``watermark``: in chunks at any time, without a lock; needs a key.
+        ``lock`` (MySQL): a lock of milliseconds, then one transaction. ``exported`` (PostgreSQL): all tasks read in one
+        exported snapshot. ``again`` (PostgreSQL): like ``watermark``, but without ``REPLICA IDENTITY FULL``: touched
+        rows are read again in one short snapshot, at which the whole run is exact. ``auto``: ``watermark``, and
+        ``lock`` or ``exported`` for tables without a key; on PostgreSQL, ``again`` if a table lacks ``REPLICA IDENTITY
+        FULL``.
+    :param unrepresentable: How to treat values that no Arrow type holds, such as ``0000-00-00``, ``infinity``, or bytes
+        that are not a valid character. ``error`` stops the run if such a value is in the copy. ``null`` publishes null
+        and counts the values. ``string`` publishes such columns as text, and such bytes as ``0x…``.
+    :param missing_past: How to treat a run that cannot be exact at the end of its interval (which the DAG ``nightly``
+        supplies as ``as_of``): ``present`` copies the present, and reports this in the logs, in ``_latest.json``, in
+        the event and in the report (``missed_as_of``); ``fail`` stops the run. If the time cannot be reached, runs of
+        Airflow's Backfill and runs with an explicit ``as_of`` always stop.
     :param spark_conn_id: Connection to Spark: local, standalone, or any cluster in client mode.
-    :param spark_conf: Spark properties. They show in the process list: no secrets.
-    :param shared_app_seconds: The Spark application of a step goes on with the next ones as long as it is younger
-        than this: a small run then starts one, not three. 0: each step has its own.
-    :param chunk_rows: Rows that one statement reads, about; raised where a table would have more than 10,000
-        chunks, or a run more than 50,000.
-    :param chunk_pause: Seconds that a reader rests after each chunk, to spare the source; below 900.
-    :param as_of: The point at which the copy is exact: a time with its zone (``2026-01-31T00:00:00Z``), a date (its
-        beginning, 00:00 UTC), a GTID set or an LSN, as far back as the log reaches (PostgreSQL: that of the
-        ``standing_slot``); empty: now. A time means all that was committed up to it.
-    :param as_of_wait_seconds: Seconds to wait for the first commit after the time in ``as_of``: before it, what is
-        committed next may still belong to that time.
-    :param standing_slot: PostgreSQL: A name, such as ``nightly``: the server then keeps a replication slot of that
-        name from run to run, and with it the log that ``as_of`` goes back over and that ``refresh`` rolls copies
-        forward by; empty: none. Runs that give the same name share it. It costs the server disk, and stays until
-        someone drops it.
-    :param standing_slot_hours: PostgreSQL: Hours of the past that the standing slot keeps: when a run is published,
-        it gives up what is older, but not the log since the last copies that ``refresh`` is to roll forward (for a
-        week at most).
-    :param refresh: ``full``: all tables are read. ``auto``: the last copy of a table is rolled forward by what the log
-        says was changed since, at the cost of the changes, where that is exact; other tables are read in full, and
-        the log of ``preflight`` says why. ``changes``: as ``auto``, but a table that would have to be read in full
-        stops the run. On PostgreSQL it needs a ``standing_slot``.
-    :param changes: Beside each copy that is rolled forward, publish every row change between the last copy and this
-        one, in commit order. It needs ``refresh``, and stops the run where the last copy of a table cannot be rolled
+    :param spark_conf: Spark properties. They are visible in the process list: do not put secrets there.
+    :param shared_app_seconds: The Spark application of a step also runs the next steps while it is younger than this,
+        so that a small run starts one application instead of three. 0: each step has its own.
+    :param chunk_rows: Approximate number of rows that one statement reads. It is raised if a table would have more than
+        10,000 chunks, or a run more than 50,000.
+    :param chunk_pause: Seconds that a reader pauses after each chunk, to reduce the load on the source; below 900.
+    :param as_of: The point at which the copy is exact: a time with its zone (``2026-01-31T00:00:00Z``), a date (00:00
+        UTC of that day), a GTID set or an LSN, as far back as the log reaches (PostgreSQL: the log that the
+        ``standing_slot`` retains). Empty: now. A time includes everything that was committed up to it.
+    :param as_of_wait_seconds: Seconds to wait for the first commit after the time in ``as_of``. Until there is one, the
+        next commit may still belong to that time.
+    :param standing_slot: PostgreSQL: A name, such as ``nightly``, for a replication slot that stays on the server from
+        run to run. It retains the log that ``as_of`` and ``refresh`` need. Empty: no standing slot. Runs with the same
+        name share the slot. It uses disk space on the server, and stays until it is dropped.
+    :param standing_slot_hours: PostgreSQL: Hours of log that the standing slot retains. When a run is published, it
+        releases older log, except the log since the last copies that ``refresh`` is to roll forward (for a week at
+        most).
+    :param refresh: ``full``: all tables are read. ``auto``: the last copy of a table is rolled forward with the changes
+        in the log, at the cost of these changes, where that is exact; other tables are read in full, and the log of
+        ``preflight`` gives the reason. ``changes``: like ``auto``, but a table that would have to be read in full stops
+        the run. On PostgreSQL, ``auto`` and ``changes`` need a ``standing_slot``.
+    :param changes: With each copy that is rolled forward, also publish every row change between the last copy and this
+        one, in commit order. It needs ``refresh``. It stops the run if the last copy of a table cannot be rolled
         forward; a table without a copy begins with its first one. On PostgreSQL it needs ``REPLICA IDENTITY FULL``.
-    :param keep: How many copies of each table stay: when a run has published the latest one, it removes those that are
-        older than the newest so many of its tables, whichever run made them; 0: all of them stay.
-    :param keep_days: Beside ``keep``, which has to be given, too: a copy that was published less than so many days ago
-        stays, however many newer ones there are; 0: only their number counts.
-    :param lock_wait_seconds: Seconds that one try to take a lock may keep others waiting.
-    :param lock_tries: How often a lock is tried.
+    :param keep: Number of copies to keep of each table. A run that has published the latest copies removes older copies
+        of its tables, whichever run made them. 0 keeps all copies.
+    :param keep_days: Also keep every copy that was published in the last so many days, however many newer copies there
+        are. Requires ``keep``. 0: only the number of copies counts.
+    :param lock_wait_seconds: Seconds that one try to take a lock may block other sessions.
+    :param lock_tries: How often a run tries to take a lock.
     :param lock_pause_seconds: Seconds between two tries.
-    :param lock_through_read: MySQL: Keep the lock until the table is read, for servers whose read views need that.
-    :param slot_wait_seconds: PostgreSQL: Seconds that the slot may wait for transactions that write; nobody waits
-        for it.
-    :param keep_slot: PostgreSQL: Leave the publication and the slot there when the run is published, to stream on
-        from ``initial_lsn``. You then have to drop them.
-    :param on_table_error: What becomes of tables that cannot be copied (no transactions, no key where one is
-        needed, no ``REPLICA IDENTITY FULL``, a type or a value without an Arrow type): ``fail`` stops the run,
-        ``skip`` leaves them out, says so in the logs, and lists them with the reasons in the XCom ``skipped``.
-    :param plan_only: Check everything, show what a run would do and about how long it would take, and copy nothing: the
+    :param lock_through_read: MySQL: Hold the lock until the table is read (needed on servers whose read views require
+        it).
+    :param slot_wait_seconds: PostgreSQL: Seconds that slot creation may wait for open write transactions to end. It
+        blocks no other session.
+    :param keep_slot: PostgreSQL: Do not drop the publication and the slot when the run is published, so that you can
+        stream on from ``initial_lsn``. You then have to drop them yourself.
+    :param on_table_error: How to treat tables that cannot be copied (no transactions, no key where one is needed, no
+        ``REPLICA IDENTITY FULL``, a type or a value without an Arrow type): ``fail`` stops the run; ``skip`` leaves
+        them out, names them in the logs, and lists them with the reasons in the XCom ``skipped``.
+    :param plan_only: Check everything, show what a run would do and about how long it would take, and copy nothing. The
         tasks after ``preflight`` are skipped.
-    :param source_conn_ids: The connections that ``source_conn_id`` may name, ``*`` for any run of characters; None:
-        any. Whoever may trigger a DAG fills its params, but the tasks have Airflow's rights: give this and
-        ``targets`` where ``source_conn_id`` or ``target`` is a template.
-    :param targets: The folders in which, or below which, ``target`` and ``scratch`` may lie, compared part by part;
-        ``*`` stands for any run of characters in a part, ``*`` alone for any target; None: any.
-    :param strict_conf: Refuse DAG runs whose conf has keys that are no params of the DAG: a misspelt one is
-        otherwise ignored.
+    :param source_conn_ids: The connections that ``source_conn_id`` may name. ``*`` matches any run of characters. None:
+        any connection. Any user who may trigger the DAG fills in its params, but the tasks run with Airflow's rights:
+        set this and ``targets`` if ``source_conn_id`` or ``target`` is a template.
+    :param targets: The folders that ``target`` and ``scratch`` may be, or be below. They are compared part by part:
+        ``*`` matches any run of characters in one part; ``*`` alone matches any target. None: any target.
+    :param strict_conf: Reject DAG runs whose conf has keys that are not params of the DAG. Otherwise misspelt keys are
+        ignored.
     :param group_id: id of the group.
-    :param prefix_group_id: whether the ids of the tasks begin with that of the group. A DAG with two of these groups
-        needs it for all but one.
-    :param kwargs: what else ``TaskGroup`` takes.
-    :raises ConfigurationError: an argument is neither ours nor one of ``TaskGroup``.
+    :param prefix_group_id: whether the ids of the tasks begin with the id of the group. If a DAG has several of these
+        groups, all but one need it.
+    :param kwargs: other arguments of ``TaskGroup``.
+    :raises ConfigurationError: an argument is unknown to this class and to ``TaskGroup``.
     """
 
     def __init__(
@@ -172,12 +174,12 @@ class SnapshotTaskGroup(TaskGroup):
         prefix_group_id: bool = False,
         **kwargs: Unpack[TaskGroupArguments],
     ) -> None:
-        # By their names, so that an option that is new has no other place here but the signature.
+        # Collected by name, so that a new option needs to be added only to the signature.
         arguments = dict(locals())
         options = {option.argument: arguments[option.name] for option in declared()}
         _check_arguments(kwargs)
         super().__init__(group_id=group_id, prefix_group_id=prefix_group_id, **kwargs)
-        # Ours are the weakest: a group's own arguments would otherwise win over the DAG's.
+        # RETRYING has the lowest precedence: as the group's own arguments it would override those of the DAG.
         self.default_args: dict[str, Any] = {**RETRYING, **(self.dag.default_args or {}), **self.default_args}
         allowed: dict[str, Any] = {"source_conn_ids": source_conn_ids, "targets": targets}
         with self:
@@ -225,20 +227,22 @@ class SnapshotTaskGroup(TaskGroup):
 
     @classmethod
     def partial(cls, **shared: Unpack[GroupArguments]) -> PartialGroup[SnapshotTaskGroup]:
-        """A group for each of several sources: ``shared`` are the arguments that they have in common, and `expand` or
-        `expand_kwargs` of what this returns take the others.
+        """Prepare a group for each of several sources.
 
-        :raises ConfigurationError: an argument is neither ours nor one of ``TaskGroup``.
+        Pass the other arguments to `expand` or `expand_kwargs` of the returned object.
+
+        :param shared: the arguments that all groups have in common.
+        :raises ConfigurationError: an argument is unknown to this class and to ``TaskGroup``.
         """
         own_parameters = [*signature(cls.__init__).parameters][1:-1]
         _check_arguments({name: value for name, value in shared.items() if name not in own_parameters})
         return PartialGroup(cls, shared)
 
     def _release_when_the_run_ends(self) -> None:
-        # A DAG run may also succeed although this group did not: somebody marked its tasks, or what comes after it runs
-        # whatever became of it.
-        # Airflow calls a DAG's callbacks in its DAG processor. `dag.test` does so, too, in the process of the tasks,
-        # and raises where a param has no default; but what is killed there is all of it.
+        # Both callbacks are needed: a DAG run may succeed although this group did not, because its tasks were marked,
+        # or because a later task runs whatever the result of the group is.
+        # Airflow calls a DAG's callbacks in its DAG processor. `dag.test` calls them in the process of the tasks, and
+        # raises if a param has no default. They are not needed there: a kill ends the callbacks, too.
         if not runs_dag_code():
             return
         dag: Any = self.dag
@@ -249,7 +253,7 @@ class SnapshotTaskGroup(TaskGroup):
                 name,
                 [*(callbacks if isinstance(callbacks, list) else [callbacks]), ReleaseOfRun(self.lock_and_record)],
             )
-            # The scheduler asks this one; Airflow sets it for what the DAG was made with.
+            # The scheduler checks this attribute, which Airflow sets only for the callbacks passed to the constructor.
             setattr(dag, f"has_{name}", True)
 
     @property
@@ -259,18 +263,20 @@ class SnapshotTaskGroup(TaskGroup):
 
     @property
     def copies(self) -> AssetAlias:
-        """What a DAG may be scheduled on that is to run whenever this group has published copies, of whichever tables
-        and in whichever target; the asset of one table is `airflow_provider_cdc.assets.table_asset`."""
+        """The asset alias for DAGs that run whenever this group has published copies, of any tables and in any target.
+
+        For the asset of one table, see `airflow_provider_cdc.assets.table_asset`.
+        """
         return copies_alias(self.dag.dag_id, str(self.group_id))
 
     @property
     def published(self) -> XComArg:
-        """The URI of each table's new files, by the table's name."""
+        """The URI of each table's new files, by table name."""
         return self.consolidate.output["published"]
 
 
 def _check_arguments(given: Mapping[str, Any]) -> None:
-    """Airflow would name its own class and its own arguments."""
+    """Reject unknown arguments. Airflow's own error would name ``TaskGroup`` and only its arguments."""
     group_parameters = {name for name in signature(TaskGroup.__init__).parameters if name not in ("self", "kwargs")}
     own_parameters = [*signature(SnapshotTaskGroup.__init__).parameters][1:-1]
     for name in given:
@@ -278,5 +284,5 @@ def _check_arguments(given: Mapping[str, Any]) -> None:
             alike = get_close_matches(name, [*own_parameters, *group_parameters], 1)
             raise ConfigurationError(
                 f"SnapshotTaskGroup has no argument {name!r}",
-                hint=f"did you mean {alike[0]}?" if alike else f"its own are {', '.join(own_parameters)}",
+                hint=f"did you mean {alike[0]}?" if alike else f"its arguments are {', '.join(own_parameters)}",
             )

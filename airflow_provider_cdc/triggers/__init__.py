@@ -1,4 +1,4 @@
-"""What sensors wait for without holding a worker: each trigger asks now and then, in Airflow's triggerer."""
+"""Triggers of the sensors: they poll in Airflow's triggerer, so that no worker is occupied."""
 
 from airflow_provider_cdc import airflow_version
 

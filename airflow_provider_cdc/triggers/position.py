@@ -1,4 +1,4 @@
-"""Waits until a server has reached a position or a time."""
+"""The trigger that waits until a server has reached a position or a time."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from airflow_provider_cdc.sources.api.optional_capabilities import Reach
 
 
 def target_of(text: str, where: str) -> AsOf:
-    """The position or time that a parameter names.
+    """Return the position or time that a parameter names.
 
     :param where: the parameter, for the message.
-    :raises PositionError: it names none.
+    :raises PositionError: it names neither.
     """
     try:
         target = as_of.parse(text)
@@ -29,20 +29,23 @@ def target_of(text: str, where: str) -> AsOf:
         raise PositionError(
             "it is empty",
             where=where,
-            hint="give a time as 2026-01-31T00:00:00Z, a GTID set as the server prints it, or an LSN as 16/B374D848",
+            hint="give a time (2026-01-31T00:00:00Z), a GTID set as the server prints it, or an LSN (16/B374D848)",
         )
     return target
 
 
 class PositionQuestion:
-    """Asks whether a server has reached ``target``; what it said last may spare it some work."""
+    """Asks whether a server has reached ``target``. It passes on the last answer, which may save the server work."""
 
     def __init__(self, target: AsOf) -> None:
         self._target = target
         self._seen: Reach | None = None
 
     def ask(self, source: Source) -> Answer:
-        """:raises CdcError: as `TellsReach.has_reached` does."""
+        """Ask once.
+
+        :raises CdcError: as `TellsReach.has_reached` does.
+        """
         from airflow_provider_cdc.sources.api.calls import telling_reach
 
         self._seen = telling_reach(source).has_reached(self._target, self._seen)
@@ -65,7 +68,7 @@ class PositionTrigger(WaitingTrigger):
         self._question: PositionQuestion | None = None
 
     async def ask(self) -> Answer:
-        # What knows databases takes a while to import, and the file of a DAG imports this module.
+        # Imported late: the hooks are slow to import, and DAG files import this module.
         from airflow_provider_cdc.hooks import source_in_event_loop
 
         if self._question is None:

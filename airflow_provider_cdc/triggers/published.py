@@ -1,4 +1,4 @@
-"""Waits until a copy is published."""
+"""The trigger that waits until a copy is published."""
 
 from __future__ import annotations
 
@@ -24,28 +24,31 @@ _RUN_TIME = "%Y%m%dT%H%M%SZ"
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which copy is waited for, as text: one that fulfils all that is not empty. See `PublishedSensor`."""
+    """The conditions on the copy, as text; empty: no condition. See `PublishedSensor`."""
 
     position: str = ""
     published_after: str = ""
     other_than_run: str = ""
 
     def check(self) -> None:
-        """:raises PositionError: a parameter is not what it should be."""
+        """Check the format of the conditions.
+
+        :raises PositionError: a parameter is malformed.
+        """
         self._target()
         self._time()
 
     def lacking(self, copy: LatestCopy) -> str:
-        """What ``copy`` lacks, in words; empty: nothing.
+        """Return which condition ``copy`` does not meet, in words; empty: it meets all of them.
 
         :raises ConfigurationError: the copy is of another kind of database than the position.
         """
         if copy.run_id == self.other_than_run:
-            return "it is still that of the given run"
+            return "it is still the copy of the given run"
         if (after := self._time()) is not None:
-            # Records of earlier versions do not say it.
+            # Records of earlier versions lack the time of publication.
             if not copy.published_at:
-                return "when it was published is not known"
+                return "its time of publication is unknown"
             if not datetime.fromisoformat(copy.published_at) > after:
                 return f"it was published at {copy.published_at}"
         if (target := self._target()) is not None:
@@ -61,16 +64,16 @@ class Wanted:
         where = "parameter published_after"
         point = target_of(self.published_after, where)
         if not isinstance(point, datetime):
-            raise PositionError("it is no time", where=where, hint="write it as 2026-01-31T00:00:00Z")
+            raise PositionError("it is not a time", where=where, hint="write it as 2026-01-31T00:00:00Z")
         return point
 
 
 def ask(target: str, table: str, wanted: Wanted, where: str = "", columns: Sequence[str] = ()) -> Answer:
-    """Whether the latest copy of a table, or of a part of it, is the one that is wanted.
+    """Return whether the latest copy of a table, or of a part of it, meets all conditions.
 
     :raises CdcError: as `read_latest` does, and `Wanted.lacking`.
     """
-    # What reads stores takes a while to import, and the file of a DAG imports this module.
+    # Imported late: this module is slow to import, and DAG files import this one.
     from airflow_provider_cdc.lake import read_latest
 
     copy = read_latest(target, table, where=where, columns=columns)
@@ -78,12 +81,12 @@ def ask(target: str, table: str, wanted: Wanted, where: str = "", columns: Seque
         part = " of that part of it" if where or columns else ""
         return Answer(False, f"{table} has no copy{part} in {target}")
     if lacks := wanted.lacking(copy):
-        return Answer(False, f"the latest copy of {table} is that of the run {copy.run_id}: {lacks}")
+        return Answer(False, f"the latest copy of {table} is of the run {copy.run_id}: {lacks}")
     return Answer(True, "", told(copy))
 
 
 def told(copy: LatestCopy) -> dict[str, Any]:
-    """What tasks hand on of a copy. Its files may be many: whoever reads it asks for them."""
+    """Return the facts about a copy that a sensor returns. The list of files is left out, because it may be long."""
     return {
         "table": copy.table,
         "run_id": copy.run_id,
@@ -98,7 +101,7 @@ def _short_of(copy: LatestCopy, target: AsOf) -> str:
     if isinstance(target, datetime):
         when = _asked_for(copy)
         if when is None:
-            return "it is exact at a position, and of which time that is, is not known"
+            return "it is exact at a position whose time is unknown"
         return "" if when >= target else f"it is exact as of {when.isoformat()}, or shortly after"
     reached = as_of.parse(copy.position)
     if isinstance(reached, Position) and isinstance(target, type(reached)):
@@ -106,13 +109,15 @@ def _short_of(copy: LatestCopy, target: AsOf) -> str:
     raise ConfigurationError(
         f"the copy is exact at {copy.position[:200]}, which cannot be compared with {str(target)[:200]}",
         where=f"parameter position, {copy.path}",
-        hint="give a position of the source that the table is copied from",
+        hint="give a position of the source from which the table is copied",
     )
 
 
 def _asked_for(copy: LatestCopy) -> datetime | None:
-    """A time up to which the copy surely has everything: what it was asked for, else when its run was due. The position
-    was recorded after that."""
+    """Return a time up to which the copy certainly has everything.
+
+    It is the time in ``as_of``, or else the time at which the run was due, because the position was recorded later.
+    """
     if copy.as_of:
         point = as_of.parse(copy.as_of)
         return point if isinstance(point, datetime) else None
@@ -122,12 +127,12 @@ def _asked_for(copy: LatestCopy) -> datetime | None:
 
 
 class PublishedTrigger(WaitingTrigger):
-    """Fires when the latest copy of a table is the one that is wanted.
+    """Fires when the latest copy of a table meets all conditions.
 
-    :param target: URI of the folder that is published in.
+    :param target: URI of the folder to which copies are published.
     :param table: ``schema.table``.
     :param wanted: a `Wanted`, as JSON.
-    :param where: with ``columns`` the part of the table, as for `read_latest`.
+    :param where: together with ``columns``, the part of the table, as for `read_latest`.
     """
 
     arguments = ("target", "table", "wanted", "where", "columns")

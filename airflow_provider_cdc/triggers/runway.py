@@ -1,4 +1,4 @@
-"""Waits until a server keeps its log for long enough."""
+"""The trigger that waits until a server keeps its log for long enough."""
 
 from __future__ import annotations
 
@@ -14,38 +14,40 @@ if TYPE_CHECKING:
 
 
 def hours_of(given: object, where: str) -> float:
-    """The hours that a parameter gives, which may come from a template.
+    """Return the hours that a parameter gives. The value may come from a template.
 
     :param where: the parameter, for the message.
-    :raises ConfigurationError: they are no number above 0.
+    :raises ConfigurationError: the value is not a finite number above 0.
     """
     try:
         hours = float(str(given))
     except ValueError:
         hours = math.nan
     if not 0 < hours < math.inf:
-        raise ConfigurationError(f"{given!r} is no number of hours", where=where, hint="give one above 0, such as 6")
+        raise ConfigurationError(
+            f"{given!r} is not a number of hours", where=where, hint="give a number above 0, such as 6"
+        )
     return hours
 
 
 def ask_runway(source: Source, hours: float) -> Answer:
-    """Whether the source will have its log for ``hours`` from now on.
+    """Return whether the source will keep its log for ``hours`` from now on.
 
-    :raises ConfigurationError: a source of this kind does not tell.
+    :raises ConfigurationError: sources of this kind do not report their runway.
     """
     from airflow_provider_cdc.sources.api.optional_capabilities import TellsRunway
 
     if not isinstance(source, TellsRunway):
         raise ConfigurationError(
-            f"a {source.kind} source does not say for how long it keeps its log",
+            f"a {source.kind} source does not report for how long it keeps its log",
             where="parameter source_conn_id",
-            hint="name a connection to another kind of source",
+            hint="use a connection to another kind of source",
         )
     runway = source.runway()
     if runway.seconds is None:
         return Answer(runway.unbounded, runway.why, {"hours": None, "why": runway.why})
     hours_left = runway.seconds / 3600
-    message = f"the server has its log for {hours_left:,.1f} hours from now on, and not for {hours:g} ({runway.why})"
+    message = f"the server keeps its log for {hours_left:,.1f} hours from now on, not for {hours:g} ({runway.why})"
     return Answer(hours_left >= hours, message, {"hours": hours_left, "why": runway.why})
 
 
@@ -63,7 +65,7 @@ class RunwayTrigger(WaitingTrigger):
         self.hours = hours
 
     async def ask(self) -> Answer:
-        # What knows databases takes a while to import, and the file of a DAG imports this module.
+        # Imported late: the hooks are slow to import, and DAG files import this module.
         from airflow_provider_cdc.hooks import source_in_event_loop
 
         source = await source_in_event_loop(self.source_conn_id)

@@ -1,6 +1,6 @@
-"""Asking again and again until the answer is yes, through outages that are not too long.
+"""The base class of the triggers: polling until the answer is yes, with tolerance of short outages.
 
-Sensors and their triggers ask the same questions, a sensor in a worker and a trigger in the triggerer.
+A sensor and its trigger poll in the same way, the sensor in a worker and the trigger in the triggerer.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 
 @dataclass(frozen=True)
 class Answer:
-    """What somebody who was asked said.
+    """The result of one poll.
 
-    :param yes: whether what is waited for has happened.
+    :param yes: whether the wait is over.
     :param said: the answer in words, for the log.
-    :param found: what the sensor's task returns: JSON.
+    :param found: the result of the sensor's task, as JSON.
     """
 
     yes: bool
@@ -33,8 +33,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error on its way from a trigger to its task. ``message`` holds no secret: errors never do. ``type`` is the
-    name of its class."""
+    """An error that a trigger sends to its task.
+
+    ``message`` contains no secrets, because errors of this package never do. ``type`` is the name of the error's class.
+    """
 
     message: str
     terminal: bool
@@ -42,9 +44,9 @@ class Failure:
 
 
 class Outage:
-    """Bears transient errors, until there was nothing else for too long.
+    """Tolerates transient errors until they have lasted for too long without an answer in between.
 
-    :param seconds: how long.
+    :param seconds: how long they may last.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -53,34 +55,34 @@ class Outage:
         self._since: float | None = None
 
     def over(self) -> None:
-        """Somebody answered."""
+        """Record that there was an answer."""
         self._since = None
 
     def bear(self, error: TransientError) -> str:
-        """What to log of ``error``.
+        """Return the text to log for ``error``.
 
-        :raises TransientError: ``error``; it has been going on for too long.
+        :raises TransientError: ``error`` itself, if the outage has lasted for too long.
         """
         now = self._clock()
         self._since = now if self._since is None else self._since
         lasted = now - self._since
         if lasted >= self._seconds:
             raise error
-        return f"No answer, which is borne for {self._seconds - lasted:.0f} s more: {error}"
+        return f"No answer; retrying for {self._seconds - lasted:.0f} s more: {error}"
 
 
 class WaitingTrigger(BaseTrigger):
-    """Asks until the answer is yes.
+    """Polls until the answer is yes.
 
-    Its event is ``{"found": …}``, or ``{"failure": …}`` with a `Failure`. What is serialized of it are its arguments:
-    ids, names and positions, never a credential.
+    Its event is ``{"found": …}``, or ``{"failure": …}`` with a `Failure`. Only its arguments are serialized: ids, names
+    and positions, never credentials.
 
-    :param poll_seconds: how long to wait between two questions.
-    :param outage_seconds: for how long whoever is asked may fail to answer.
+    :param poll_seconds: how long to wait between two polls.
+    :param outage_seconds: how long the server or store may fail to answer.
     """
 
     arguments: ClassVar[tuple[str, ...]] = ()
-    """The names of the arguments, which are attributes, too."""
+    """The names of the arguments, which are also the names of the attributes."""
 
     def __init__(self, *, poll_seconds: float, outage_seconds: float) -> None:
         super().__init__()
@@ -95,7 +97,7 @@ class WaitingTrigger(BaseTrigger):
     async def ask(self) -> Answer:
         """Ask once.
 
-        :raises TransientError: nobody answered.
+        :raises TransientError: there was no answer.
         """
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

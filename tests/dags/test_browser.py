@@ -225,7 +225,7 @@ def test_a_person_plans_copies_and_reads_the_report(site: Site, browser: Browser
     assert (state, tasks["preflight"], tasks["snapshot"]) == ("success", "success", "skipped")
     run_id = site.last_run("copy_tables")["dag_run_id"]
     browser.open(f"{site.url}/dags/copy_tables/runs/{run_id}/tasks/preflight")
-    browser.wait_text("The plan. Nothing is copied")
+    browser.wait_text("Plan (nothing is copied")
     browser.wait_text(COMPARED)
     browser.shot("plan")
     assert not site.lake.exists()

@@ -279,7 +279,7 @@ def test_author_s_own_dag_hands_on_what_was_published(
     assert (tmp_path / "raw" / "bank.accounts" / "_latest.json").is_file()
     assert result.xcoms["shop.snapshot"]["counts"]["tables"]["bank.accounts"]["chunks"] > 1
     for step in STEPS[3:]:
-        assert f"{step}: done in the Spark application of an earlier task" in result.log
+        assert f"{step}: already done in the Spark application of an earlier task" in result.log
 
 
 @pytest.mark.long

@@ -24,6 +24,6 @@ def test_a_plan_skips_all_other_tasks_and_leaves_nothing(
     assert result.state == "success", result.log[-5000:]
     assert result.states == {"preflight": "success", **dict.fromkeys(STEPS[1:], "skipped")}
     assert [plan["table"] for plan in result.xcoms["preflight"]["plan"]] == [f"{schema}.t"]
-    assert "in all: 1 table," in result.xcoms["preflight"]["summary"]
-    assert "The plan. Nothing is copied" in result.log
+    assert "in total: 1 table," in result.xcoms["preflight"]["summary"]
+    assert "Plan (nothing is copied" in result.log
     assert not list(tmp_path.iterdir())

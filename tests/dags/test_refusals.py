@@ -27,7 +27,7 @@ def test_everything_wrong_is_told_at_once_and_nothing_else_runs(dag_runner: DagR
         "the server refuses this user or password",
         "is no place to write to",
         "spark_default",
-        "there is no such connection",
+        "the connection does not exist",
     ):
         assert told in result.log
     assert result.states.pop("preflight") == "failed"

@@ -73,7 +73,7 @@ def test_stock_connection_keeps_its_tls_settings(connection: Connect, ssl: objec
 @pytest.mark.parametrize("field", CdcMysqlHook.stock_refused)
 def test_a_stock_connection_that_leads_elsewhere_is_refused(connection: Connect, field: str) -> None:
     connection(conn_type="mysql", extra={field: "/run/mysqld/mysqld.sock"})
-    with pytest.raises(ConfigurationError, match=f"not followed here: {field}"):
+    with pytest.raises(ConfigurationError, match=f"unsupported connection extras: {field}"):
         open_hook("shop").settings()
 
 
@@ -91,7 +91,7 @@ def test_connection_without_host_or_user_is_refused(connection: Connect, field: 
 
 
 def test_missing_connection_and_wrong_type_name_the_hint(connection: Connect) -> None:
-    with pytest.raises(ConfigurationError, match="no such connection") as missing:
+    with pytest.raises(ConfigurationError, match="the connection does not exist") as missing:
         open_hook("nowhere")
     assert "cdc_mysql" in missing.value.hint
     connection(conn_type="http")

@@ -74,7 +74,7 @@ def test_stock_connection_keeps_its_own_fields(connection: Connect) -> None:
 @pytest.mark.parametrize("field", CdcPostgresHook.stock_refused)
 def test_a_stock_connection_that_leads_elsewhere_is_refused(connection: Connect, field: str) -> None:
     connection(conn_type="postgres", extra={field: "10.0.0.7"})
-    with pytest.raises(ConfigurationError, match=f"not followed here: {field}"):
+    with pytest.raises(ConfigurationError, match=f"unsupported connection extras: {field}"):
         open_hook("shop").settings()
     # Written out and left empty.
     connection(conn_type="postgres", extra={field: "", "options": "-c statement_timeout=5000"})

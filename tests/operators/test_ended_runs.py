@@ -178,7 +178,7 @@ def test_a_slot_that_cannot_be_dropped_stops_no_run(
         patch.setattr(PostgresSource, "release", lambda self, run_id: 1 / 0)
         preflight("failed")
     assert kept(postgres, source) == (1, 1)
-    assert "could not be looked for" in caplog.text
+    assert "Could not look for replication slots" in caplog.text
     assert "Its run may be in progress" in caplog.text
     preflight("failed")
     assert kept(postgres, source) == (0, 0)

@@ -139,13 +139,13 @@ BAD = {
         {"SHOP": {"password": "s3cr3t"}},
         ["the server refuses this user or password"],
     ),
-    "no source": ({"source_conn_id": "elsewhere"}, {}, ["elsewhere", "there is no such connection"]),
+    "no source": ({"source_conn_id": "elsewhere"}, {}, ["elsewhere", "the connection does not exist"]),
     "a path that is no place": ({"target": "lake/raw"}, {}, ["'lake/raw' is no place to write to"]),
     "a scheme that is none": ({"target": "nothing://lake"}, {}, ["'nothing://lake' is no place to write to"]),
     "no host": ({"target": "s3:/bucket"}, {}, ["'s3:/bucket' is no place to write to"]),
     "below a file": ({"target": "{file}/lake"}, {}, ["the target cannot be written to"]),
     # It does not mean YARN.
-    "no Spark": ({"spark_conn_id": "nothing"}, {}, ["nothing", "there is no such connection"]),
+    "no Spark": ({"spark_conn_id": "nothing"}, {}, ["nothing", "the connection does not exist"]),
     # It would need the password in argv.
     "cluster mode": (
         {},
@@ -291,9 +291,9 @@ def test_a_plan_tells_what_a_run_would_do_and_leaves_nothing(
     found = preflight(target.as_uri(), tables=[f"{shop}.accounts"], plan_only=True)
     said = capsys.readouterr().out
     assert found.keys() == {"plan", "options", "skipped", "missed_past", "summary"}
-    assert "in all: 1 table, 0 of them rolled forward" in found["summary"]
-    assert "time: not known" in found["summary"]
-    assert "runway: the source has its log for 30.0 days from now on (binlog_expire_logs_seconds)" in found["summary"]
+    assert "in total: 1 table, 0 of them rolled forward" in found["summary"]
+    assert "time: unknown" in found["summary"]
+    assert "runway: the source keeps its log for 30.0 days from now on (binlog_expire_logs_seconds)" in found["summary"]
     assert f"{shop}.accounts  watermark" in said
     assert found["summary"] in said
     assert not list(tmp_path.iterdir()), "not even the folder"
@@ -338,7 +338,7 @@ def test_a_plan_goes_by_how_fast_the_last_run_was(shop: str, mysql: MysqlServer,
     )
     mysql.query(f"ANALYZE TABLE {shop}.accounts")
     told = preflight(lake.uri, tables=[f"{shop}.accounts"], plan_only=True)["summary"]
-    assert f"as the run {RUN} read 500 rows/s and took 7 s for the rest" in told
+    assert f"because the run {RUN} read 500 rows/s and took 7 s for the other steps" in told
     assert "time: about 9 s" in told
 
 
@@ -361,16 +361,16 @@ def test_a_plan_tells_how_long_the_snapshot_is_that_rows_are_read_again_in(
     (tmp_path / "one").mkdir()
     other: dict[str, Any] = {"source_conn_id": "other"}
     told = preflight((tmp_path / "one").as_uri(), tables=["public.keyed"], plan_only=True, **other)["summary"]
-    assert "view: one snapshot of about 1 s, in which the last of the touched rows are read" in told
+    assert "view: one snapshot of about 1 s, in which the last touched rows are read" in told
     told = preflight((tmp_path / "one").as_uri(), tables=["public.*"], plan_only=True, **other)["summary"]
     assert "in which 1 table without keys in the log must be read as a whole" in told
     assert "the largest is public.bare" in told
-    assert "the server removes no dead rows" not in capsys.readouterr().out
+    assert "the server cannot remove dead rows" not in capsys.readouterr().out
     monkeypatch.setattr(plan_text, "_ROWS_PER_SECOND", 500)
     preflight((tmp_path / "one").as_uri(), tables=["public.*"], **other)
     said = capsys.readouterr().out
     assert "The run ends with one snapshot of about 101 s" in said.replace("\n", " ")
-    assert "the server removes no dead rows" in said
+    assert "the server cannot remove dead rows" in said
     postgres.query("ALTER TABLE keyed REPLICA IDENTITY FULL; ALTER TABLE bare REPLICA IDENTITY FULL", database=database)
     told = preflight((tmp_path / "one").as_uri(), tables=["public.*"], plan_only=True, **other)["summary"]
     assert "view:" not in told
@@ -386,6 +386,6 @@ def test_a_run_that_read_few_rows_does_not_tell_how_fast_many_are_read(rows: int
 
 def test_what_is_for_another_kind_of_source_is_refused_where_the_conf_is_strict(shop: str, tmp_path: Path) -> None:
     given: dict[str, Any] = {"tables": [f"{shop}.accounts"], "standing_slot": "nightly"}
-    with pytest.raises(AirflowFailException, match="parameter standing_slot: it is for PostgreSQL sources"):
+    with pytest.raises(AirflowFailException, match="parameter standing_slot: applies only to PostgreSQL sources"):
         preflight(tmp_path.as_uri(), strict_conf=True, **given)
     preflight(tmp_path.as_uri(), **given)

@@ -24,16 +24,16 @@ def render(argument: str, value: Any, **context: Any) -> Any:
 
 @pytest.mark.parametrize("name", WITH_A_LOGICAL_DATE)
 def test_what_a_run_without_a_logical_date_lacks_is_named_with_what_to_write_instead(name: str) -> None:
-    with pytest.raises(AirflowFailException, match=f"argument as_of: its template uses {name}, which") as refused:
+    with pytest.raises(AirflowFailException, match=f"argument as_of: the template uses {name}, but") as refused:
         render("as_of", f"{{{{ {name} }}}}")
     assert "dag_run.run_after" in str(refused.value)
-    with pytest.raises(AirflowFailException, match=f"argument target: its template uses {name}, which"):
+    with pytest.raises(AirflowFailException, match=f"argument target: the template uses {name}, but"):
         render("target", f"s3://lake/{{{{ {name} }}}}")
 
 
 @pytest.mark.parametrize("tables", [["{{ nothing }}"], ["a.{{ nothing }}"], "{{ params.nothing }}", "{% if %}"])
 def test_any_other_template_that_cannot_be_rendered_is_told_by_the_argument_s_name(tables: Any) -> None:
-    with pytest.raises(AirflowFailException, match="argument tables: its template cannot be rendered: ") as refused:
+    with pytest.raises(AirflowFailException, match="argument tables: cannot render the template: ") as refused:
         render("tables", tables, params={})
     assert type(refused.value).__name__ == "ConfigurationError"
 
@@ -47,5 +47,5 @@ def test_what_is_there_is_rendered() -> None:
 def test_sensors_say_it_as_well() -> None:
     with DAG("d", schedule=None):
         sensor = PublishedSensor(task_id="s", target="s3://lake", table="a.b", position="{{ data_interval_end }}")
-    with pytest.raises(AirflowFailException, match="argument position: its template uses data_interval_end"):
+    with pytest.raises(AirflowFailException, match="argument position: the template uses data_interval_end"):
         sensor.render_template_fields({})

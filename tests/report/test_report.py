@@ -105,7 +105,7 @@ def test_markdown_has_a_line_for_each_row_whatever_the_names(tmp_path: Path) -> 
     assert "\\<script\\>" in line
     assert "\\`a\\` \\*b\\*" in line
     assert "    rows = open_dataset(read_latest(" in text
-    assert "| 0 kept as written |\n\nWithout the time that Spark took to start.\n\n## Timeline\n\n|" in text.replace(
+    assert "| 0 kept as written |\n\nThe time to start Spark is not included.\n\n## Timeline\n\n|" in text.replace(
         "0 files rewritten, ", ""
     )
 

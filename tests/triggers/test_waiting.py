@@ -307,7 +307,7 @@ def test_a_position_that_cannot_be_compared_ends_the_waiting(lake: Lake) -> None
     assert failure["terminal"]
     assert "cannot be compared" in failure["message"]
     failure = published(lake, published_after="16/B374D848")["failure"]
-    assert "published_after: it is no time" in failure["message"]
+    assert "published_after: it is not a time" in failure["message"]
 
 
 def test_all_that_is_wanted_has_to_hold() -> None:

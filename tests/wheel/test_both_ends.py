@@ -109,7 +109,7 @@ def test_a_plain_install_knows_our_dags_and_runs_them(end: str, folder: Path, my
     _finds_no_fault(installed, folder / "looked_at")
 
     said = installed.copy("copy_tables", source_conn_id="cdc_mysql", plan_only=True, **asked)
-    assert "The plan. Nothing is copied" in said
+    assert "Plan (nothing is copied" in said
     assert not installed.lake.exists()
 
     installed.copy("mysql_snapshot", **asked)

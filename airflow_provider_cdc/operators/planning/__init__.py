@@ -1,1 +1,1 @@
-"""What `preflight` finds out of the lake and of earlier runs, and how it tells the plan."""
+"""Helpers of `preflight`: checks of the lake and of earlier runs, and the plan in words."""

@@ -1,4 +1,4 @@
-"""What preflight looks for in the lake: names that collide there, another source's copies, what failed runs left."""
+"""Checks of the lake: colliding folder names, runs that were already published, and files left by failed runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from airflow_provider_cdc.errors import CdcError, ManifestError, PreflightError,
 from airflow_provider_cdc.sinks.registry import open_sink
 
 OLD = timedelta(days=7)
-"""A run that began earlier and is not published is taken to be over."""
+"""An unpublished run that began longer ago than this is considered abandoned."""
 
 LOOKED_AT = 100
 SHOWN = 10
@@ -29,9 +29,9 @@ _log = logging.getLogger(__name__)
 
 
 def check_names(target: Storage, tables: Sequence[TableName]) -> None:
-    """Make sure that each of ``tables`` has a folder of its own in this store.
+    """Check that each of ``tables`` gets its own folder in this store.
 
-    :raises PreflightError: the store ignores case, and would make one folder of two tables.
+    :raises PreflightError: the store ignores case, so two tables would share a folder.
     """
     by_name: dict[str, list[TableName]] = {}
     for table in tables:
@@ -40,7 +40,8 @@ def check_names(target: Storage, tables: Sequence[TableName]) -> None:
     if not target.ignores_case():
         for same in alike:
             _log.warning(
-                "%s differ only in case. This store tells them apart; a catalog or a disk that ignores case would not.",
+                "%s differ only in case. This store is case-sensitive, but a catalog or a disk that ignores case would "
+                "mix them up.",
                 _listed(same),
             )
         return
@@ -48,7 +49,7 @@ def check_names(target: Storage, tables: Sequence[TableName]) -> None:
         Problem(
             _listed(same),
             "their names differ only in case, which this store ignores: they would share one folder",
-            "copy them into different targets, in runs of their own, or choose a store that heeds case",
+            "copy them into different targets, in separate runs, or use a case-sensitive store",
         )
         for same in alike
     ]
@@ -56,8 +57,8 @@ def check_names(target: Storage, tables: Sequence[TableName]) -> None:
     problems += [
         Problem(
             str(tables[0]),
-            f"the store ignores case, and has the folder {there[name]} already: another table's",
-            "choose another target for one of them",
+            f"the store ignores case, and the folder {there[name]} of another table already exists in it",
+            "use another target for one of the two tables",
         )
         for name, tables in by_name.items()
         if len(tables) == 1 and there.get(name, folder_name(tables[0])) != folder_name(tables[0])
@@ -67,10 +68,11 @@ def check_names(target: Storage, tables: Sequence[TableName]) -> None:
 
 
 def check_not_made_before(run: Storage, lake: Storage, tables: Sequence[TableName]) -> None:
-    """Make sure that a run which has no manifest in ``run``, its folder, has no copies in ``lake`` either: it would
-    read everything for new ones, and could not put them where others are.
+    """Check that a run without a manifest in its folder ``run`` has no published copies in ``lake``.
 
-    :raises ManifestError: it has some. Its records were removed, or lie in another scratch.
+    Otherwise it would read all tables again, and could not publish them, because its folders in the lake exist.
+
+    :raises ManifestError: it has copies. Its records were removed, or are in another scratch.
     """
     sink = open_sink(LAKE_FORMAT, lake)
 
@@ -80,36 +82,38 @@ def check_not_made_before(run: Storage, lake: Storage, tables: Sequence[TableNam
 
     with ThreadPoolExecutor(_READERS) as readers:
         existing_files = [uri for uris in readers.map(files, tables) for uri in uris]
-    # In this order, for a concurrent try may begin the run, and come to its end.
+    # In this order, because a concurrent try may begin the run and publish it in between.
     if existing_files and not Run.exists(run):
         raise ManifestError(
-            f"this run has published copies, such as {existing_files[0]}, and has no manifest any more: it was "
-            "removed, or lies in another scratch",
+            f"this run has published copies, such as {existing_files[0]}, but no manifest: the manifest was "
+            "removed, or is in another scratch",
             where=run.uri,
-            hint="trigger a new run; or name the scratch that this one began with, and clear the task",
+            hint="trigger a new run, or set scratch to the folder with which this run began and clear the task",
         )
 
 
 def check_not_of_a_deleted_dag_run(run: Run, options: StepOptions) -> None:
-    """Make sure that ``run``, which a DAG run's first try finds begun, is not published: that DAG run was deleted, and
-    one with the same name and date was made. It would end well and copy nothing, unless what it is to copy is the same.
+    """Check that ``run``, which already exists at the first try of a DAG run, is not published.
 
-    :param options: of the DAG run that is there now.
-    :raises ManifestError: it is published, and was not asked for the same position of the past.
+    The run exists because an earlier DAG run with the same name and date was deleted. If it is published, the new DAG
+    run would succeed without copying anything. That is correct only if both ask for the same past position.
+
+    :param options: the options of the new DAG run.
+    :raises ManifestError: the run is published, and not for the same past position.
     """
     manifest = run.manifest
     if is_published(run) and not (options.as_of and options.as_of == manifest.options.as_of):
         raise ManifestError(
-            f"this DAG run was made before, on {manifest.created_at}, and its copies are published: this one would "
-            "copy nothing",
+            f"a deleted DAG run with the same id and date began on {manifest.created_at}, and its copies are "
+            "published: this DAG run would copy nothing",
             where=run.folder.uri,
-            hint="trigger one with another run id and date",
+            hint="trigger a DAG run with another run id and date",
         )
 
 
 @dataclass(frozen=True)
 class Leftover:
-    """A run that began long ago and was not published. Nobody reads what is in its ``folders`` (URIs)."""
+    """A run that began long ago and was not published. No reader uses the files in its ``folders`` (URIs)."""
 
     run_id: str
     began: str
@@ -117,7 +121,7 @@ class Leftover:
 
 
 def find_leftovers(scratch: Storage, now: datetime | None = None) -> list[Leftover]:
-    """Runs that are over and left files: of those in ``scratch``, the latest ones that are old enough."""
+    """Return abandoned runs in ``scratch`` that left files. Only the newest `LOOKED_AT` old runs are examined."""
     horizon = (now or datetime.now(UTC)) - OLD
     names = [name for name in scratch.folders() if name < f"{horizon:%Y%m%dT%H%M%SZ}"]
     with ThreadPoolExecutor(_READERS) as readers:
@@ -126,18 +130,18 @@ def find_leftovers(scratch: Storage, now: datetime | None = None) -> list[Leftov
 
 
 def tell_leftovers(scratch: Storage) -> None:
-    """Log what failed runs left, and how it is removed. Not being able to is no failure."""
+    """Log which folders failed runs left, and how to remove them. An error is logged, and does not fail the task."""
     try:
         leftovers = find_leftovers(scratch)
     except (CdcError, OSError) as error:
-        _log.info("What failed runs may have left in %s could not be looked for: %s", scratch, error)
+        _log.info("Could not look for files of failed runs in %s: %s", scratch, error)
         return
     if not leftovers:
         return
     folders = [folder for leftover in leftovers[:SHOWN] for folder in leftover.folders]
     _log.warning(
-        "Never published, though begun more than %s ago: %s, whose files are read by nobody. "
-        "If you will not clear those tasks any more, remove these folders%s:\n%s",
+        "Begun more than %s ago and never published: %s. No reader uses their files. "
+        "If you will not clear their tasks any more, remove these folders%s:\n%s",
         counted(OLD.days, "day"),
         counted(len(leftovers), "run"),
         f" (the first {SHOWN} runs)" if len(leftovers) > SHOWN else "",
@@ -154,14 +158,14 @@ def _leftover(scratch: Storage, name: str, horizon: datetime) -> Leftover | None
         run = Run.load(folder)
         began = datetime.fromisoformat(run.manifest.created_at)
     except (ManifestError, ValueError):
-        # Whose it is, and since when, is not known.
+        # The folder has no readable manifest, so its run and age are unknown.
         return None
-    # The run's name says when it was scheduled: a backfill of last year may have begun just now.
+    # The run's name has its scheduled time only: a backfill of last year may have begun just now.
     if is_published(run) or began.astimezone(UTC) > horizon:
         return None
     placed: list[str] = []
     if run.committed:
-        # What is to be published is decided before the first file of it is.
+        # Files of a run are moved to the lake only after its commit.
         sink = open_sink(run.manifest.lake_format, Storage(run.manifest.lake))
         placed = sink.unread(run.run_id, [entry.table.copy_name for entry in run.manifest.tables])
     return Leftover(run.run_id, run.manifest.created_at, (folder.uri, *placed))

@@ -1,8 +1,8 @@
-"""What becomes of a run that cannot be exact at the end of its interval, which its DAG supplies and nobody wrote.
+"""Runs that cannot be exact at the end of their interval, when the DAG supplies ``as_of`` and the user did not set it.
 
-The past of a PostgreSQL table begins when a run first finds it, or finds it altered, and a MySQL server that was
-started after the end of the interval proves nothing of the time before. Such nights copy the present, which is as exact
-as any other run without ``as_of``, and say so.
+The past of a PostgreSQL table begins when a run first finds it, or finds it altered. A MySQL server that was started
+after the end of the interval cannot prove anything about the time before. Such a run copies the present, which is as
+exact as any other run without ``as_of``, and logs a warning.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BACKFILL = "backfill"
 def may_miss_past(is_supplied: bool, options: RunOptions, context: Context) -> bool:
     """Return whether the run copies the present if it cannot be exact at ``as_of``.
 
-    A run of Airflow's Backfill does not: it is to rebuild its own day.
+    A run of Airflow's Backfill does not, because its purpose is to rebuild its own day.
 
     :param is_supplied: whether the DAG supplied ``as_of``.
     """
@@ -34,24 +34,23 @@ def may_miss_past(is_supplied: bool, options: RunOptions, context: Context) -> b
 
 
 def missed_past(options: RunOptions, problems: Sequence[Problem]) -> MissedPast:
-    """The past that the run cannot be exact at.
+    """Return the past time at which the run cannot be exact, with the reasons.
 
-    :param problems: why it cannot.
+    :param problems: the reasons.
     """
     return MissedPast(options.steps.as_of, "; ".join(f"{problem.where}: {problem.what}" for problem in problems))
 
 
 def in_the_present(options: RunOptions) -> RunOptions:
-    """The same options, without ``as_of``."""
+    """Return the same options without ``as_of``."""
     return replace(options, steps=replace(options.steps, as_of=""))
 
 
 def say_missed_past(log: Any, missed: MissedPast | None) -> None:
-    """Warn that a run is not exact at the time that its readers may expect."""
+    """Log a warning if a run is not exact at the time that its readers may expect."""
     if missed is not None:
         log.warning(
-            "AS_OF IS NOT MET: the copies are exact at the present of this run, and not at %s (missing_past = "
-            "present): %s",
+            "AS_OF IS NOT MET: the copies are exact at the present of this run, not at %s (missing_past = present): %s",
             missed.as_of,
             missed.why,
         )

@@ -1,4 +1,4 @@
-"""The plan of a run in words: what preflight logs, and shows where only the plan was asked for."""
+"""The plan of a run in words: the table that preflight logs, and the summary with ``plan_only``."""
 
 from __future__ import annotations
 
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.base import Sink
 
 LONG_VIEW_SECONDS = 60
-"""A snapshot that is to be open for longer is worth a warning: the server cleans up nothing that it can still see."""
+"""Preflight warns of a snapshot that stays open longer: the server cannot remove rows that the snapshot still sees."""
 
 _LOOKED_AT = 20
-"""Of a run over thousands of tables, as many copies tell how fast the last runs were."""
+"""The number of tables whose latest copies are used to measure the speed of earlier runs."""
 _SHORT_VIEW_SECONDS = 1.0
-"""That a snapshot is open in which keys are looked up, and nothing else is read."""
+"""How long a snapshot is open in which only keys are looked up."""
 _ROWS_PER_SECOND, _MEASURED_ROWS = 200_000, 100_000
-"""What rows are read at in it as long as no run has read so many that it tells."""
+"""The assumed speed of reads in the snapshot, and the rows that an earlier run must have read to give a measured one.
+"""
 
 
 def readable(plans: Sequence[TablePlan]) -> str:
-    """A line for each table: how it is read, what there is of it, and why it is read so."""
+    """Return a text table with a line for each table: how it is read, its rows and size, and the reason."""
     rows = [
-        ("table", "way", "rows, about", "MB", "because"),
+        ("table", "method", "rows (about)", "MB", "reason"),
         *((str(plan.table), _way(plan), f"{plan.rows:,}", f"{plan.bytes / 1e6:,.1f}", plan.reason) for plan in plans),
     ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
@@ -46,9 +47,9 @@ def readable(plans: Sequence[TablePlan]) -> str:
 
 
 def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TablePlan], options: StepOptions) -> str:
-    """What a run over these tables would come to: what it is exact at, how much, how long, and how long the log lasts.
+    """Return what a run over these tables would do: its position, amount of data, duration, and the source's runway.
 
-    :param scratch: the folder in which the folders of runs lie.
+    :param scratch: the folder that contains the folders of runs.
     """
     read = [plan for plan in plans if not plan.base]
     size = sum(plan.bytes for plan in read)
@@ -58,17 +59,17 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
     forward = len(plans) - len(read)
     lines = [
         f"exact at: {exact_at}",
-        f"in all: {counted(len(plans), 'table')}, {forward:,} of them rolled forward",
+        f"in total: {counted(len(plans), 'table')}, {forward:,} of them rolled forward",
         f"to read: about {counted(rows, 'row')}, {size / 1e6:,.1f} MB",
     ]
     pace = pace_of(sink, scratch, plans)
     seconds = pace.seconds(rows) if pace else None
     if pace is None or seconds is None:
-        lines.append("time: not known, for no run has read tables into this target yet")
+        lines.append("time: unknown, because no run has read tables into this target yet")
     else:
         lines.append(
-            f"time: about {_duration(seconds)}, as the run {pace.run_id} read {pace.rows_per_second:,.0f} rows/s and "
-            f"took {_duration(pace.rest)} for the rest; Spark's start-ups come on top"
+            f"time: about {_duration(seconds)}, because the run {pace.run_id} read {pace.rows_per_second:,.0f} rows/s "
+            f"and took {_duration(pace.rest)} for the other steps; Spark's start-up times are not included"
         )
     if view := view_of(plans, pace):
         lines.append(f"view: {view}")
@@ -78,8 +79,11 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
 
 @dataclass(frozen=True)
 class View:
-    """The snapshot at the end of a run that reads touched rows again: how many ``seconds`` it is about to be open, and
-    what is read in it as a ``whole``, the largest table first; nobody knows its changed rows by the log."""
+    """The snapshot at the end of a run that reads touched rows again.
+
+    ``seconds``: about how long it is open. ``whole``: the tables that are read in it as a whole, because the log has no
+    keys for their changed rows; the largest table first.
+    """
 
     seconds: float
     whole: tuple[TablePlan, ...]
@@ -90,7 +94,7 @@ class View:
 
     def __str__(self) -> str:
         if not self.whole:
-            return f"one snapshot of about {_duration(self.seconds)}, in which the last of the touched rows are read"
+            return f"one snapshot of about {_duration(self.seconds)}, in which the last touched rows are read"
         most = self.whole[0]
         size = sum(plan.bytes for plan in self.whole)
         return (
@@ -101,9 +105,9 @@ class View:
 
 
 def view_of(plans: Sequence[TablePlan], pace: Pace | None) -> View | None:
-    """The snapshot that a run over these tables ends with; None: it needs none.
+    """Return the snapshot with which a run over these tables ends; None: it needs none.
 
-    However many keys were touched, all but a few of them are read again before it (`FEW_KEYS`).
+    All but a few of the touched keys (`FEW_KEYS`) are read again before it, however many keys were touched.
     """
     if not any(plan.at_upper for plan in plans):
         return None
@@ -121,8 +125,10 @@ def _size(plan: TablePlan) -> int:
 
 @contextmanager
 def leaving_no_folder(target: Storage) -> Iterator[None]:
-    """Remove the folders that had to be made meanwhile, unless there is something in them. Only disks have folders that
-    are empty."""
+    """Remove the folders of ``target`` that were created inside the block, if they are empty.
+
+    Only local disks have empty folders.
+    """
     from pyarrow import fs
 
     created_folders: list[Path] = []
@@ -139,8 +145,7 @@ def leaving_no_folder(target: Storage) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast an earlier run was, which read so many ``rows``. ``rest``: the seconds that it worked after its
-    reads."""
+    """The speed of an earlier run. ``rows``: the rows that it read. ``rest``: the seconds that its other steps took."""
 
     run_id: str
     rows_per_second: float
@@ -154,10 +159,10 @@ class Pace:
 
 
 def pace_of(sink: Sink, scratch: Storage, plans: Sequence[TablePlan]) -> Pace | None:
-    """That of the run with the most rows, among those that made the latest copies of these tables."""
+    """Return the pace of the run that read the most rows, among those that made the latest copies of these tables."""
     pace_by_table: dict[str, tuple[int, Pace]] = {}
     for plan in plans[:_LOOKED_AT]:
-        # A copy that nobody can read tells nothing of how fast it was made, and stops no plan.
+        # A copy or run that cannot be read is skipped. It must not fail the plan.
         with suppress(CdcError, OSError):
             head = sink.latest(plan.copy_name)
             if head is None or head.run_id in pace_by_table:
@@ -174,13 +179,13 @@ def pace_of(sink: Sink, scratch: Storage, plans: Sequence[TablePlan]) -> Pace | 
 
 def _runway(source: Source, seconds: float | None) -> str:
     if not isinstance(source, TellsRunway):
-        return "runway: not known"
+        return "runway: unknown"
     runway = source.runway()
     if runway.seconds is None:
         return f"runway: {runway.why}"
-    lasts = f"runway: the source has its log for {_duration(runway.seconds)} from now on ({runway.why})"
+    lasts = f"runway: the source keeps its log for {_duration(runway.seconds)} from now on ({runway.why})"
     if seconds is not None and seconds > runway.seconds:
-        return f"{lasts}, which is LESS THAN THE RUN WOULD TAKE: have it keep more"
+        return f"{lasts}, which is LESS THAN THE RUN WOULD TAKE: configure the source to keep its log longer"
     return lasts
 
 

@@ -1,6 +1,6 @@
-"""What a Spark driver prints, as a task's log: Spark's own noise left out, and the rest with the level that it has.
+"""Passes a Spark driver's output to the task's log: drops Spark's start-up noise, and keeps the level of each line.
 
-Airflow's Spark hook logs every line alike, so a warning would look like everything else.
+Airflow's Spark hook logs every line at the same level, so warnings would not stand out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 LOG4J = Path(__file__).with_name("log4j2.properties")
 
 _NOISE = re.compile(
-    # Printed by the JVM and by Spark's launcher, before and beside all settings.
+    # Printed by the JVM and by Spark's launcher, which log settings do not affect.
     r"WARNING: Using incubator modules: |"
     r"Using Spark's default log4j profile: |"
     r'Setting default log level to "|'
@@ -28,7 +28,10 @@ _LEVELS = (
 
 
 def log4j_option(properties: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> str:
-    """The option of the driver's JVM by which Spark logs as we want; empty: somebody has said how it is to log."""
+    """Return the option of the driver's JVM that selects the log settings of this package.
+
+    Empty if the user has configured Spark's logging.
+    """
     folder = environment.get("SPARK_CONF_DIR")
     has_user_config = folder and any((Path(folder) / name).is_file() for name in ("log4j2.properties", "log4j2.xml"))
     if has_user_config or "log4j" in str(properties.get("spark.driver.extraJavaOptions", "")):
@@ -37,8 +40,10 @@ def log4j_option(properties: Mapping[str, Any], environment: Mapping[str, str] =
 
 
 def levelled(lines: Iterable[str], log: Any) -> Iterator[str]:
-    """The lines for Airflow's hook to log as it does. What it would log with a wrong level is logged here; noise is
-    logged by nobody."""
+    """Yield the lines that Airflow's hook is to log.
+
+    Errors and warnings are logged here instead, with their own level. Noise is dropped.
+    """
     for line in lines:
         text = line.rstrip()
         if _NOISE.match(text):

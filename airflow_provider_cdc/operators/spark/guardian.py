@@ -1,14 +1,14 @@
-"""A process between a task and its ``spark-submit``: however the task dies, everything that it started dies, too.
+"""A process between a task and its ``spark-submit``: when the task dies, it ends everything that the task started.
 
-Nothing else can do that: a task that gets SIGKILL runs no more code, and Spark's processes outlive whoever started
-them. They would go on reading the source and writing to the lake beside the task's next try.
+The task cannot do this itself: after SIGKILL it runs no more code, and Spark's processes outlive their parent. They
+would keep reading the source and writing to the lake while the task's next try runs.
 
-It is run as a script (``python -I -S guardian.py FOLDER TASK SUPERVISOR COMMAND…``) and imports nothing but the
-standard library, so that it starts at once. Twice a second it checks that the task is still its parent, and that
-the supervisor is still the task's. If not, on SIGTERM, or when ``COMMAND`` has ended, it kills all processes that
-descend from the command, even those that left its process group, and removes the scratch folder. Should the
-guardian itself be killed at once, the kernel kills ``spark-submit`` (``PR_SET_PDEATHSIG``), the driver notices
-(``jobs.runtime.app``), and the folder is removed by the task or by a later one (``scratch``).
+The guardian runs as a script (``python -I -S guardian.py FOLDER TASK SUPERVISOR COMMAND…``). It imports only the
+standard library, so that it starts quickly. Twice a second it checks that the task is still its parent, and that the
+supervisor is still the task's parent. If not, on SIGTERM, or when ``COMMAND`` has ended, it kills all descendants of
+the command, including those that left its process group, and removes the scratch folder. If the guardian itself gets
+SIGKILL, the kernel kills ``spark-submit`` (``PR_SET_PDEATHSIG``), the driver notices this (``jobs.runtime.app``), and
+the task or a later one removes the folder (``scratch``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LOCK = ".lock"
-"""The file in a scratch folder that is locked by whoever still needs the folder."""
+"""The file in a scratch folder that each process locks while it needs the folder."""
 
 _LOOK_SECONDS = 0.5
 _END_SECONDS = 10.0
@@ -37,21 +37,21 @@ _SIGNALS = {signal.SIGCHLD, *_ENDING}
 
 
 def command(folder: Path, supervisor: int) -> list[str]:
-    """What to put before the command that is to be guarded by the calling process's guardian.
+    """Return the command line of a guardian for the calling process, to be followed by the command to guard.
 
-    :param supervisor: the process whose death is the caller's, too, and that must be its parent; 0: none.
+    :param supervisor: the caller's parent process; if it dies, the caller counts as dead; 0: none.
     """
     return [sys.executable, "-I", "-S", __file__, str(folder), str(os.getpid()), str(supervisor)]
 
 
 def main(folder: str, task: int, supervisor: int, guarded: Sequence[str]) -> int:
-    """Run a command to its end or the task's, and return its exit status; negative for a signal."""
+    """Run a command until it or the task ends, and return its exit status; negative for a signal."""
     libc = ctypes.CDLL(None, use_errno=True)
     guardian = os.getpid()
-    # The task handles the signals to its process group; they must not reach this process.
+    # A session of its own: signals to the task's process group are for the task to handle.
     os.setsid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    # Processes that lose their parent become children of this one, so they are found.
+    # Orphaned descendants become children of this process, so they can be found.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     lock = (Path(folder) / LOCK).open("rb")
     fcntl.flock(lock, fcntl.LOCK_SH)
@@ -64,11 +64,11 @@ def main(folder: str, task: int, supervisor: int, guarded: Sequence[str]) -> int
 
     status: int | None = None
     try:
-        # Kept: were it collected, it would take the status of a child that has ended already.
+        # Keep the reference: a collected Popen object would reap the child, and its status would be lost.
         child = subprocess.Popen(guarded, preexec_fn=tie)
         while status is None and os.getppid() == task and supervisor in (0, _parent(task)):
             signal_info = signal.sigtimedwait(_SIGNALS, _LOOK_SECONDS)
-            # Who was stopped, and goes on when the time is over, gets an answer that means nothing (a bug of CPython).
+            # After SIGSTOP and SIGCONT past the timeout, the result is meaningless (a bug of CPython).
             if signal_info is not None and signal_info.si_signo in _ENDING:
                 break
             status = _reap().get(child.pid)
@@ -79,7 +79,7 @@ def main(folder: str, task: int, supervisor: int, guarded: Sequence[str]) -> int
 
 
 def _reap() -> dict[int, int]:
-    """The status of each child that has ended."""
+    """Reap the children that have ended, and return their statuses by process id."""
     ended: dict[int, int] = {}
     with suppress(ChildProcessError):
         while True:
@@ -91,9 +91,9 @@ def _reap() -> dict[int, int]:
 
 
 def _parent(pid: int) -> int:
-    """The parent of a process; 0 if there is no such process."""
+    """Return the parent of a process; 0 if there is no such process."""
     try:
-        # The name, in brackets, may hold anything.
+        # Split after the last bracket: the process name, in brackets, may contain any character.
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     except OSError:
         return 0
@@ -126,7 +126,7 @@ def _end_descendants() -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
     if code < 0:
-        # End the same way as the command did: by the same signal.
+        # End by the same signal as the command.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         os.kill(os.getpid(), -code)
     sys.exit(code)

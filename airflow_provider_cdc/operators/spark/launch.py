@@ -1,4 +1,4 @@
-"""How Spark is started on this machine: what has to be there, and the environment of its driver."""
+"""Starting Spark on this machine: the checks of its installation, and the environment of its driver."""
 
 from __future__ import annotations
 
@@ -19,68 +19,70 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 
 def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
-    """Make sure that Spark apps can be submitted, and return the master.
+    """Check that Spark apps can be submitted, and return the master.
 
-    :raises ConfigurationError: there is no such connection (for spark-submit that would mean YARN), its deploy mode is
-        cluster, what its master needs is not installed, or PySpark is not whole.
+    :raises ConfigurationError: the connection does not exist (spark-submit would then use YARN), its deploy mode is
+        cluster, a package that its master needs is not installed, or the installation of PySpark is incomplete.
     """
     where = f"spark_conn_id {conn_id!r}"
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException as error:
         raise ConfigurationError(
-            "there is no such connection",
+            "the connection does not exist",
             where=where,
-            hint="create it, with the type spark (host local[2] or spark://host, port 7077), or correct spark_conn_id",
+            hint="create it with the type spark (host local[2] or spark://host, port 7077), or correct spark_conn_id",
         ) from error
     mode = properties.get("spark.submit.deployMode") or connection.extra_dejson.get("deploy-mode")
     if mode == "cluster":
         raise ConfigurationError(
-            "its deploy mode is cluster",
+            "its deploy mode is cluster, which is not supported",
             where=where,
-            hint="set it to client: the source's credentials reach the driver by its environment, and by nothing else",
+            hint="set it to client: the source's credentials reach the driver only through its environment",
         )
     master = connection.host or ""
     if master.startswith("k8s") and find_spec("kubernetes") is None:
         raise ConfigurationError(
-            "its master is Kubernetes, and Airflow's Spark hook needs a package for that which is not installed",
+            "its master is Kubernetes, but a package that Airflow's Spark hook needs for Kubernetes is not installed",
             where=where,
-            hint="pip install apache-airflow-providers-cncf-kubernetes, where Airflow's tasks run",
+            hint="pip install apache-airflow-providers-cncf-kubernetes where Airflow's tasks run",
         )
     binary = connection.extra_dejson.get("spark-binary", "spark-submit")
     if shutil.which(binary, path=_path()) is None:
         raise ConfigurationError(
-            f"there is no {binary} here", where=where, hint="install pyspark where Airflow's tasks run"
+            f"{binary} was not found on this machine", where=where, hint="install pyspark where Airflow's tasks run"
         )
     check_pyspark()
     return master
 
 
 def driver_environment(settings: ConnectionSettings, master: str) -> dict[str, str]:
-    """The variables that a Spark driver needs: the credentials, options of its JVM, and the Python that has our
-    packages."""
+    """Return the environment variables that a Spark driver needs.
+
+    They hold the credentials, the options of its JVM, and the Python interpreter that has this package.
+    """
     variables = {**to_environment(settings), **driver_jvm(), "PATH": _path(), "PYSPARK_DRIVER_PYTHON": sys.executable}
     if master.startswith("local"):
-        # On a cluster it is the cluster's own business.
+        # On a cluster, the cluster's own configuration selects the Python of the executors.
         variables["PYSPARK_PYTHON"] = sys.executable
     return variables
 
 
 def scratch_environment(folder: Path, variables: Mapping[str, str], more: str = "") -> dict[str, str]:
-    """The variables by which all that the driver's processes write on this machine lies in ``folder``.
+    """Return the variables that make the driver's processes write all local files into ``folder``.
 
     :param more: options of the driver's JVM.
     """
-    # A later option wins, so user-set values do.
+    # A later option wins, so the options that the user has set come last.
     jvm = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData {more} {variables.get(JVM_VARIABLE, "")}'.strip()
     return {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), JVM_VARIABLE: jvm}
 
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes started meanwhile.
+    """Set environment variables for the processes that are started inside the block.
 
-    The hook's own argument for that would put them into argv on YARN and Kubernetes.
+    The Spark hook's own argument for this would expose them in argv on YARN and Kubernetes.
     """
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -95,5 +97,5 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _path() -> str:
-    # spark-submit lies beside the interpreter, whose environment need not be activated.
+    # spark-submit is in the folder of the interpreter, even if its environment is not activated.
     return os.pathsep.join(filter(None, [os.environ.get("PATH"), str(Path(sys.executable).parent)]))

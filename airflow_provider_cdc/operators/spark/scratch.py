@@ -1,8 +1,7 @@
-"""Folders for what a step's Spark driver writes on this machine: removed with the step, even if its processes are
-killed.
+"""Folders for the local files of a step's Spark driver. They are removed with the step, even if it is killed.
 
-Whoever uses a folder holds its lock, which the kernel gives back when the process ends. So a folder whose lock is free
-is one that a killed step left, and the next step on the machine removes it.
+A process that uses a folder holds its lock, and the kernel releases the lock when the process ends. So if the lock of a
+folder is free, a killed step left the folder, and the next step on the machine removes it.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from pathlib import Path
 from airflow_provider_cdc.operators.spark.guardian import LOCK
 
 _UNLOCKED_SECONDS = 3600.0
-"""A folder that nobody ever locked is being made; not for so long, though."""
+"""A ``making-…`` folder that is older than this is abandoned, and is removed."""
 
 
 def scratch_parent(properties: Mapping[str, object]) -> Path:
-    """Where to make scratch folders: where Spark would write, as far as somebody said so."""
+    """Return the folder for scratch folders: the one configured for Spark, else the temporary folder."""
     named = os.environ.get("SPARK_LOCAL_DIRS") or str(properties.get("spark.local.dir") or "")
     folder = Path(named.split(",")[0].strip() or tempfile.gettempdir())
     return folder if folder.is_dir() else Path(tempfile.gettempdir())
@@ -32,13 +31,16 @@ def scratch_parent(properties: Mapping[str, object]) -> Path:
 
 @contextmanager
 def scratch(parent: Path) -> Iterator[Path]:
-    """A folder below ``parent`` that is removed at the end, and with it what killed steps of this user left there."""
+    """Create a folder below ``parent``, and remove it at the end.
+
+    First remove the folders that killed steps of this user left there.
+    """
     _sweep(parent)
     making = Path(tempfile.mkdtemp(prefix=f"making-{_prefix()}", dir=parent))
     folder = making.with_name(making.name.removeprefix("making-"))
     with (making / LOCK).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        # Only now does it have the name that others look for.
+        # Renamed only once it is locked: other steps remove folders with this name that are not locked.
         making.rename(folder)
         try:
             yield folder
@@ -52,7 +54,7 @@ def _prefix() -> str:
 
 def _sweep(parent: Path) -> None:
     for folder in filter(_is_own, parent.glob(f"{_prefix()}*")):
-        # Whatever lies there under the name of the lock: neither a pipe may stop this, nor a link lead elsewhere.
+        # The lock may be any kind of file: a pipe must not block this process, and a link must not be followed.
         with suppress(OSError), open(folder / LOCK, "rb", opener=_unhindered) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
@@ -63,7 +65,7 @@ def _sweep(parent: Path) -> None:
 
 
 def _is_own(folder: Path) -> bool:
-    """In a folder that all users share, anybody may use a name that looks like ours."""
+    """Return whether this user owns the folder: in a shared parent, another user may create the same name."""
     with suppress(OSError):
         status = folder.lstat()
         return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()

@@ -1,9 +1,9 @@
-"""Which steps may be done in the Spark application of an earlier one.
+"""Decides which steps may run in the Spark application of an earlier step.
 
-A run over small tables is nearly all start-ups: an application of its own takes a step seconds, and its work a fraction
-of one. So the application of a step goes on with the steps after it as long as the run is young; the tasks of those
-steps then find their work done, and hand on what was found. Only tasks that would do just that, at once and in the same
-way, are anticipated: whatever an author put between or around them still decides when, where and whether they run.
+In a run over small tables, most of the time is start-up: starting an application takes seconds, and the work itself a
+fraction of one. So the application of a step goes on with the next steps while it is young. The tasks of those steps
+then find their work done, and only pass on the results. A step is run early only if its own task would run it at once
+and in the same way. So anything that a DAG's author puts between or around the tasks still takes effect.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import airflow_provider_cdc
 from airflow_provider_cdc.compat import PRE_EXECUTE_HOOK
 
 SAME = (
-    # What the application would be given.
+    # The arguments of the application.
     "source_conn_id",
     "run_uri",
     "spark_conn_id",
     "conf",
-    # Where and as whom it would run.
+    # Where, and as which user, it would run.
     "queue",
     "pool",
     "pool_slots",
@@ -28,26 +28,26 @@ SAME = (
     "executor_config",
     "run_as_user",
 )
-"""What must be equal for two tasks to share an application, templates unrendered."""
+"""The attributes that must be equal for two tasks to share an application; templates are compared unrendered."""
 
 PLAIN = {
-    # What may keep a task from running once the one before it has succeeded.
+    # Settings that may keep a task from running once the task before it has succeeded.
     "trigger_rule": "all_success",
     "depends_on_past": False,
     "wait_for_downstream": False,
     "max_active_tis_per_dag": None,
     "max_active_tis_per_dagrun": None,
     PRE_EXECUTE_HOOK: None,
-    # A limit on one step is no limit on several.
+    # A time limit of one step must not apply to several.
     "execution_timeout": None,
 }
-"""What a task must have to be anticipated."""
+"""The values that a task's attributes must have for its step to be run early."""
 
 
 def steps_after(task: Any, kind: type[Any]) -> Iterator[str]:
-    """The steps that the application of ``task`` may go on with, in their order.
+    """Yield the steps with which the application of ``task`` may go on, in order.
 
-    :param task: as it stands in its DAG, not the copy whose templates are rendered.
+    :param task: the task of the DAG itself, not the copy with rendered templates.
     :param kind: the class of operators with a ``step``.
     """
     first = task
@@ -61,9 +61,9 @@ def steps_after(task: Any, kind: type[Any]) -> Iterator[str]:
 
 def _is_anticipated(following: Any, task: Any, first: Any) -> bool:
     return (
-        # An author's own class may do more than ours.
+        # A subclass that a DAG's author wrote may do additional work.
         type(following).__module__.startswith(f"{airflow_provider_cdc.__name__}.")
-        # Whatever else it waits for is done: the task that runs has waited for it, too.
+        # Its other upstream tasks are done, because the running task has waited for them, too.
         and following.upstream_task_ids - {task.task_id} <= task.upstream_task_ids
         and not following.on_execute_callback
         and not following.is_setup

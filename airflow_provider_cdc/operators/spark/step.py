@@ -1,4 +1,4 @@
-"""What the steps that run on Spark share."""
+"""The base class of the operators that run a step on Spark."""
 
 from __future__ import annotations
 
@@ -50,40 +50,40 @@ if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
 
 QUIET = {
-    # spark-submit logs at INFO and draws a bar: the task log is for what the app says.
+    # By default, spark-submit logs at INFO and draws a progress bar. The task log is for the app's own output.
     "spark.log.level": "WARN",
     "spark.ui.showConsoleProgress": "false",
 }
 
 
 END_SECONDS = 15
-"""How long the end of all of Spark's processes may take once they are killed."""
+"""The longest wait for the end of Spark's processes after they were killed."""
 
 
 class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperator):
-    """Run one Spark app on the run's folder, and push what it recorded in the manifest.
+    """Run one Spark app on the run's folder, and push the results that it recorded there as XComs.
 
     XComs: ``counts``, and each of ``outputs`` under its own name.
 
-    The source's credentials reach the driver by the environment alone, so Spark must run in client mode.
+    The source's credentials reach the driver only through the environment, so Spark must run in client mode.
 
     :param source_conn_id: connection to the source.
     :param run_uri: XCom ``run_uri`` of lock_and_record.
     :param spark_conn_id: connection to Spark.
-    :param conf: Spark properties. They show in the process list: no secrets.
-    :param shared_app_seconds: how old the app may be when it goes on with the step of the next task (`shared_app`).
+    :param conf: Spark properties. They are visible in the process list, so they must not hold secrets.
+    :param shared_app_seconds: the age up to which the app goes on with the step of the next task (`shared_app`).
     """
 
     step: ClassVar[str]
-    """The name of the Spark app, and of the step in the manifest."""
+    """The name of the Spark app, and of the step's record."""
     outputs: ClassVar[tuple[str, ...]] = ()
-    """What the step finds that has an XCom of its own."""
+    """The results of the step that have their own XComs."""
 
     template_fields: Sequence[str] = ("source_conn_id", "run_uri", "spark_conn_id", "conf", "shared_app_seconds")
     ui_color = "#f9d8b5"
     operator_extra_links = (ReportLink(),)
     report_uri = ""
-    """Where the report is, once there is one: when the run is published, or when the step has failed."""
+    """URI of the report; set when the run is published, or when the step has failed."""
     _hook: Any
     _ended_by_airflow = False
     _scratch: Path
@@ -99,12 +99,12 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         shared_app_seconds: float | str = 0.0,
         **kwargs: Unpack[SparkArguments],
     ) -> None:
-        # The deploy mode given here wins over every other place that could name one.
+        # The deploy mode given here takes precedence over all other settings.
         super().__init__(conf=conf, deploy_mode="client", do_xcom_push=False, **kwargs)
-        # Params keep their types, whatever the DAG's own setting is.
+        # Params must keep their types, whatever the DAG's own setting is.
         self.render_template_as_native_obj = True
         self.source_conn_id = source_conn_id
-        # Once it is rendered, it no longer says whose it is.
+        # Read before rendering: the rendered value no longer names the task that pushed it.
         self._recorded_by: str = getattr(getattr(run_uri, "operator", None), "task_id", "")
         self.run_uri: Any = run_uri
         self.spark_conn_id = spark_conn_id
@@ -122,35 +122,38 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         run = self.own_run(context)
         check_not_released(run, self.step)
         if self._is_done(context, run):
-            self.log.info("%s: done in the Spark application of an earlier task, whose log tells of it", self.step)
+            self.log.info(
+                "%s: already done in the Spark application of an earlier task; see that task's log", self.step
+            )
         else:
             self._do(context, run)
         result = Run.load(run).steps.get(self.step)
         if result is None:
             raise ManifestError(
-                f"the Spark app ended well but {self.step} is not recorded as done",
+                f"the Spark app ended without an error, but {self.step} is not recorded as done",
                 where=run.uri,
-                hint="look at its output above; the driver must write where this task reads",
+                hint="check the app's output above, and that the driver writes to the same storage as this task reads",
             )
         shown = records.encode(result)
         outputs = {name: shown.pop(name) for name in self.outputs}
-        # What remains as text is for the next step: names of records, a place in the log.
+        # Text values are for the next step only: names of records, a place in the log.
         outputs["counts"] = {name: value for name, value in shown.items() if not isinstance(value, str)}
         hand_on(context, outputs)
         return outputs
 
     def own_run(self, context: Context) -> Storage:
-        """The folder of this DAG run's run.
+        """Return the run folder of this DAG run.
 
-        :raises ConfigurationError: ``run_uri`` names none, or another run's. That may be finished: then there would be
-            nothing to do, and no copy. Or it may be under way: then a failure here must not be taken for its own.
+        :raises ConfigurationError: ``run_uri`` is no folder, or the folder of another run. If the other run is
+            finished, this task would do nothing and make no copy. If it is in progress, a failure of this task must not
+            release it.
         """
         if not isinstance(self.run_uri, str):
             raise ConfigurationError(
-                f"run_uri is {self.run_uri!r}, and not the folder of a run",
+                f"run_uri is {self.run_uri!r}, which is not the folder of a run",
                 where=f"task {self.task_id}",
-                hint="it is what the task lock_and_record leaves as the XCom run_uri; if that is gone or was changed, "
-                "clear lock_and_record",
+                hint="pass the XCom run_uri of the task lock_and_record; if that XCom is missing or was changed, clear "
+                "lock_and_record",
             )
         folder = Storage(self.run_uri)
         if not self._recorded_by or not Run.exists(folder):
@@ -159,19 +162,19 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         names = dag_run.dag_id, dag_run.run_id, self._recorded_by, lake, context["ti"].map_index
         if not same_run(run_id_in(folder), *names):
             raise ConfigurationError(
-                f"{folder.uri} is another run than the one that {self._recorded_by} began for this DAG run",
+                f"{folder.uri} is not the run that {self._recorded_by} began for this DAG run",
                 where=f"task {self.task_id}, run_uri",
                 hint="the XCom run_uri was changed: clear lock_and_record and the tasks after it",
             )
         return folder
 
     def _is_done(self, context: Context, run: Storage) -> bool:
-        """Whether the application of an earlier task has done this one's work."""
-        # Whoever clears a task wants it to be done, even if all that is left to do is to look.
+        """Return whether the application of an earlier task has done this task's step."""
+        # A task that was cleared runs its own application, even if there is nothing left to do but to check.
         if context["ti"].try_number != 1 or not run.exists(done_file(self.step)):
             return False
-        # It counts once: the DAG run may be deleted, and made again by the same name. And it may be of a manifest that
-        # no longer counts, for the run began anew before this task was reached.
+        # Used only once: the DAG run may be deleted and created again under the same name. The file may also belong to
+        # an earlier manifest, if the run began anew before this task started.
         run.delete_file(done_file(self.step))
         return Run.load(run).steps.get(self.step) is not None
 
@@ -184,10 +187,10 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         try:
             self._submit(context, run, properties, driver_environment(settings, master), then)
         except (AirflowException, SparkFailed) as error:
-            # Then a step after this one is what broke the application, and its own task does it again.
+            # If this step is done, a later step made the application fail. The task of that step repeats it.
             if not then or Run.load(run).steps.get(self.step) is None:
                 raise
-            self.log.warning("%s is done, but its Spark application did not end well: %s", self.step, error)
+            self.log.warning("%s is done, but its Spark application failed in a later step: %s", self.step, error)
 
     def _submit(
         self,
@@ -221,7 +224,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
     def _then(self, context: Context) -> list[str]:
         if not self.shared_app_seconds:
             return []
-        # The one that stands in the DAG: this one has its templates rendered.
+        # The task of the DAG itself: the templates of this copy are rendered.
         task = context["dag"].get_task(self.task_id)
         following = [f"--then={step}" for step in steps_after(task, SparkStepOperator)]
         return [*following, f"--within={self.shared_app_seconds}"] if following else []
@@ -233,10 +236,10 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
                 run, dag_run_name(context), Failed(self.step, type(error).__name__, str(error))
             )
         except (CdcError, OSError) as also:
-            # The error itself is what counts.
-            self.log.info("The run's report could not be written: %s", also)
+            # A missing report must not hide the error of the step.
+            self.log.info("Could not write the run's report: %s", also)
         else:
-            self.log.info("How far the run came: %s", self.report_uri)
+            self.log.info("Report of the failed run: %s", self.report_uri)
 
     def _raise_what_the_app_said(self, run: Storage, record: str) -> None:
         if not run.exists(record):
@@ -244,8 +247,8 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         try:
             failure = records.read(records.Failure, run, record)
         except ManifestError as error:
-            # Then it is not known whether a retry may help.
-            self.log.warning("What the app said of its failure cannot be read: %s", error)
+            # Without the record, it is unknown whether a retry may help.
+            self.log.warning("Could not read the app's error record: %s", error)
             return
         raise airflow_error(failure.type, failure.message, terminal=failure.terminal)
 
@@ -264,12 +267,12 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
 
     def on_kill(self) -> None:
         self._ended_by_airflow = True
-        # Without a hook nothing was started, and the parent class would make one.
+        # Without a hook, nothing was started yet.
         guarding = submitted_process(self._hook)
         if guarding is not None:
             # SIGTERM, not SIGKILL: the guardian must survive long enough to kill its children and clean up.
             guarding.terminate()
-        # Before any waiting: Airflow kills this process 5 s after it asked it to end, and the guardian does without it.
+        # Before any wait: Airflow kills this process 5 s after SIGTERM. The guardian does not need this process.
         self.release_when_killed()
         if self._hook is not None:
             if guarding is not None:
@@ -279,14 +282,14 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
 
 
 def dag_run_name(context: Context) -> DagRunName:
-    """The DAG run of a task, as the run's report names it."""
+    """Return the names of a task's DAG run, for the run's report."""
     return DagRunName(context["ti"].dag_id, str(context["dag_run"].run_id))
 
 
 def spark_app(name: str) -> Path:
-    """The file of a Spark app: in the package if it came as a wheel, beside the package in a checkout.
+    """Return the file of a Spark app: inside the package (installed from a wheel), or beside it (in a checkout).
 
-    :raises ConfigurationError: it is in neither.
+    :raises ConfigurationError: the file is in neither place.
     """
     package = Path(airflow_provider_cdc.__file__).parent
     places = [folder / "spark_apps" / f"{name}.py" for folder in (package, package.parent)]
@@ -294,11 +297,13 @@ def spark_app(name: str) -> Path:
         if place.is_file():
             return place
     raise ConfigurationError(
-        f"the Spark app {name} is in none of {', '.join(map(str, places))}", hint="install the package anew"
+        f"the Spark app {name} is in none of {', '.join(map(str, places))}", hint="reinstall the package"
     )
 
 
 def _supervisor() -> int:
-    """The process that Airflow has watch over this task, and whose death is the task's; 0: there is none, as in
-    ``dags test``."""
+    """Return the id of the Airflow process that supervises this task; 0: there is none, as in ``dags test``.
+
+    If the supervisor dies, the task counts as dead.
+    """
     return 0 if supervisor_channel() is None else os.getppid()

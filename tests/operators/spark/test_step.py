@@ -190,10 +190,10 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
     }
     # The run is green, yet readers see another copy: the log must say so plainly.
     said = capfd.readouterr().out
-    assert f"{tmp_path.as_uri()} is no production target of shop" in said
+    assert f"{tmp_path.as_uri()} is not a production target of shop" in said
     assert f"not at {MISSED.as_of}" in said
     assert MISSED.why in said
-    (told,) = (line for line in said.splitlines() if "newer copy stays" in line)
+    (told,) = (line for line in said.splitlines() if "still names a newer copy" in line)
     assert "[warning" in told
     assert "shop.orders is published at file:///x" in told
 
@@ -340,7 +340,7 @@ def test_error_of_an_earlier_try_is_not_taken_for_that_of_a_crash(
     some(
         ("java.lang.OutOfMemoryError: Java heap space\n\tat a.B.c(D.java:1)\n\t... 9 more", "spark.driver.memory"),
         ("something else", "in the log of this task"),
-        ("OSError: [Errno 28] No space left on device", "make room"),
+        ("OSError: [Errno 28] No space left on device", "free disk space"),
         ("JAVA_HOME is not set", "install Java 17"),
         ("WARN: Failed to connect to master db:7077", "spark_conn_id"),
         plain=2,
@@ -405,7 +405,7 @@ def test_a_step_does_not_take_the_finished_run_of_another_dag_run_for_its_own(
         begun.finish_step("snapshot", FOUND)
         begun.folder.write_json(done_file("snapshot"), {})
     operator.run_uri = lake.folder("_runs", other).uri
-    with pytest.raises(AirflowFailException, match="another run than the one that record began") as refusal:
+    with pytest.raises(AirflowFailException, match="is not the run that record began") as refusal:
         operator.execute(CONTEXT)
     assert "clear lock_and_record" in str(refusal.value)
     assert not lake.folder("_runs", other).exists("report.html")
@@ -437,12 +437,12 @@ def test_killing_a_task_ends_spark_submit_and_blames_no_lack_of_memory(
         task.on_kill()
         with pytest.raises(AirflowException, match="Airflow ended this task") as failed:
             running.result(120)
-    assert "marked or cleared the task" in str(failed.value).partition("Hint: ")[2]
+    assert "was marked or cleared" in str(failed.value).partition("Hint: ")[2]
     assert "run out of memory" in spark_failed("snapshot", -signal.SIGKILL, LastLines()).hint
 
 
 def test_missing_spark_connection_is_an_error_and_not_yarn() -> None:
-    with pytest.raises(ConfigurationError, match="no such connection"):
+    with pytest.raises(ConfigurationError, match="the connection does not exist"):
         check_spark("nowhere", {})
 
 
