@@ -1,36 +1,36 @@
-"""Every error this package raises, in one tree.
+"""All errors that this package raises, as one class hierarchy.
 
 ::
 
     CdcError
-    ├── TerminalError              a retry cannot help: someone has to fix something first
+    ├── TerminalError              a retry cannot help: the cause must be fixed first
     │   ├── ConfigurationError     a parameter, connection or URI that cannot work
     │   │   └── StorageRefused     the lake's store denies access, or has no such bucket
     │   ├── PreflightError         the source cannot give an exact copy; lists every problem at once
-    │   ├── PositionError          text or bytes that are not a position
-    │   ├── DecodeError            bytes that do not follow the format they claim
+    │   ├── PositionError          text or bytes that are not a valid position
+    │   ├── DecodeError            bytes that do not follow the format that they claim
     │   ├── ValueNotRepresentable  a value that the chosen Arrow type cannot hold
     │   ├── ManifestError          a run's record is missing, unreadable or of another run
-    │   ├── FileDamaged            a file of the run is not what its record says
-    │   ├── ChangesMissing         the changes that are published do not lead from one copy to another
-    │   └── ExactnessError         something in the window broke what the proof rests on
-    │       ├── SchemaChanged      DDL or TRUNCATE on a copied table, or images of another shape
+    │   ├── FileDamaged            a file of the run is missing, or does not match its record
+    │   ├── ChangesMissing         the published changes have a gap between one copy and another
+    │   └── ExactnessError         an event in the window broke a condition of the proof
+    │       ├── SchemaChanged      DDL or TRUNCATE on a copied table, or row images with other columns
     │       ├── LogGone            the log no longer reaches back to the initial position
-    │       ├── SourceReplaced     another server answers than the one the run began on
+    │       ├── SourceReplaced     the server is not the one that the run began on
     │       ├── ImageNotWhole      a row image without all its columns, or no row image at all
-    │       ├── CascadeNotLogged   a foreign key may have changed rows, and the log does not hold that
+    │       ├── CascadeNotLogged   a foreign key may have changed rows, and the log omits such changes
     │       ├── UnknownEvent       a log event that this reader does not know
     │       └── CopyMismatch       the rows that were read contradict the log
     └── TransientError             the same call may succeed later: Airflow retries it
         ├── SourceUnavailable      the server cannot be reached, or ended the session
         ├── StorageUnavailable     the lake's store cannot be reached, is full, or failed
-        ├── LockNotGranted         the lock was not granted within its bounded wait
-        ├── SparkFailed            a Spark application ended without saying why
+        ├── LockNotGranted         the lock was not granted within the time limit
+        ├── SparkFailed            a Spark application ended without reporting a reason
         ├── PublishIncomplete      publishing stopped half-way; running the task again completes it
-        └── CommitUnknown          whether something was published is not known; running the task again finds out
+        └── CommitUnknown          it is unknown whether the run was published; running the task again finds out
 
-A message says what is wrong, ``where`` names the object and the position, ``hint`` says what to do.
-The errors survive pickling, because Spark carries them from executors to the driver.
+The message says what is wrong, ``where`` names the object and the position, ``hint`` says what to do.
+The errors can be pickled, because Spark sends them from executors to the driver.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class CdcError(Exception):
     """Base of all errors of this package.
 
     :param message: what is wrong.
-    :param where: the object and position it was seen at, such as ``shop.orders.total at binlog.000007:4312``.
+    :param where: the object and its position in the log, such as ``shop.orders.total at binlog.000007:4312``.
     :param hint: what the reader can do about it.
 
-    ``code`` is stable: messages and the name of a class may change, and a search for the code finds its page.
+    ``code`` is stable. The message and the class name may change, so the documentation is searched for by code.
     """
 
     code: ClassVar[str] = "CDC-1000"
@@ -67,7 +67,7 @@ class CdcError(Exception):
         return f"{text}\n  Hint: {self.hint}" if self.hint else text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception pickles only its positional arguments; where and hint would be lost.
+        # Exception pickles only its positional arguments, so where and hint would be lost.
         return _rebuild, (type(self), self.__dict__)
 
 
@@ -99,7 +99,7 @@ class ConfigurationError(TerminalError):
 class StorageRefused(ConfigurationError, OSError):
     """The lake's store denies access, has no such bucket, or cannot hold such a name.
 
-    It is an `OSError`, too: who only cleans up need not know more.
+    It is also an `OSError`, so that cleanup code can handle it without knowing this class.
     """
 
     code = "CDC-1011"
@@ -109,8 +109,8 @@ class StorageRefused(ConfigurationError, OSError):
 class Problem:
     """One reason why a source cannot give an exact copy.
 
-    ``where`` names a setting or a table, ``what`` says what is wrong with it, ``hint`` how to put it right. ``table``
-    is the table that the others could be copied without; empty if that would not help.
+    ``where`` names a setting or a table, ``what`` says what is wrong with it, ``hint`` says how to correct it.
+    ``table`` is the table to leave out so that the others can be copied; empty if that would not help.
     """
 
     where: str
@@ -123,7 +123,7 @@ class Problem:
 
 
 class PreflightError(TerminalError):
-    """The source cannot give an exact copy as asked. Holds every problem found, not the first."""
+    """The source cannot give an exact copy as requested. Holds every problem that was found, not only the first."""
 
     code = "CDC-1020"
 
@@ -134,13 +134,13 @@ class PreflightError(TerminalError):
 
 
 class PositionError(TerminalError):
-    """Text or bytes that are not a position."""
+    """Text or bytes that are not a valid position."""
 
     code = "CDC-1030"
 
 
 class DecodeError(TerminalError):
-    """Bytes that do not follow the format they claim."""
+    """Bytes that do not follow the format that they claim."""
 
     code = "CDC-1040"
 
@@ -158,37 +158,37 @@ class ManifestError(TerminalError):
 
 
 class FileDamaged(TerminalError):
-    """A file of the run is gone, or is not what its record says."""
+    """A file of the run is missing, or does not match its record."""
 
     code = "CDC-1070"
 
 
 class ChangesMissing(TerminalError):
-    """The changes that are published do not lead, without a gap, from one copy to another."""
+    """The published changes have a gap between one copy and another."""
 
     code = "CDC-1080"
 
 
 class ExactnessError(TerminalError):
-    """Something in the window broke what the proof rests on."""
+    """An event in the window broke a condition of the proof."""
 
     code = "CDC-1100"
 
 
 class SchemaChanged(ExactnessError):
-    """DDL or TRUNCATE on a copied table inside the window, or images of another shape."""
+    """DDL or TRUNCATE on a copied table inside the window, or row images with other columns."""
 
     code = "CDC-1101"
 
 
 class LogGone(ExactnessError):
-    """The log no longer reaches back to the initial position, or is not whole since then: the server crashed."""
+    """The log no longer reaches back to the initial position, or is incomplete because the server crashed."""
 
     code = "CDC-1102"
 
 
 class SourceReplaced(ExactnessError):
-    """Another server answers than the one the run began on."""
+    """The server is not the one that the run began on."""
 
     code = "CDC-1103"
 
@@ -200,7 +200,7 @@ class ImageNotWhole(ExactnessError):
 
 
 class CascadeNotLogged(ExactnessError):
-    """A foreign key may have changed rows of a copied table, and the log does not hold such changes."""
+    """A foreign key may have changed rows of a copied table, and the log omits such changes."""
 
     code = "CDC-1105"
 
@@ -220,7 +220,7 @@ class CopyMismatch(ExactnessError):
 class SourceUnavailable(TransientError):
     """The server cannot be reached, or it ended the session.
 
-    ``is_starting``: it answers, and says that it is starting up or recovering from a crash, so waiting helps.
+    ``is_starting``: the server answered that it is starting up or recovering from a crash, so waiting helps.
     """
 
     is_starting = False
@@ -229,19 +229,19 @@ class SourceUnavailable(TransientError):
 
 
 class StorageUnavailable(TransientError, OSError):
-    """The lake's store cannot be reached, is full, or failed. It is an `OSError`, too, as `StorageRefused` is."""
+    """The lake's store cannot be reached, is full, or failed. It is also an `OSError`, like `StorageRefused`."""
 
     code = "CDC-1502"
 
 
 class LockNotGranted(TransientError):
-    """The lock was not granted within its bounded wait."""
+    """The lock was not granted within the time limit."""
 
     code = "CDC-1503"
 
 
 class SparkFailed(TransientError):
-    """A Spark application ended without saying why: it was killed, or never began."""
+    """A Spark application ended without reporting a reason: it was killed, or it never started."""
 
     code = "CDC-1504"
 
@@ -253,14 +253,14 @@ class PublishIncomplete(TransientError):
 
 
 class CommitUnknown(TransientError):
-    """Whether something was published is not known. Running the task again finds out."""
+    """It is unknown whether the run was published. Running the task again finds out."""
 
     code = "CDC-1506"
 
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Have errors that nobody expected say what was being worked on: a table, a part."""
+    """Add a note to unexpected errors that names the object in progress, such as a table or a part of it."""
     try:
         yield
     except CdcError:

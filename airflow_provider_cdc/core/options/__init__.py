@@ -1,1 +1,1 @@
-"""Options: how one is declared, and all of them."""
+"""The options of a run, and how an option is declared."""

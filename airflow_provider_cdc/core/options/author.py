@@ -1,4 +1,4 @@
-"""What a DAG's author decides, whoever triggers its runs: the options that no run can be given."""
+"""Options that only the DAG's author can set. A DAG run cannot override them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ class AuthorOptions:
         None,
         accepts=PATTERNS,
         fixed=True,
-        help="The connections that `source_conn_id` may name, `*` for any run of characters; None: any. Whoever may "
-        "trigger a DAG fills its params, but the tasks have Airflow's rights: give this and `targets` where "
-        "`source_conn_id` or `target` is a template.",
+        help="The connections that `source_conn_id` may name. `*` matches any run of characters. None: any connection. "
+        "Any user who may trigger the DAG fills in its params, but the tasks run with Airflow's rights: set this and "
+        "`targets` if `source_conn_id` or `target` is a template.",
         example='a list such as ["cdc_*"]',
     )
     targets: Sequence[str] | None = option(
         None,
         accepts=PATTERNS,
         fixed=True,
-        help="The folders in which, or below which, `target` and `scratch` may lie, compared part by part; `*` stands "
-        "for any run of characters in a part, `*` alone for any target; None: any.",
+        help="The folders that `target` and `scratch` may be, or be below. Paths are compared part by part: `*` matches "
+        "any run of characters in one part; `*` alone matches any target. None: any target.",
         example='a list such as ["s3://bucket/lake"]',
     )
     strict_conf: bool = option(
         False,
         accepts=FLAG,
         fixed=True,
-        help="Refuse DAG runs whose conf has keys that are no params of the DAG: a misspelt one is otherwise ignored.",
+        help="Reject DAG runs whose conf has keys that are not params of the DAG. Otherwise, a misspelt key is ignored.",
         example="true or false",
     )

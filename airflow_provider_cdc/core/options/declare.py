@@ -1,4 +1,4 @@
-"""How an option of a run is declared: what it accepts, and what is told of it. ``core.options`` declares them all."""
+"""Declares an option of a run: its accepted values and its description. ``core.options.run`` declares all options."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ Options = TypeVar("Options")
 
 @dataclass(frozen=True)
 class Accepted:
-    """What values an option accepts.
+    """The values that an option accepts.
 
-    ``what`` completes "… is not …". ``type`` is the type of an accepted value, with its constraints as `msgspec.Meta`.
-    ``schema`` is the same as JSON schema, for a form: it may accept more.
+    ``what`` completes the message "… is not …". ``type`` is the type of an accepted value, with its constraints as
+    `msgspec.Meta`. ``schema`` is the JSON schema for a form; it may accept more than ``type``.
     """
 
     what: str
     type: Any
     schema: Mapping[str, Any]
     plain: Callable[[Any], Any] = lambda value: value
-    """Makes an accepted value one of the option's type."""
+    """Converts an accepted value to the option's type."""
     features: Collection[str] = ()
-    """The choices that only kinds of sources with the feature of that name offer."""
+    """The choices that are offered only for kinds of sources with the feature of the same name."""
 
     def holds(self, value: Any) -> bool:
         """Return whether ``value`` is accepted."""
         if isinstance(value, (set, frozenset)):
-            # msgspec takes one for a list, but patterns have an order.
+            # msgspec accepts a set as a list, but the order of patterns matters.
             return False
         try:
             msgspec.convert(value, self.type)
@@ -44,7 +44,7 @@ class Accepted:
         return True
 
     def schema_for(self, kind: str) -> dict[str, Any]:
-        """The JSON schema of what can work for one kind of source; empty: for any."""
+        """Return the JSON schema of the values that one kind of source supports; empty ``kind``: any kind."""
         schema = dict(self.schema)
         if kind and self.features:
             fit = [choice for choice in schema["enum"] if choice not in self.features or has(kind, choice)]
@@ -55,14 +55,14 @@ class Accepted:
 
 @dataclass(frozen=True)
 class Option:
-    """One option, as it is declared.
+    """The declaration of one option.
 
-    ``default`` is `MISSING` where a value has to be given. ``type`` is the type of a checked value. ``argument`` is the
-    name that an operator's argument has for it. ``feature`` names what a kind of source must have for it; empty: all
-    kinds take it.
-    ``secret``: people put secrets there, so its value is never shown. ``in_form``: the DAGs that come with the package
-    have a param for it, called ``title``, in the form's ``section``; empty: the one that is open at first. ``fixed``:
-    the DAG's author sets it, and it is no template.
+    ``default`` is `MISSING` if a value is required. ``type`` is the type of a checked value. ``argument`` is the name
+    of the operator's argument. ``feature`` names the feature that a kind of source needs for the option; empty: all
+    kinds support it.
+    ``secret``: users may put secrets there, so its value is never shown. ``in_form``: the DAGs that come with the
+    package have a param for it, with the title ``title``, in the form's ``section``; empty: the section that is open at
+    first. ``fixed``: the DAG's author sets it, and it cannot be a template.
     """
 
     name: str
@@ -80,7 +80,7 @@ class Option:
     fixed: bool
 
     def fits(self, kind: str) -> bool:
-        """Return whether sources of the kind of this name take the option."""
+        """Return whether sources of this kind support the option."""
         return has(kind, self.feature)
 
     @property
@@ -88,7 +88,7 @@ class Option:
         return self.default is MISSING
 
     def check(self, value: Any) -> Problem | None:
-        """What is wrong with ``value``; None if nothing is."""
+        """Return the problem with ``value``; None if it is accepted."""
         if self.accepts.holds(value):
             return None
         shown = f"a value of type {type(value).__name__}" if value and self.secret else repr(value)
@@ -109,7 +109,7 @@ def option(
     section: str = "",
     fixed: bool = False,
 ) -> Any:
-    """Declare an option; see `Option`. ``name`` is for those that users know by another name than the field's."""
+    """Declare an option; see `Option`. ``name``: the option's name for users, if it differs from the field's."""
     declared = {
         "accepts": accepts,
         "help": help,
@@ -129,9 +129,9 @@ def option(
 
 
 def one_of(choices: Sequence[str], shown: Sequence[str], features: Collection[str] = ()) -> Accepted:
-    """One of several words.
+    """Accept one of several words.
 
-    :param shown: what a form shows for each.
+    :param shown: the text that a form shows for each word.
     :param features: see `Accepted`.
     """
     return Accepted(
@@ -146,15 +146,15 @@ _NAME = "[a-z0-9_]{0,30}"
 _Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 _Texts = Annotated[list[_Text], msgspec.Meta(min_length=1)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
-# Every finite float; msgspec lets infinity pass where there is only a lower bound, and NaN nowhere.
+# Any finite float from 0. With only a lower bound, msgspec would accept infinity. It never accepts NaN.
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 _TEXT = {"type": "string", "minLength": 1}
 
 
 def expecting(wanted: str, **schema: Any) -> dict[str, Any]:
-    """The JSON schema ``schema``; but of what does not fit it, people are told that ``wanted`` was expected, and do not
-    see a regular expression."""
+    """Wrap the JSON schema ``schema`` so that the validation error says that ``wanted`` was expected, instead of
+    showing a regular expression."""
     return {"if": schema, "else": {"const": wanted}}
 
 
@@ -202,17 +202,17 @@ FLAG = Accepted("true or false", bool, {"type": "boolean"})
 
 @dataclass(frozen=True)
 class _AcceptedPoint(Accepted):
-    """Values of ``as_of``: texts, and times of Python."""
+    """Values of ``as_of``: text, and Python's datetimes."""
 
     def holds(self, value: Any) -> bool:
         return value is None or as_of.is_as_of(value)
 
 
-# A form shows what may not be null as required, and takes no empty text for a value.
+# The schema allows null: a form shows a param that may not be null as required, and rejects an empty text there.
 AS_OF = _AcceptedPoint(
     "a time with its zone, a date, a GTID set or an LSN, or empty",
     Any,
-    # A time of the day has a colon, or at least a letter before it; a GTID set has colons, an LSN has a slash.
+    # A time of day has a colon, or at least a letter before it; a GTID set has colons; an LSN has a slash.
     {
         "type": ["string", "null"],
         **expecting(
@@ -225,7 +225,7 @@ AS_OF = _AcceptedPoint(
 
 
 def values_of(options: Any) -> dict[str, Any]:
-    """The values of ``options``, an instance of a class of options, by the option's name."""
+    """Return the values of ``options``, an instance of an options class, by option name."""
     values: dict[str, Any] = {}
     for option_field in fields(options):
         value = getattr(options, option_field.name)
@@ -237,7 +237,7 @@ def values_of(options: Any) -> dict[str, Any]:
 
 
 def declared_in(kind: type[Any]) -> Iterator[Option]:
-    """The options that a class of options consists of, in their order."""
+    """Yield the options that an options class declares, in order."""
     types = get_type_hints(kind)
     for option_field in fields(kind):
         if is_dataclass(types[option_field.name]):
@@ -254,7 +254,7 @@ def declared_in(kind: type[Any]) -> Iterator[Option]:
 
 
 def made_of(kind: type[Options], values: Mapping[str, Any]) -> Options:
-    """A class of options with these values, by the option's name."""
+    """Create an instance of an options class from ``values``, by option name."""
     types = get_type_hints(kind)
     arguments = {
         option_field.name: made_of(types[option_field.name], values)

@@ -1,14 +1,14 @@
-"""Every option of a run, each declared once.
+"""The options of a run, each declared once.
 
-A field that is made by `option` is an option: its name, type and default are those of the field, and the rest of the
-declaration says what it accepts and what it does. All else follows: the arguments of the operators, the params of the
-DAGs that come with the package, the checks and messages of preflight, what the manifest holds, and the table in
-``docs/options.md``. Only `SnapshotTaskGroup` spells its arguments out, so that editors complete them, and
-``operators/arguments.py``, so that type checkers know them; tests compare them with these.
+A field whose value is `option(...)` is an option. The field gives its name, type and default; the declaration says
+which values it accepts and what it does. The rest is derived from the declarations: the arguments of the operators, the
+params of the DAGs that come with the package, the checks and messages of preflight, the options in the manifest, and
+the table in ``docs/options.md``. Only `SnapshotTaskGroup` lists its arguments explicitly, for the completion of
+editors, and ``operators/arguments.py``, for type checkers. Tests compare these lists with the declarations.
 
 To add an option, declare it here and use it: in `TableOptions` if it is about how tables are read and published, in
-`StepOptions` if steps after preflight need it, and in `RunOptions` otherwise. What a DAG's author decides for all runs
-of the DAG is in ``core/options/author.py``.
+`StepOptions` if steps after preflight need it, and in `RunOptions` otherwise. Options that the DAG's author sets for all
+runs of the DAG are in ``core/options/author.py``.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from airflow_provider_cdc.core.options.declare import (
 from airflow_provider_cdc.errors import PreflightError, Problem
 
 FOLDED = "Reading and publishing"
-"""The section of a form with what few runs need. Airflow's own beside it is called "Advanced Options"."""
+"""The section of a form for options that few runs need. Airflow's own section is called "Advanced Options"."""
 
 CONSISTENCIES = ("auto", "watermark", "lock", "exported", "again")
 UNREPRESENTABLE = ("error", "null", "string")
@@ -56,8 +56,8 @@ PRESENT, FAIL = "present", "fail"
 class TableOptions:
     """How tables are read and published.
 
-    ``unrepresentable``, where it is ``null``, stops the run where the value is part of what tells rows apart: in a key
-    column, and in every column of a keyless table. There ``string`` stops it for bytes that are no character.
+    In a column that identifies rows (a key column, or any column of a table without a key), ``unrepresentable`` =
+    ``null`` stops the run at such a value, and ``string`` stops it at bytes that are not valid characters.
     """
 
     consistency: str = option(
@@ -65,7 +65,7 @@ class TableOptions:
         accepts=one_of(
             CONSISTENCIES,
             (
-                "auto: what suits each table",
+                "auto: chosen for each table",
                 "watermark: no lock; needs a key",
                 "lock: a lock of milliseconds, then one transaction (MySQL)",
                 "exported: all in one exported snapshot (PostgreSQL)",
@@ -75,12 +75,12 @@ class TableOptions:
         ),
         title="Consistency",
         section=FOLDED,
-        help="How the tables are read. `watermark`: no lock, chunks at any time, needs a key. `lock` (MySQL): a lock "
-        "of milliseconds, then one transaction. `exported` (PostgreSQL): all tasks read in one exported snapshot. "
-        "`again` (PostgreSQL): as `watermark`, but needs no `REPLICA IDENTITY FULL`: rows that were touched are read "
-        "again in one short snapshot, at which the whole run is exact. `auto`: `watermark`, and `lock` or `exported` "
-        "for tables without a key; on PostgreSQL, `again` if a table has not `REPLICA IDENTITY FULL`.",
-        example="auto, unless you know better",
+        help="How the tables are read. `watermark`: in chunks at any time, without a lock; needs a key. `lock` (MySQL): "
+        "a lock of milliseconds, then one transaction. `exported` (PostgreSQL): all tasks read in one exported snapshot. "
+        "`again` (PostgreSQL): like `watermark`, but does not need `REPLICA IDENTITY FULL`: touched rows are read again "
+        "in one short snapshot, and the whole run is exact at that snapshot. `auto`: `watermark`, and `lock` or "
+        "`exported` for tables without a key; on PostgreSQL, `again` if a table lacks `REPLICA IDENTITY FULL`.",
+        example="auto (recommended)",
     )
     unrepresentable: str = option(
         "error",
@@ -90,37 +90,38 @@ class TableOptions:
         ),
         title="Values without an Arrow type",
         section=FOLDED,
-        help="What becomes of values that no Arrow type holds, such as `0000-00-00`, `infinity`, or bytes that are no "
-        "character: `error` stops if one survives, `null` publishes null and counts them, `string` publishes such "
-        "columns as text, and such bytes as `0x…`.",
-        example="error, unless you know better",
+        help="How to treat values that no Arrow type holds, such as `0000-00-00`, `infinity`, or bytes that are not a "
+        "valid character. `error` stops the run if such a value is in the copy. `null` publishes null and counts the "
+        "values. `string` publishes such columns as text, and such bytes as `0x…`.",
+        example="error (recommended)",
     )
 
 
 AS_DECLARED = TableOptions()
-"""What holds for tables of which nothing else was asked."""
+"""The default options of a table."""
 
 
 @dataclass(frozen=True)
 class LockPolicy:
-    """How the short lock is taken: each try waits at most ``wait_seconds``, after which everybody else goes first.
+    """How the short lock is taken: each try waits at most ``wait_seconds``, then lets the waiting sessions go first.
 
-    ``through_read`` keeps the lock until the table is read, for servers whose read views need that.
-    ``slot_wait_seconds`` is how long a replication slot may wait for transactions that write: nobody waits for it.
+    ``through_read`` holds the lock until the table is read, for servers whose read views need that.
+    ``slot_wait_seconds`` is how long the creation of a replication slot may wait for open write transactions. This wait
+    blocks no other session.
     """
 
     wait_seconds: int = option(
         5,
         name="lock_wait_seconds",
         accepts=WHOLE_SECONDS,
-        help="Seconds that one try to take a lock may keep others waiting.",
+        help="Seconds that one try to take a lock may block other sessions.",
         example="a number such as 5",
     )
     tries: int = option(
         12,
         name="lock_tries",
         accepts=COUNT,
-        help="How often a lock is tried.",
+        help="How often a run tries to take a lock.",
         example="a number such as 12",
     )
     pause_seconds: float = option(
@@ -135,50 +136,50 @@ class LockPolicy:
         name="lock_through_read",
         accepts=FLAG,
         feature="lock_through_read",
-        help="Keep the lock until the table is read, for servers whose read views need that.",
+        help="Hold the lock until the table is read (needed on servers whose read views require it).",
         example="true or false",
     )
     slot_wait_seconds: int = option(
         600,
         accepts=WHOLE_SECONDS,
         feature="slots",
-        help="Seconds that the slot may wait for transactions that write; nobody waits for it.",
+        help="Seconds that slot creation may wait for open write transactions to end. It does not block other sessions.",
         example="a number such as 600",
     )
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What the steps after preflight go by. The manifest holds it."""
+    """Options that the steps after preflight need. They are stored in the manifest."""
 
     chunk_rows: int = option(
         100_000,
         accepts=COUNT,
         title="Rows per chunk",
         section=FOLDED,
-        help="Rows that one statement reads, about; raised where a table would have more than 10,000 chunks, or a run "
-        "more than 50,000.",
+        help="Approximate number of rows that one statement reads. It is raised if a table would have more than 10,000 "
+        "chunks, or a run more than 50,000.",
         example="a number such as 100000",
     )
     chunk_pause: float = option(
         0.0,
         accepts=SECONDS,
-        help="Seconds that a reader rests after each chunk, to spare the source; below 900.",
+        help="Seconds that a reader pauses after each chunk, to reduce the load on the source; below 900.",
         example="a number such as 0 or 0.5",
     )
     as_of: str = option(
         "",
         accepts=AS_OF,
         title="As of",
-        help="The point at which the copy is exact: a time with its zone (`2026-01-31T00:00:00Z`), a date (its "
-        "beginning, 00:00 UTC), a GTID set or an LSN, as far back as the log reaches (PostgreSQL: that of the "
-        "`standing_slot`); empty: now. A time means all that was committed up to it.",
+        help="The point at which the copy is exact: a time with its zone (`2026-01-31T00:00:00Z`), a date (00:00 UTC "
+        "of that day), a GTID set or an LSN, as far back as the log reaches (PostgreSQL: the log that the "
+        "`standing_slot` retains). Empty: now. A time includes everything that was committed up to it.",
         example="a time such as 2026-01-31T00:00:00Z",
     )
     as_of_wait_seconds: int = option(
         600,
         accepts=WHOLE_SECONDS,
-        help="Seconds to wait for the first commit after the time in `as_of`: before it, what is committed next may "
+        help="Seconds to wait for the first commit after the time in `as_of`. Until there is one, the next commit may "
         "still belong to that time.",
         example="a number such as 600",
     )
@@ -188,17 +189,17 @@ class StepOptions:
         feature="standing_slot",
         title="Standing slot",
         section=FOLDED,
-        help="A name, such as `nightly`: the server then keeps a replication slot of that name from run to run, and "
-        "with it the log that `as_of` goes back over and that `refresh` rolls copies forward by; empty: none. Runs "
-        "that give the same name share it. It costs the server disk, and stays until someone drops it.",
+        help="A name, such as `nightly`, for a replication slot that stays on the server from run to run. It retains "
+        "the log that `as_of` and `refresh` need. Empty: no standing slot. Runs with the same name share the slot. It "
+        "uses disk space on the server, and stays until it is dropped.",
         example="a name such as nightly",
     )
     standing_slot_hours: int = option(
         48,
         accepts=COUNT,
         feature="standing_slot",
-        help="Hours of the past that the standing slot keeps: when a run is published, it gives up what is older, but "
-        "not the log since the last copies that `refresh` is to roll forward (for a week at most).",
+        help="Hours of log that the standing slot retains. When a run is published, it releases older log, except the "
+        "log since the last copies that `refresh` is to roll forward (for a week at most).",
         example="a number such as 48",
     )
     refresh: str = option(
@@ -212,10 +213,10 @@ class StepOptions:
             ),
         ),
         title="Refresh",
-        help="`full`: all tables are read. `auto`: the last copy of a table is rolled forward by what the log says was "
-        "changed since, at the cost of the changes, where that is exact; other tables are read in full, and the "
-        "log of `preflight` says why. `changes`: as `auto`, but a table that would have to be read in full stops "
-        "the run. On PostgreSQL it needs a `standing_slot`.",
+        help="`full`: all tables are read. `auto`: the last copy of a table is rolled forward with the changes in the "
+        "log, at the cost of these changes, where that is exact; other tables are read in full, and the log of "
+        "`preflight` gives the reason. `changes`: like `auto`, but a table that would have to be read in full stops the "
+        "run. On PostgreSQL, `auto` and `changes` need a `standing_slot`.",
         example="full, auto or changes",
     )
     changes: bool = option(
@@ -223,9 +224,9 @@ class StepOptions:
         accepts=FLAG,
         title="Publish the changes",
         section=FOLDED,
-        help="Beside each copy that is rolled forward, publish every row change between the last copy and this one, in "
-        "commit order. It needs `refresh`, and stops the run where the last copy of a table cannot be rolled forward; "
-        "a table without a copy begins with its first one. On PostgreSQL it needs `REPLICA IDENTITY FULL`.",
+        help="With each copy that is rolled forward, also publish every row change between the last copy and this one, "
+        "in commit order. It needs `refresh`. It stops the run if the last copy of a table cannot be rolled forward; a "
+        "table without a copy begins with its first one. On PostgreSQL it needs `REPLICA IDENTITY FULL`.",
         example="true or false",
     )
     keep: int = option(
@@ -233,8 +234,8 @@ class StepOptions:
         accepts=COUNT_OR_NONE,
         title="Copies to keep",
         section=FOLDED,
-        help="How many copies of each table stay: when a run has published the latest one, it removes those that are "
-        "older than the newest so many of its tables, whichever run made them; 0: all of them stay.",
+        help="Number of copies to keep of each table. A run that has published the latest copies removes the older ones "
+        "of its tables, regardless of the run that made them. 0 keeps all copies.",
         example="a number such as 7",
     )
     keep_days: int = option(
@@ -242,8 +243,8 @@ class StepOptions:
         accepts=COUNT_OR_NONE,
         title="Days that copies stay",
         section=FOLDED,
-        help="Beside `keep`, which has to be given, too: a copy that was published less than so many days ago stays, "
-        "however many newer ones there are; 0: only their number counts.",
+        help="Also keep every copy that was published in the last so many days, however many newer copies there are. "
+        "Requires `keep`. 0: only the number of copies counts.",
         example="a number such as 30",
     )
     lock: LockPolicy = field(default_factory=LockPolicy)
@@ -253,30 +254,30 @@ class StepOptions:
         feature="slots",
         title="Keep the slot",
         section=FOLDED,
-        help="Leave the publication and the slot there when the run is published, to stream on from `initial_lsn`. "
-        "You then have to drop them.",
+        help="Do not drop the publication and the slot when the run is published, so that you can stream on from "
+        "`initial_lsn`. You then have to drop them yourself.",
         example="true or false",
     )
     on_table_error: str = option(
         "fail",
-        accepts=one_of(ON_TABLE_ERROR, ("fail: stop the run", "skip: leave them out, and say so")),
+        accepts=one_of(ON_TABLE_ERROR, ("fail: stop the run", "skip: leave them out, and report them")),
         title="Tables that cannot be copied",
         section=FOLDED,
-        help="What becomes of tables that cannot be copied (no transactions, no key where one is needed, no `REPLICA "
-        "IDENTITY FULL`, a type or a value without an Arrow type): `fail` stops the run, `skip` leaves them out, says "
-        "so in the logs, and lists them with the reasons in the XCom `skipped`.",
+        help="How to treat tables that cannot be copied (no transactions, no key where one is needed, no `REPLICA "
+        "IDENTITY FULL`, a type or a value without an Arrow type): `fail` stops the run; `skip` leaves them out, names "
+        "them in the logs, and lists them with the reasons in the XCom `skipped`.",
         example="fail or skip",
     )
 
     @property
     def skips(self) -> bool:
-        """Whether a table that cannot be copied is left out, and does not stop the run."""
+        """Return whether a table that cannot be copied is left out instead of stopping the run."""
         return self.on_table_error == "skip"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:
-    """What one run is asked to do. `checked` makes one."""
+    """All options of one run. `checked` creates it."""
 
     source_conn_id: str = option(
         accepts=CONNECTION,
@@ -287,9 +288,9 @@ class RunOptions:
     tables: Sequence[str] = option(
         accepts=TABLE_NAMES,
         title="Tables",
-        help="The tables as `schema.table`; `*` matches any run of characters in either part, and a pattern that "
-        "begins with `!` leaves out what those before it named (`!shop._*_gho`). A part in double quotes is taken "
-        "literally, dots and stars included.",
+        help="The tables as `schema.table`. `*` matches any run of characters in either part. A pattern that begins "
+        "with `!` excludes tables that earlier patterns matched (`!shop._*_gho`). A part in double quotes is taken "
+        "literally, including dots and stars.",
         example='a list such as ["shop.orders", "shop.order_*"]',
     )
     target: str = option(
@@ -297,17 +298,17 @@ class RunOptions:
         title="Target",
         secret=True,
         help="The folder to publish in, as an absolute path or a URI (`file:///…`, `s3://…`, `gs://…`, `abfs://…`, "
-        "`hdfs://…`) without query, fragment or user info; Airflow and Spark must both reach it. `{source}` in it "
-        "stands for `source_conn_id`: a folder has the copies of one source.",
+        "`hdfs://…`) without query, fragment or user info. Airflow and Spark must both reach it. `{source}` in it "
+        "stands for `source_conn_id`: a folder holds the copies of one source.",
         example="a URI such as file:///data/lake or s3://bucket/lake",
     )
     where: Mapping[str, str] | None = option(
         None,
         accepts=CONDITIONS,
         title="Rows (where)",
-        help="Which rows of a table are copied, by the table's name or a pattern: those for which the condition holds "
-        "at the run's position (`{\"shop.orders\": \"status = 'open' and created >= '2026-01-01'\"}`). It is a part of "
-        "SQL in which text compares by code point. Such copies have a folder of their own.",
+        help="Conditions by table name or pattern: only the rows are copied that fulfil the condition at the run's "
+        "position (`{\"shop.orders\": \"status = 'open' and created >= '2026-01-01'\"}`). The syntax is a subset of SQL. "
+        "Text compares by code point. Such copies have a folder of their own.",
         example='an object such as {"shop.orders": "created >= \'2026-01-01\'"}',
     )
     columns: Mapping[str, Sequence[str]] | None = option(
@@ -315,7 +316,7 @@ class RunOptions:
         accepts=COLUMNS,
         title="Columns",
         section=FOLDED,
-        help="Which columns of a table are published, by the table's name or a pattern, beside those of its key "
+        help="Columns to publish, by table name or pattern, in addition to the key columns "
         '(`{"shop.orders": ["id", "status"]}`). Such copies have a folder of their own.',
         example='an object such as {"shop.orders": ["id", "status"]}',
     )
@@ -325,9 +326,9 @@ class RunOptions:
         title="Scratch",
         section=FOLDED,
         secret=True,
-        help="The folder for the work of runs in progress and for their records, written as `target` is; empty: "
-        "`_runs` in the target. It may lie in another store: files are then copied when they are published. Copies are "
-        "rolled forward only by runs with the same one, and `targets` has to allow it, too.",
+        help="The folder for the files of runs in progress and for their records, written as `target` is. Empty: "
+        "`_runs` in the target. It may be in another store: files are then copied when they are published. Only runs "
+        "with the same `scratch` roll each other's copies forward. `targets` must allow it, too.",
         example="a URI such as s3://bucket/scratch",
     )
     table: TableOptions = field(default_factory=TableOptions)
@@ -335,12 +336,12 @@ class RunOptions:
         PRESENT,
         accepts=one_of(
             (PRESENT, FAIL),
-            ("present: copy the present, and say so", "fail: stop the run"),
+            ("present: copy the present, and report it", "fail: stop the run"),
         ),
-        help="What becomes of a run that cannot be exact at the end of its interval, which the DAG `nightly` supplies "
-        "by itself: `present` copies the present, and says so in the logs, in `_latest.json`, in the event and in the "
-        "report (`missed_as_of`); `fail` stops the run. Runs of Airflow's Backfill are always refused, and so is an "
-        "`as_of` that somebody wrote.",
+        help="How to treat a run that cannot be exact at the end of its interval (which the DAG `nightly` supplies as "
+        "`as_of`): `present` copies the present, and reports this in the logs, in `_latest.json`, in the event and in "
+        "the report (`missed_as_of`); `fail` stops the run. If the time cannot be reached, runs of Airflow's Backfill "
+        "and runs with an explicit `as_of` always stop.",
         example="present or fail",
     )
     spark_conn_id: str = option(
@@ -356,14 +357,14 @@ class RunOptions:
         argument="conf",
         accepts=PROPERTIES,
         secret=True,
-        help="Spark properties. They show in the process list: no secrets.",
+        help="Spark properties. They are visible in the process list: do not put secrets there.",
         example='an object such as {"spark.executor.cores": "2"}',
     )
     shared_app_seconds: float = option(
         60.0,
         accepts=SECONDS,
-        help="The Spark application of a step goes on with the next ones as long as it is younger than this: a small "
-        "run then starts one, not three. 0: each step has its own.",
+        help="The Spark application of a step also runs the next steps while it is younger than this, so that a small "
+        "run starts one application instead of three. 0: each step has its own.",
         example="a number such as 60",
     )
     steps: StepOptions = field(default_factory=StepOptions)
@@ -371,7 +372,7 @@ class RunOptions:
         False,
         accepts=FLAG,
         title="Show the plan only",
-        help="Check everything, show what a run would do and about how long it would take, and copy nothing: the tasks "
+        help="Check everything, show what a run would do and about how long it would take, and copy nothing. The tasks "
         "after `preflight` are skipped.",
         example="true or false",
     )
@@ -379,21 +380,21 @@ class RunOptions:
 
 @cache
 def declared(kind: type[Any] = RunOptions) -> tuple[Option, ...]:
-    """The options that ``kind``, a class of options, consists of, in their order."""
+    """Return the options that ``kind``, an options class, declares, in order."""
     return tuple(declared_in(kind))
 
 
 def checked(values: Mapping[str, Any]) -> RunOptions:
-    """The options of a run.
+    """Return the options of a run, checked.
 
-    :param values: by the name of the operator's argument (`Option.argument`); every option is there.
-    :raises PreflightError: naming every option whose value is not what it should be.
+    :param values: by the name of the operator's argument (`Option.argument`); every option must be present.
+    :raises PreflightError: names every option whose value is not accepted.
     """
     problems = [problem for one in declared() if (problem := one.check(values[one.argument])) is not None]
     if problems:
         raise PreflightError(problems)
     options: RunOptions = made_of(RunOptions, {one.name: one.accepts.plain(values[one.argument]) for one in declared()})
     if options.steps.keep_days and not options.steps.keep:
-        what, hint = "no copy is ever removed, for keep is 0", "give keep, too: 1, if only the days are to count"
+        what, hint = "no copy is ever removed, because keep is 0", "give keep, too: 1 if only the days should count"
         raise PreflightError([Problem("parameter keep_days", what, hint)])
     return options
