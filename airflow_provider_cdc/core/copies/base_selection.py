@@ -1,4 +1,4 @@
-"""Which tables of a run are rolled forward from the copies that are there, and why the others are read in full."""
+"""Selects the tables of a run to roll forward from existing copies, and gives the reason for reading others in full."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ from airflow_provider_cdc.errors import (
 _ANEW = "clear preflight and the tasks after it"
 _GAP = (
     "run once without the option changes, with tables = [{}] and all other options as they are: these tables are then "
-    "read in full, and their changes begin at that copy. Do not leave out some of them, or the next run stops again; "
-    "do not add others, or their changes have a gap"
+    "read in full, and their changes begin at that copy. Do not leave out any of them, or the next run stops again. "
+    "Do not add others, or their changes have a gap"
 )
 
 
 @runtime_checkable
 class Rolls(Protocol):
-    """A source whose copies can be rolled forward; ``sources.capabilities.RollsForward`` says more."""
+    """A source whose copies can be rolled forward; see ``sources.api.optional_capabilities.RollsForward``."""
 
     def arrow_schema(self, table: Table) -> pa.Schema: ...
 
@@ -63,7 +63,8 @@ class Rolls(Protocol):
 
 @runtime_checkable
 class TellsReplaced(Protocol):
-    """A source that tells of tables that were replaced unlogged; ``sources.optional.TellsReplaced`` says more."""
+    """A source that detects tables that were replaced without an entry in the log; see
+    ``sources.api.optional_capabilities.TellsReplaced``."""
 
     def check_replaced(
         self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
@@ -71,7 +72,7 @@ class TellsReplaced(Protocol):
 
 
 class Latest(Protocol):
-    """A table's latest copy; ``sinks.base.LatestCopy`` says more."""
+    """A table's latest copy; see ``sinks.base.LatestCopy``."""
 
     @property
     def run_id(self) -> str: ...
@@ -81,7 +82,7 @@ class Latest(Protocol):
 
 
 class Copies(Protocol):
-    """The lake; ``sinks.base.Sink`` says more."""
+    """The lake; see ``sinks.base.Sink``."""
 
     def latest(self, table: TableName) -> Latest | None: ...
 
@@ -90,35 +91,35 @@ class Copies(Protocol):
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A copy that a table might be rolled forward from."""
+    """A copy from which a table might be rolled forward."""
 
     run: Run
     table: Table
 
 
 class _NotFit(Exception):
-    """Why a copy cannot be rolled forward."""
+    """The reason why a copy cannot be rolled forward."""
 
 
 class _NoCopy(_NotFit):
-    """There is none."""
+    """The table has no copy."""
 
 
 def choose(
     source: Any, copies: Copies, scratch: str, plans: Sequence[TablePlan], options: StepOptions
 ) -> list[TablePlan]:
-    """The plans, each with the base that its table is rolled forward from, or with the reason why it has none.
+    """Return the plans, each with the base of its table, or with the reason why it has none.
 
-    :param scratch: URI of the folder in which the folders of runs lie.
-    :raises PreflightError: ``refresh`` is `CHANGES`, and tables would have to be read in full; or ``changes`` are to be
-        published, and those of a table cannot be.
+    :param scratch: URI of the folder that holds the folders of runs.
+    :raises PreflightError: ``refresh`` is `CHANGES`, and tables would have to be read in full; or the changes of a
+        table are to be published, and cannot be.
     """
     if options.changes:
         _check_changes(plans, options)
     if options.refresh == FULL:
         return list(plans)
     runs, to = Storage(scratch), as_of.parse(options.as_of)
-    # All tables of a run agree in that.
+    # at_upper is the same for all tables of a run.
     keys_only = any(plan.at_upper for plan in plans)
     refused: dict[TableName, str] = {}
     new: set[TableName] = set()
@@ -140,13 +141,13 @@ def choose(
             refused |= source.refusals_since(*since, tables, to, options, keys_only=keys_only, bases=len(fit))
         except TerminalError as error:
             if isinstance(error, PreflightError) and (options.changes or options.refresh == CHANGES):
-                # It is the run's position that cannot be had: no table's copy is the reason, and to read them in full
-                # would not help.
+                # The run's position is unavailable. No table's copy is the cause, so reading the tables in full would
+                # not help.
                 raise
             refused |= dict.fromkeys(candidates_of_run, _said(error))
     if refused and options.refresh == CHANGES:
         what = "copy cannot be rolled forward", "copies cannot be rolled forward"
-        raise PreflightError(_by_cause(refused, what, "choose auto: such tables are then read in full"))
+        raise PreflightError(_by_cause(refused, what, "choose refresh = auto: such tables are then read in full"))
     if options.changes and (gaps := {table: why for table, why in refused.items() if table not in new}):
         what = ("changes since the last copy cannot be published",) * 2
         raise PreflightError(_by_cause(gaps, what, _GAP.format(json.dumps(sorted(map(str, gaps)))[1:-1])))
@@ -165,9 +166,9 @@ def choose(
 
 
 def _by_cause(refused: Mapping[TableName, str], what: tuple[str, str], hint: str) -> list[Problem]:
-    """A problem for each cause, which may be that of many tables.
+    """Return one problem for each cause, which may apply to many tables.
 
-    :param what: cannot be done with one table, and with several.
+    :param what: what cannot be done, in words for one table and for several.
     """
     tables: dict[str, list[str]] = {}
     for table, cause in refused.items():
@@ -181,18 +182,18 @@ def _by_cause(refused: Mapping[TableName, str], what: tuple[str, str], hint: str
 
 
 def _check_changes(plans: Sequence[TablePlan], options: StepOptions) -> None:
-    """Make sure that single changes can be published at all.
+    """Check that row changes can be published with these plans and options.
 
     :raises PreflightError: they cannot.
     """
     if options.refresh == FULL:
-        what = "the changes since the last copy are published only with copies that are rolled forward"
-        raise PreflightError([Problem("parameter changes", what, "choose refresh = auto or changes, or leave it out")])
+        what = "changes since the last copy are published only with copies that are rolled forward"
+        raise PreflightError([Problem("parameter changes", what, "choose refresh = auto or changes, or omit changes")])
     if upper := [plan.table for plan in plans if plan.at_upper]:
-        what = "the log tells only the keys of what is changed in a run that reads rows again (consistency = again)"
+        what = "in a run that reads rows again (consistency = again), the log has only the keys of the changed rows"
         hint = (
-            "ALTER TABLE … REPLICA IDENTITY FULL for every table of the run that lacks it, copy views in runs of their "
-            "own, or leave the option out"
+            "ALTER TABLE … REPLICA IDENTITY FULL for every table of the run that lacks it, copy views in separate "
+            "runs, or omit the option changes"
         )
         raise PreflightError([Problem("parameter changes", f"{what}: {', '.join(map(str, upper))}", hint)])
 
@@ -200,18 +201,18 @@ def _check_changes(plans: Sequence[TablePlan], options: StepOptions) -> None:
 def _rolled(plan: TablePlan, base: Run) -> TablePlan:
     reason = f"the copy of run {base.run_id} is rolled forward"
     if plan.at_upper:
-        reason += ": what the log says was touched since is read again, the last of it in a snapshot of seconds"
+        reason += ": rows that the log shows as touched since are read again, the last of them in a snapshot of seconds"
     return replace(plan, base=base.run_id, base_position=base.position_text, reason=reason)
 
 
 def bases_of(
     source: Any, plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage, *, past: bool
 ) -> dict[str, Base]:
-    """What the tables of a run are rolled forward from, by the run's id.
+    """Return the bases of the run's tables, by the id of the run that made them.
 
-    :param past: the position is a past one, so the tables were not recorded there.
-    :raises PreflightError: a copy is of a later position than the run's.
-    :raises SchemaChanged: a table is no longer what it was for its copy.
+    :param past: the run's position is in the past, so the tables were not recorded at that position.
+    :raises PreflightError: a copy is exact at a later position than the run's.
+    :raises SchemaChanged: a table's definition is not the same as for its copy.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ManifestError: the run that made a copy is gone.
     """
@@ -221,7 +222,7 @@ def bases_of(
         run = published_run(scratch, run_id)
         base = bases[run_id] = base_of(run)
         if not as_of.reaches(initial.position, run.position):
-            where, what = f"run {run_id}", "its copies, which are to be rolled forward, are of a later position"
+            where, what = f"run {run_id}", "its copies, which are to be rolled forward, are exact at a later position"
             raise PreflightError([Problem(where, what, _ANEW)])
         tables = []
         for plan in plans:
@@ -232,15 +233,19 @@ def bases_of(
                 what = "the table, or the copy that is to be rolled forward, changed since preflight"
                 raise SchemaChanged(what, where=str(plan.table), hint=_ANEW)
         if isinstance(source, TellsReplaced):
-            # After the position: whatever came before it without a trace in the log is seen now.
+            # This check comes after the position is fixed, so it sees everything that happened before the position
+            # without a trace in the log.
             recorded = [] if past else [now[table.name] for table in tables]
             source.check_replaced(base.identity, tables, initial.identity, recorded)
     return bases
 
 
 def with_known_of_bases(plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage) -> InitialPoint:
-    """The initial point, its tables that are rolled forward with what is known of their bases: nothing else was known
-    at the beginning of their window, and whatever was still holds."""
+    """Return the initial point in which each table that is rolled forward has the `KNOWN_AT_POSITION` of its base.
+
+    The window of such a table begins at the base. Only what was known there was known at the beginning of the window,
+    and all of it still holds.
+    """
     runs = {run_id: published_run(scratch, run_id) for run_id in {plan.base for plan in plans if plan.base}}
     bases = {plan.table: _entry(runs[plan.base], plan.table).table for plan in plans if plan.base}
 
@@ -259,7 +264,7 @@ def _candidate(
     if not isinstance(source, Rolls):
         raise _NotFit("copies of this kind of source cannot be rolled forward yet")
     if plan.at_upper and plan.consistency != "again":
-        raise _NotFit("the log tells no key of its changed rows")
+        raise _NotFit("the log has no key for its changed rows")
     head = copies.latest(plan.copy_name)
     if head is None:
         raise _NoCopy("there is no copy yet")
@@ -269,12 +274,12 @@ def _candidate(
     run, decision = known[head.run_id]
     name = str(plan.table)
     if run.manifest.kind != getattr(source, "kind", "") or run.position_text != head.position:
-        raise _NotFit("the run that made the last copy is another than the copy says")
+        raise _NotFit("the record of the last copy does not match the run that made it")
     if name not in decision.files:
-        raise _NotFit("the last copy is not whole")
+        raise _NotFit("the last copy is incomplete: the commit of its run does not list it")
     if what := damage_of(run.folder, plan.table):
         raise _NotFit(f"the last copy is damaged: {what}")
-    # The run would be refused its use, and the next one, and so on.
+    # A later step of this run would reject a removed copy, and so would every next run.
     check_not_removed(run, [plan.copy_name])
     table = _entry(run, plan.table).table
     if table.selection != plan.selection:
@@ -291,17 +296,17 @@ def _check_files(folder: Storage, decision: Decision, name: str, schema: pa.Sche
     sizes = folder.sizes()
     wrong = [file.name for file in files if sizes.get(file.name) != file.bytes]
     if wrong:
-        raise _NotFit(f"files of the last copy are gone, or have other sizes: {', '.join(wrong[:3])}")
+        raise _NotFit(f"files of the last copy are missing or have other sizes: {', '.join(wrong[:3])}")
     try:
         with told(folder.uri_of(files[0].name)), folder.filesystem.open_input_file(folder.path(files[0].name)) as file:
             file_schema = pq.read_schema(file)
     except (CdcError, pa.ArrowException) as error:
-        # To Arrow a damaged footer is the same error as a store that does not answer.
+        # Arrow raises the same error for a damaged footer as for a store that does not answer.
         if what := difference(folder, files[0].name, files[0]):
             raise _NotFit(f"the file {files[0].name} of the last copy is damaged: {what}") from error
         raise
     if not file_schema.equals(schema):
-        raise _NotFit("its columns are published as other types than in the last copy")
+        raise _NotFit("the types of its published columns differ from those in the last copy")
 
 
 def _entry(run: Run, table: TableName) -> RunTable:

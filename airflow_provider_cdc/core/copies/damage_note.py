@@ -1,9 +1,8 @@
-"""That a published copy, or the log that leads on from it, was found to be damaged: a note in the folder of the run
-that made it, which no copy is rolled forward from any more.
+"""Damage notes: mark a published copy, or the log after it, as damaged, so that no later run rolls it forward.
 
-A file can have its size and its footer, and still not be what was written: that shows only when it is read, and so do
-damaged rows in the log. Without the note the next run would take the same copy, and stop in the same place, night after
-night.
+The note is in the folder of the run that made the copy. A file can have the right size and footer, and still have wrong
+content. This is noticed only when the file is read; the same holds for damaged rows in the log. Without the note, the
+next run would use the same copy and stop at the same place, every night.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ class Damage:
 
 
 def note_damage(folder: Storage, table: TableName, what: str, file: str) -> None:
-    """Leave in a run's folder that a file of the copy that it made, or the log from there on, is damaged."""
+    """Note in a run's folder that a file of the copy that the run made, or the log after the copy, is damaged."""
     records.write(folder, _name(table), Damage(str(table), what, file))
 
 
 def damage_of(folder: Storage, table: TableName) -> str:
-    """What is known to be wrong with the copy that the run in ``folder`` made of a table; empty: nothing.
+    """Return the known damage of the copy that the run in ``folder`` made of a table; empty: none.
 
-    :raises ManifestError: the note is damaged itself.
+    :raises ManifestError: the note itself is damaged.
     """
     if not folder.exists(_name(table)):
         return ""
@@ -42,5 +41,5 @@ def damage_of(folder: Storage, table: TableName) -> str:
 
 
 def _name(table: TableName) -> str:
-    # A folder for each table: with an ending, the longest name of a table would be too long for a file.
+    # A folder for each table, because the longest table name plus a file extension would be too long for a file name.
     return f"damaged/{folder_name(table)}/note.json"

@@ -1,6 +1,6 @@
-"""The head of a table: which of its copies is the latest, and whose copies they are.
+"""The head of a table: which of its copies is the latest, and which source the copies are of.
 
-A copy is told of as a record, ``_latest.json``, which anybody may read and any version may have written.
+The record of a copy, ``_latest.json``, is public: any program may read it, and any version may have written it.
 """
 
 from __future__ import annotations
@@ -19,16 +19,17 @@ from airflow_provider_cdc.errors import PositionError
 
 @dataclass(frozen=True)
 class Copy:
-    """What is told of one table's copy.
+    """The record of one table's copy.
 
-    It is exact at ``position``, which stands under the source's own name for it, too: one of ``initial_gtid_set`` and
-    ``initial_lsn`` is not None. ``as_of`` is what the run was asked to be exact at; empty: now. ``missed_as_of`` is
-    what `Manifest.missed_as_of` gave. ``source`` is what `source_of` gave. ``path`` is a URI. Times are ISO 8601.
-    ``files`` are all files of the copy, one object each: its ``name`` in the folder ``path``, its ``rows`` and
-    ``bytes``, and its ``checksum`` (CRC-32). Copies of a part of a table say of which: ``where`` and ``columns``, as
-    `Selection` has them. Records of earlier versions have only the run's id and the initial position. ``changes`` is
-    the record of the changes that lead from the previous copy to this one, as `sinks.feeds` writes it. ``history`` is
-    what `core.history.told` gave. ``more`` has what a later version added: whoever writes the record again keeps it.
+    The copy is exact at ``position``. The position is also stored under the source's own name: one of
+    ``initial_gtid_set`` and ``initial_lsn`` is not None. ``as_of`` is the point that was requested; empty: now.
+    ``missed_as_of`` is `Manifest.missed_as_of`. ``source`` is the result of `source_of`. ``path`` is a URI. Times are
+    ISO 8601. ``files`` are all files of the copy, one object each: the ``name`` in the folder ``path``, ``rows``,
+    ``bytes``, and ``checksum`` (CRC-32). For a copy of a part of a table, ``where`` and ``columns`` name the part, as
+    in `Selection`. Records of earlier versions have only the run's id and the initial position. ``changes`` is the
+    record of the changes between the previous copy and this one, as `sinks.feeds` writes it. ``history`` is the result
+    of `core.copies.history.told`. ``more`` has the fields that a later version added; they are kept when the record is
+    written again.
     """
 
     run_id: str
@@ -51,10 +52,10 @@ class Copy:
 
 
 def decode_copy(data: Any, where: str) -> Copy:
-    """Make a `Copy` from JSON data.
+    """Return the `Copy` in JSON data.
 
-    :param where: what the record is called in an error.
-    :raises ManifestError: the data is no such record.
+    :param where: the name of the record in an error.
+    :raises ManifestError: the data is not such a record.
     """
     if not isinstance(data, dict):
         return records.decode(Copy, data, where)
@@ -64,7 +65,7 @@ def decode_copy(data: Any, where: str) -> Copy:
 
 
 def encode_copy(copy: Copy) -> dict[str, Any]:
-    """JSON data of ``copy``, without what it does not have."""
+    """Return the JSON data of ``copy``, without empty fields."""
     data: dict[str, Any] = records.encode(copy)
     more = data.pop("more")
     entry = {name: value for name, value in data.items() if value not in (None, "", {}, (), [])}
@@ -72,7 +73,7 @@ def encode_copy(copy: Copy) -> dict[str, Any]:
 
 
 def source_of(kind: str, identity: Mapping[str, str], conn_id: str) -> dict[str, str]:
-    """What a copy says of its source, from the identity of its server."""
+    """Return the description of the source that a copy records, from the identity of its server."""
     identity_fields = {
         "kind": kind,
         "connection": conn_id,
@@ -84,11 +85,11 @@ def source_of(kind: str, identity: Mapping[str, str], conn_id: str) -> dict[str,
 
 
 def is_of_another_source(copy: Copy, source: Mapping[str, str], position: Position | None) -> bool:
-    """Whether ``copy`` is not of ``source``, which has all of ``position`` (None: that is not known). What
-    is not known is not held against it.
+    """Return whether ``copy`` is of a source other than ``source``, which includes all of ``position`` (None: unknown).
+    Facts that are unknown do not count as a difference.
 
-    Of some kinds (`Kind.takes_over`) a server that has all of the copy's position took over from the copy's own, if
-    the connection is the same.
+    For some kinds (`Kind.takes_over`), another server with the same connection that includes the copy's position counts
+    as the same source: it took over from the copy's server.
     """
     source_of_copy = known_source(copy)
     if _differ(source_of_copy, source, "kind") or _differ(source_of_copy, source, "database"):
@@ -106,9 +107,9 @@ def is_of_another_source(copy: Copy, source: Mapping[str, str], position: Positi
 
 
 def is_newer(copy: Copy, than: Copy) -> bool:
-    """Whether ``copy`` is exact at a later position of the one source of both: in a later history, or in the same one.
+    """Return whether ``copy`` is newer than ``than``, a copy of the same source: by history number, then by position.
 
-    Where the positions do not tell, the time at which they were recorded does, then the order of the runs.
+    If the positions do not decide, the times at which they were recorded do, then the order of the run ids.
     """
     numbers = [number_in(compared.history) for compared in (copy, than)]
     if numbers[0] != numbers[1]:
@@ -122,13 +123,13 @@ def is_newer(copy: Copy, than: Copy) -> bool:
 
 
 def position_of(copy: Copy) -> str:
-    """The position that ``copy`` is exact at, whichever version wrote its record; empty: the record does not say."""
+    """Return the position of ``copy``, whichever version wrote its record; empty: the record has none."""
     named = (_named_position(copy, kind) for kind in KINDS.values())
     return copy.position or next(filter(None, named), "")
 
 
 def parsed_position_of(copy: Copy) -> Position | None:
-    """`position_of`, parsed; None: the record does not say it, or has something else there."""
+    """Return the parsed result of `position_of`; None: the record has no position, or an invalid one."""
     try:
         return parse_position(known_source(copy).get("kind", ""), position_of(copy))
     except PositionError:
@@ -136,21 +137,21 @@ def parsed_position_of(copy: Copy) -> Position | None:
 
 
 def trace_of(copy: Copy) -> Trace:
-    """What ``copy`` leaves for its source to recognize its history by."""
+    """Return the trace of ``copy``, by which its source recognizes its history."""
     mark = copy.history.get("mark", "")
     return Trace(parsed_position_of(copy), mark if isinstance(mark, str) else "")
 
 
 def describe(source: Mapping[str, str]) -> str:
-    """A source in words."""
+    """Describe a source as text."""
     return ", ".join(f"{name} {value}" for name, value in source.items()) or "an unknown source"
 
 
 def _order(copy: Copy, than: Copy) -> int:
-    """1: later, -1: earlier, 0: the positions are the same, or do not tell."""
+    """Compare the positions. 1: later, -1: earlier, 0: the positions are equal, or not comparable."""
     name, *other_kinds = {known_source(compared).get("kind", "") for compared in (copy, than)}
     kind = KINDS.get(name)
-    # What one timeline has at an LSN says nothing of what another one has there.
+    # LSNs of different timelines are not comparable.
     if other_kinds or kind is None or (kind.branch and _differ(copy.source, than.source, kind.branch)):
         return 0
     try:
@@ -161,13 +162,13 @@ def _order(copy: Copy, than: Copy) -> int:
 
 
 def known_source(copy: Copy) -> dict[str, str]:
-    """What is known of the source of ``copy``."""
+    """Return what the record of ``copy`` says about its source."""
     kinds = [kind.name for kind in KINDS.values() if _named_position(copy, kind) is not None]
     return {**({"kind": kinds[0]} if kinds else {}), **copy.source}
 
 
 def _named_position(copy: Copy, kind: Kind) -> str | None:
-    """Return the position that the record of ``copy`` has under this kind's own name for it."""
+    """Return the position that the record of ``copy`` has under this kind's own key."""
     position = getattr(copy, kind.position_key, copy.more.get(kind.position_key))
     return position if isinstance(position, str) else None
 
@@ -177,7 +178,7 @@ def _time(copy: Copy) -> datetime | None:
         recorded_at = datetime.fromisoformat(copy.recorded_at)
     except ValueError:
         return None
-    # One without a zone cannot be compared with others.
+    # Python cannot compare a time without a zone with one that has a zone.
     return recorded_at if recorded_at.tzinfo else recorded_at.replace(tzinfo=UTC)
 
 

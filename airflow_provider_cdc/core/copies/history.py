@@ -1,9 +1,10 @@
-"""Histories of a source: sequences of positions that a server really went through.
+"""Histories of a source: sequences of positions that a server went through.
 
 A server that is set back (a restored backup, a reset of its log) begins another history, in which the same positions
-mean other rows. So every copy of a table says which history its position is of, and leaves a *mark*, by which its
-source can tell later whether that history still goes on. Histories of a table's copies have numbers: a later one
-supersedes those before, whatever the positions of their copies are. Within one number, positions are compared.
+mean other rows. So every copy of a table records the history that its position belongs to, and a *mark*. By the mark,
+the source can check later whether the server is still in that history. The histories of a table's copies are numbered:
+a later history supersedes all earlier ones, whatever the positions of their copies are. Within one history number,
+copies are compared by position.
 """
 
 from __future__ import annotations
@@ -17,26 +18,26 @@ from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.storage import records
 
 MARK = "history_mark"
-"""The name, in a server's identity (`InitialPoint`), of the mark of a position that was just fixed."""
+"""The key, in a server's identity (`InitialPoint`), of the mark of a position that was just fixed."""
 KEPT = 10
-"""So many superseded histories are remembered; each with a position, which may be long."""
+"""How many superseded histories are recorded. Each has a position, which may be long."""
 
 
 class Relation(StrEnum):
-    """How the history that a server has now is related to that of an earlier copy."""
+    """How the server's present history relates to the history of an earlier copy."""
 
     SAME = "same"
-    """The server still has what the copy's position and mark name."""
+    """The server still has the copy's position and mark."""
     OTHER = "other"
-    """Proved: the server no longer has it."""
+    """It is proved that the server no longer has them."""
     UNKNOWN = "unknown"
-    """What would tell is gone from the server."""
+    """The server no longer has the log that would decide it."""
 
 
 @dataclass(frozen=True)
 class Trace:
-    """What a copy leaves for its source to recognize its history by. ``position`` is None if the copy does not say what
-    it is exact at; ``mark`` is empty in copies of earlier versions."""
+    """The position and the mark of a copy, by which the source recognizes the copy's history. ``position`` is None if
+    the copy does not record it; ``mark`` is empty in copies of earlier versions."""
 
     position: Position | None
     mark: str = ""
@@ -44,7 +45,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a source found about a trace, and why, in words."""
+    """The source's result for a trace, and the reason as text."""
 
     relation: Relation
     why: str = ""
@@ -54,8 +55,9 @@ class Finding:
 class Superseded:
     """A history that ended when the source was set back.
 
-    ``id`` is the history's (empty: it had none). Its latest copy was that of the run ``run_id``, exact at ``position``.
-    ``why`` tells how it was found to have ended, by the run ``found_by``, which began at ``found_at`` (ISO 8601).
+    ``id`` is the id of the history (empty: it had none). Its latest copy was made by the run ``run_id`` and is exact at
+    ``position``. ``why`` is the evidence that it ended. The run ``found_by``, which began at ``found_at`` (ISO 8601),
+    detected this.
     """
 
     id: str
@@ -68,13 +70,13 @@ class Superseded:
 
 @dataclass(frozen=True)
 class History:
-    """The history that a table's copy is of.
+    """The history that a table's copy belongs to.
 
-    Copies with the same ``id`` are of one history, as far as the source tells. Of copies with different numbers, those
-    with the greater ``number`` are later, whatever their positions are. The copy of the run ``begun_by`` is the first
-    one with this id. ``unproven`` says why it is not known whether that copy is of the history of the copy before it;
-    empty: it is known, or there was no copy. ``superseded`` are the last `KEPT` histories that ended, the latest one
-    last.
+    Copies with the same ``id`` belong to one history, as far as the source can tell. Of copies with different numbers,
+    the copy with the greater ``number`` is later, whatever the positions are. The copy of the run ``begun_by`` is the
+    first one with this id. ``unproven`` says why it is unknown whether that copy belongs to the history of the copy
+    before it; empty: it is known, or there was no copy before. ``superseded`` holds the last `KEPT` histories that
+    ended, the latest one last.
     """
 
     id: str
@@ -84,12 +86,12 @@ class History:
     superseded: tuple[Superseded, ...] = ()
 
     def ended_by(self, run_id: str) -> Superseded | None:
-        """The history that the run of this id found to have ended; None: it found none."""
+        """Return the history whose end the run with this id detected; None: it detected none."""
         return self.superseded[-1] if self.superseded and self.superseded[-1].found_by == run_id else None
 
 
 def told(history: History | None, mark: str) -> dict[str, Any]:
-    """What a copy tells readers of its history and its mark."""
+    """Return the history and the mark as the JSON data of a copy's record."""
     if history is None:
         return {}
     fields: dict[str, Any] = records.encode(history)
@@ -97,13 +99,13 @@ def told(history: History | None, mark: str) -> dict[str, Any]:
 
 
 def number_in(told: Mapping[str, Any]) -> int:
-    """The number of the history that a copy tells of; copies of earlier versions are of the first one."""
+    """Return the history number in a copy's record. Copies of earlier versions belong to history 1."""
     number = told.get("number", 1)
     return number if isinstance(number, int) else 1
 
 
 def history_in(told: Mapping[str, Any]) -> History | None:
-    """The history that a copy tells of; None: it does not say. What a later version added is left out."""
+    """Return the history in a copy's record; None: it has none. Fields that a later version added are left out."""
     if not isinstance(told.get("id"), str):
         return None
     superseded = told.get("superseded")

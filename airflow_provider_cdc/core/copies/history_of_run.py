@@ -1,8 +1,8 @@
-"""Which history each table's copy will be of: decided once, when the run begins, and kept in its manifest.
+"""Decides which history each table's copy belongs to: once, when the run begins. The manifest stores the result.
 
-The copy before, and the mark that it left, are shown to the source. It finds that the history goes on, that it ended
-(the server was set back), or that what would tell is gone. Later steps, and later runs that compare copies, go by what
-the manifest says; so every try of the run comes to the same result.
+The source checks the position and the mark of the previous copy. It finds that the history continues, that it ended
+(the server was set back), or that the log that would decide it is gone. Later steps, and later runs that compare
+copies, use the result in the manifest. So every try of the run has the same result.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ from airflow_provider_cdc.errors import ManifestError, PreflightError, Problem
 _ANEW = "clear preflight and the tasks after it: the table is then read in full"
 _DIGITS = 16
 _READERS = 8
-_TAKEN_OVER = Finding(Relation.UNKNOWN, "it was made of another server, whose transactions this one has")
-"""Positions mean the same on both."""
-_PROMOTED = Finding(Relation.UNKNOWN, "a standby was promoted since, which has a timeline of its own")
+_TAKEN_OVER = Finding(Relation.UNKNOWN, "it was made from another server, whose transactions this server has")
+"""Positions mean the same on both servers."""
+_PROMOTED = Finding(Relation.UNKNOWN, "a standby, which has its own timeline, was promoted since")
 """Copies of different timelines are not compared by their positions."""
 
 _log = logging.getLogger(__name__)
@@ -53,13 +53,13 @@ _log = logging.getLogger(__name__)
 
 @runtime_checkable
 class TellsHistory(Protocol):
-    """A source that recognizes its own history; ``sources.optional.TellsHistory`` says more."""
+    """A source that recognizes its own history; see ``sources.api.optional_capabilities.TellsHistory``."""
 
     def relations(self, identity: Mapping[str, str], position: Position, traces: Sequence[Trace]) -> list[Finding]: ...
 
 
 class Heads(Protocol):
-    """The lake; ``sinks.base.Sink`` says more."""
+    """The lake; see ``sinks.base.Sink``."""
 
     def head(self, table: TableName) -> Copy | None: ...
 
@@ -76,15 +76,15 @@ def histories_of(
     run_id: str,
     begun_at: str,
 ) -> dict[str, History]:
-    """The history that each table's copy will be of, by the table's name.
+    """Return the history that each table's copy will belong to, by the table's name.
 
-    :param scratch: the folder in which the folders of runs lie.
-    :param present: the run's source, as `source_of` gave it.
+    :param scratch: the folder that holds the folders of runs.
+    :param present: the run's source, as returned by `source_of`.
     :raises PreflightError: a table was to be rolled forward from a copy whose history ended meanwhile, or is unknown.
     """
     if not isinstance(source, TellsHistory):
         return {}
-    # The copies first: whatever one of them has is then something that the server must have.
+    # Read the copies first: the server must then have everything that any of them has.
     before = _copies_before(heads, scratch, plans, present, initial.position)
     shown = {plan.table: trace_of(copy) for plan in plans if (copy := before[plan.table]) and _is_own(copy, present)}
     # Most tables were copied by one run.
@@ -98,7 +98,7 @@ def histories_of(
         if copy is not None and finding.relation is Relation.SAME and _is_of_another_timeline(copy, present):
             finding = _PROMOTED
         if copy is not None and plan.base == copy.run_id and _is_lost(copy, finding):
-            what = f"its copy cannot be rolled forward any more: {finding.why}"
+            what = f"its copy can no longer be rolled forward: {finding.why}"
             raise PreflightError([Problem(str(plan.table), what, _ANEW, str(plan.table))])
         history = _history(copy, finding, initial.identity.get(MARK, ""), run_id, begun_at)
         _tell(plan.table, copy, history, run_id)
@@ -107,7 +107,7 @@ def histories_of(
 
 
 def _is_lost(copy: Copy, finding: Finding) -> bool:
-    # Copies of earlier versions left no mark. Whether these can be rolled forward is told by their server's identity.
+    # Copies of earlier versions have no mark. The server's identity decides whether these can be rolled forward.
     return finding.relation is Relation.OTHER or (finding.relation is Relation.UNKNOWN and bool(trace_of(copy).mark))
 
 
@@ -122,7 +122,7 @@ def _history(copy: Copy | None, finding: Finding, mark: str, run_id: str, begun_
         return History(new_id, number + 1, run_id, superseded=(*ended, one)[-KEPT:])
     if finding.relation is Relation.SAME and last is not None:
         return last
-    # Positions go on being compared: the server has all of the copy's.
+    # The number stays, so positions are still compared: the server has everything up to the copy's position.
     return History(new_id, number, run_id, finding.why, ended)
 
 
@@ -131,7 +131,7 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
         return
     if (ended := own.ended_by(run_id)) is not None:
         _log.warning(
-            "%s: the source was set back since the copy of run %s: %s. This run's copy begins a new history, and "
+            "%s: the source was set back after the copy of run %s: %s. This run's copy begins a new history. It "
             "supersedes all earlier copies, whatever their positions are.",
             table,
             ended.run_id,
@@ -139,7 +139,7 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
         )
     elif own.unproven and own.unproven not in (_TAKEN_OVER.why, _PROMOTED.why) and trace_of(copy).mark:
         _log.warning(
-            "%s: whether the source was set back since the copy of run %s cannot be told: %s. Copies are compared by "
+            "%s: whether the source was set back after the copy of run %s cannot be told: %s. Copies are compared by "
             "their positions.",
             table,
             copy.run_id,
@@ -148,8 +148,8 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
 
 
 def _is_own(copy: Copy, present: Mapping[str, str]) -> bool:
-    """Whether a copy is of the very server that answers, and not of one that it took over from. Copies of the earliest
-    versions do not say which server they are of."""
+    """Return whether a copy was made from this server, and not from one that it took over from. Copies of the earliest
+    versions do not record their server and count as made from this one."""
     return known_source(copy).get("server") in (None, present.get("server"))
 
 
@@ -164,7 +164,7 @@ def _copies_before(
     def find(plan: TablePlan) -> Copy | None:
         return heads.head(plan.copy_name) or _newest(heads, scratch, plan, present, position)
 
-    # Each one waits for the store.
+    # Each lookup waits for the store.
     with ThreadPoolExecutor(_READERS) as readers:
         return dict(zip((plan.table for plan in plans), readers.map(find, plans), strict=True))
 
@@ -172,8 +172,8 @@ def _copies_before(
 def _newest(
     heads: Heads, scratch: Storage, plan: TablePlan, present: Mapping[str, str], position: Position
 ) -> Copy | None:
-    """The newest copy of a table whose head somebody removed, as far as runs say that they made one; None: there is
-    none."""
+    """Return the newest copy of a table whose `_latest.json` was removed, of the copies that a run recorded; None:
+    there is none."""
     newest: Copy | None = None
     for run_id in heads.copies(plan.copy_name):
         try:

@@ -1,4 +1,4 @@
-"""What a run removed of what was older: a record in its folder, for its report and whoever started it."""
+"""Records, in a run's folder, the older copies and runs that the run removed: for its report and its XComs."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ _RECORD = "retention.json"
 
 @dataclass(frozen=True)
 class Removed:
-    """What a run removed: ``copies``, URIs by the table's name, and the folders of ``runs``, by their ids. ``left``
-    says why what looks old is still there, by its URI."""
+    """What a run removed: ``copies`` (URIs by the table's name) and the folders of ``runs`` (their ids). ``left`` says
+    why old copies were kept, by their URIs."""
 
     copies: dict[str, tuple[str, ...]] = field(default_factory=dict)
     runs: tuple[str, ...] = ()
@@ -22,7 +22,7 @@ class Removed:
 
 
 def note_removed(run: Run, removed: Removed) -> None:
-    """Leave in the run's folder what it removed, besides what an earlier try did."""
+    """Record what this try of the run removed, in addition to what earlier tries removed."""
     before = read_removed(run.folder)
     tables = before.copies.keys() | removed.copies.keys()
     copies = {name: (*before.copies.get(name, ()), *removed.copies.get(name, ())) for name in sorted(tables)}
@@ -30,7 +30,7 @@ def note_removed(run: Run, removed: Removed) -> None:
 
 
 def read_removed(folder: Storage) -> Removed:
-    """What the run in ``folder`` removed.
+    """Return what the run in ``folder`` removed.
 
     :raises ManifestError: the record is damaged.
     """

@@ -1,12 +1,13 @@
-"""Which older copies of a lake can be removed, and which runs' folders: what nobody needs any more, and is surely ours.
+"""Finds the older copies in a lake, and the folders of runs, that can be removed.
 
-A copy goes only if a run that finished says that it made it, if it is none of the newest ones of its table, and if no
-run that may still publish is made from it. What is not known stays, and is told.
+A copy is removed only if a finished run records that it made the copy, if it is not one of the newest copies of its
+table, and if no run that may still publish is based on it. A copy for which this is unknown is kept and reported.
 
-A run that is made from a copy, and one that removes it, may be at work at the same time. So each first writes down what
-it is about to do, and then looks for the other: a run writes its manifest, which names its bases, and looks for marks
-before it uses them (`check_not_removed`); whoever removes a copy marks it, and reads the manifests again before the
-first file goes. However long either of them stalls in between, one of them sees the other, and gives way.
+A run that is based on a copy, and a run that removes the copy, may be active at the same time. So each first records
+what it is about to do, and then checks for the other. The first run writes its manifest, which names its bases, and
+checks for marks before it uses the bases (`check_not_removed`). The second run marks the copy, and reads the manifests
+again before it deletes the first file. However long either of them stalls in between, one of them detects the other and
+stops.
 
 A mark belongs to one manifest: a run that is made again under its id, once its first copies were removed, has copies of
 its own, which no mark of before has to do with, however late that was written.
@@ -33,9 +34,9 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ManifestError
 
 LIFELESS = timedelta(days=7)
-"""A run that was not published, and has written nothing for so long, is taken to be over."""
+"""A run that was not published and has written nothing for this long counts as over."""
 UNTOLD = timedelta(days=1)
-"""Airflow has a run's last task read its records when all of it is done. It is waited for no longer than that."""
+"""The last task of a published run still reads the run's records. This is the longest time to wait for its end."""
 
 _MARKS = "removed"
 _MARK = "mark.json"
@@ -45,7 +46,7 @@ _READERS = 8
 
 @dataclass(frozen=True)
 class Mark:
-    """That the copy of a table is removed, by which run, and since when (ISO 8601)."""
+    """Marks the copy of a table as removed ``by`` the run with that id, ``since`` a time (ISO 8601)."""
 
     table: str
     by: str
@@ -53,7 +54,7 @@ class Mark:
 
 
 class Lake(Protocol):
-    """The lake; ``sinks.base.Sink`` says more."""
+    """The lake; see ``sinks.base.Sink``."""
 
     def latest(self, table: TableName) -> Any: ...
 
@@ -64,8 +65,8 @@ class Lake(Protocol):
 
 @dataclass(frozen=True)
 class Expired:
-    """The copy that a run made of a table, and nobody needs any more. ``feed`` are the files of the changes that lead
-    to it."""
+    """The copy that a run made of a table, and that can be removed. ``feed`` are the files of the changes that lead to
+    it."""
 
     run: Run
     table: TableName
@@ -74,9 +75,9 @@ class Expired:
 
 
 class Runs:
-    """All runs in the folder ``scratch`` but the one called ``own``.
+    """All runs in the folder ``scratch``, except the run ``own``.
 
-    ``known`` has those that this version can read, by their ids; ``remains`` are folders of which the removal began.
+    ``known`` has the runs that this version can read, by id. ``remains`` are folders whose removal has begun.
     """
 
     def __init__(self, scratch: Storage, own: str, lake: Lake) -> None:
@@ -89,7 +90,7 @@ class Runs:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read again what may have changed."""
+        """Read the runs again that may have changed."""
         names = {*self._scratch.folders()} - {self._own}
         self.known = {name: run for name, run in self.known.items() if name in names and is_published(run)}
         self.remains, self._unreadable = [], {}
@@ -104,13 +105,13 @@ class Runs:
                     self.remains.append(name)
 
     def user_of(self, run_id: str, table: TableName | None = None) -> str:
-        """The id of a run that may still publish what it makes from a run's copy, of ``table`` or of any; empty: there
-        is none."""
+        """Return the id of a run that is based on a copy of the run ``run_id`` and may still publish; empty: there is
+        none. ``table``: only for the copy of this table; None: for any."""
         for name, run in self.known.items():
             bases = {entry.base for entry in run.manifest.tables if table is None or entry.table.copy_name == table}
             if run_id in bases and not is_over(run) and not is_stuck(run, self._lake):
                 return name
-        # A manifest of another version, or a damaged one: its shape is not known, but ids of runs stand out.
+        # The format of a manifest of another version, or of a damaged one, is unknown, but run ids are recognizable.
         return next((name for name, text in self._unreadable.items() if run_id in text), "")
 
     def _read(self, name: str) -> Run | str:
@@ -124,13 +125,13 @@ class Runs:
 
 
 def is_over(run: Run) -> bool:
-    """Whether no try of the run, however late it wakes up, can publish anything that is not published."""
+    """Return whether no try of the run, however late it resumes, can publish anything more."""
     return is_published(run) or run.abandoned
 
 
 def is_stuck(run: Run, lake: Lake) -> bool:
-    """Whether a run has its commit and can never publish what that names: a file that it was to take over from the copy
-    before is gone. All files of all tables are in their places before the first table is announced.
+    """Return whether a run has its commit and can never be published, because a file that it was to take over from the
+    previous copy is lost. All files of all tables must be in place before the first table is announced.
     """
     if not run.committed or is_published(run):
         return False
@@ -140,7 +141,7 @@ def is_stuck(run: Run, lake: Lake) -> bool:
         return False
     for entry in run.manifest.tables:
         expected_names = {file.base_name for file in kept_files.get(str(entry.table.name), ())}
-        # In this order: what is no longer in the one cannot come into the other any more.
+        # The order matters: a file that is no longer in the base's folder cannot be added to the run's folder later.
         for run_id in (entry.base, run.run_id) if expected_names else ():
             expected_names -= {*lake.copy_folder(run_id, entry.table.copy_name).files()}
         if expected_names:
@@ -149,16 +150,16 @@ def is_stuck(run: Run, lake: Lake) -> bool:
 
 
 def mark(run: Run, table: TableName, by: str) -> None:
-    """Have everybody know that the copy that a run made of a table is removed; for ever."""
+    """Mark the copy that a run made of a table as removed, permanently."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    # A folder for each table: with an ending, the longest name of a table would be too long for a file.
+    # A folder for each table, because the longest table name plus a file extension would be too long for a file name.
     records.write(run.folder, f"{_marks_of(run)}/{folder_name(table)}/{_MARK}", Mark(str(table), by, since))
 
 
 def check_not_removed(run: Run, tables: Iterable[TableName]) -> None:
-    """Make sure that nobody removes the copies that a run made of ``tables``.
+    """Check that the copies that a run made of ``tables`` are not marked as removed.
 
-    :raises ManifestError: one is being removed, or is gone.
+    :raises ManifestError: a copy is being removed, or was removed.
     """
     marked = _marked(run)
     for table in tables:
@@ -166,18 +167,21 @@ def check_not_removed(run: Run, tables: Iterable[TableName]) -> None:
             raise ManifestError(
                 f"the copy of {table} was removed: a later run keeps only the newest ones",
                 where=run.folder.uri,
-                hint="trigger a new run; raise keep if older copies are still wanted",
+                hint="trigger a new run; increase keep if you still need older copies",
             )
 
 
 def expired(
     run: Run, tables: Sequence[TableName], keep: int, lake: Lake, runs: Runs, days: int = 0
 ) -> tuple[list[Expired], dict[str, str]]:
-    """The copies of ``tables`` that are older than the newest ``keep`` ones, of which that of ``run``, which is
-    published, is the first, and that were published so many ``days`` before it; and why others stay that are as old, by
-    their URIs. Copies of histories that ended are older than all of the present one (`core.history`).
+    """Return the expired copies of ``tables``, and the reasons why other copies that are as old are kept, by their URI.
 
-    Tables of which another copy is the latest one have none: that is its run's business.
+    A copy is expired if it is older than the newest ``keep`` copies of its table, and was published at least ``days``
+    days before ``run``. The copy of ``run``, which is published, is the first of the newest copies. Copies of ended
+    histories are older than all copies of the present history (`core.copies.history`).
+
+    A table whose latest copy is not the copy of ``run`` has no expired copies here: the run of its latest copy removes
+    them.
     """
     copies_to_remove: list[Expired] = []
     remaining: dict[str, str] = {}
@@ -191,9 +195,9 @@ def expired(
             if run_id == run.run_id or (other is not None and not is_over(other)):
                 continue
             if other is None or table not in (_made(other) or ()):
-                remaining[uri] = "no finished run that this version can read says that it made it"
+                remaining[uri] = "no finished run that this version can read records that it made this copy"
             elif _is_foreign(other, run):
-                remaining[uri] = "it was made of another source, or for another lake"
+                remaining[uri] = "it was made from another source, or for another lake"
             else:
                 older.append(made_by(other, table))
         leaving = [old_copy for old_copy in older if folder_name(table) in _marked(old_copy.run)]
@@ -212,34 +216,35 @@ def expired(
 
 
 def _age(other: Run, run: Run) -> int:
-    """How many days before ``run`` another one was published."""
+    """Return how many days before ``run`` the run ``other`` was published."""
     then, now = (datetime.fromisoformat(decision_of(compared).published_at) for compared in (other, run))
     return (now - then).days
 
 
 def in_use(user: str) -> str:
-    """Why a copy stays that a run of this id may be made from."""
-    return f"run {user}, which is not over, may be made from it"
+    """Return the reason why a copy is kept that the run ``user`` may be based on."""
+    return f"run {user}, which is not over, may be based on it"
 
 
 def made_by(run: Run, table: TableName) -> Expired:
-    """What a run made, or was about to make, of a table, as its commit names it."""
+    """Return the copy that a run made, or was about to make, of a table, with the files that its commit names."""
     decision = decision_of(run)
     feed = decision.feeds.get(str(table))
     return Expired(run, table, decision.files_of(str(table)), feed.files if feed else ())
 
 
 def is_latest(run: Run, table: TableName, lake: Lake) -> bool:
-    """Whether the run's copy of a table is its latest one at this moment."""
+    """Return whether the run's copy of a table is the table's latest copy at this moment."""
     head = lake.latest(table)
     return head is not None and head.run_id == run.run_id
 
 
 def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now: datetime) -> list[Run]:
-    """The runs that published ``tables``, or some of them, before ``run`` did, and of which no copy is left: nobody
-    needs their records any more. Not even Airflow: it has told what they did (`Run.note_told`), or never will.
+    """Return the runs that published some of ``tables`` before ``run``, and of which no copy is left.
 
-    :param now: by the clock of the store.
+    Their records are no longer needed: their last task has ended (`Run.note_told`), or has been silent for `UNTOLD`.
+
+    :param now: the time of the store's clock.
     """
     there: dict[TableName, set[str]] = {}
     empty_runs = []
@@ -256,16 +261,16 @@ def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs
                 there[table] = {*lake.copies(table)}
         if any(run_id in there[table] for table in created_at):
             continue
-        # Two runs may be published at almost the same time, and the task of the first one not be at its end.
+        # Two runs may be published at almost the same time, and the last task of the first run may still be running.
         if was_told(other) or _silent_since(other, now - UNTOLD):
             empty_runs.append(other)
     return empty_runs
 
 
 def lifeless(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now: datetime) -> list[Run]:
-    """Runs of none but ``tables`` that failed long before ``run`` began, as far as anybody can see.
+    """Return the unpublished runs of no other tables than ``tables`` that have written nothing for `LIFELESS`.
 
-    :param now: by the clock of the store.
+    :param now: the time of the store's clock.
     """
     idle_runs = []
     for other in runs.known.values():
@@ -273,7 +278,7 @@ def lifeless(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now:
         run_tables = {entry.table.copy_name for entry in manifest.tables}
         if is_published(other) or not run_tables <= {*tables} or _is_foreign(other, run):
             continue
-        # What is decided is published by any try that wakes up.
+        # A run that has its commit may still be published by any try that resumes.
         if other.committed and not is_stuck(other, lake):
             continue
         if _silent_since(other, now - LIFELESS):
@@ -282,23 +287,23 @@ def lifeless(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now:
 
 
 def _silent_since(run: Run, when: datetime) -> bool:
-    """Whether no step of a run has written anything since."""
+    """Return whether no step of a run has written anything since ``when``."""
     try:
         return run.folder.newest_time() < when
     except FileNotFoundError:
-        # Another run has removed it meanwhile.
+        # Another run has removed the folder meanwhile.
         return False
 
 
 def remove_folder(run: Run, by: str) -> None:
-    """Remove the folder of a run that is over, unless the run was made again since. If that stops half-way,
-    `Runs.remains` has it."""
+    """Remove the folder of a run that is over, unless the run was recreated since. If the removal stops half-way,
+    `Runs.remains` lists the folder."""
     with suppress(ManifestError):
         if Run.load(run.folder).digest != run.digest:
             return
     for table in tables_of(run) if is_published(run) else [entry.table.copy_name for entry in run.manifest.tables]:
         mark(run, table, by)
-    # Without a manifest it is no run any more, whatever else is still there.
+    # A folder without a manifest is not a run, so the manifests are deleted first.
     for name in [name for name in run.folder.files() if name.startswith("manifest") and name != FILE]:
         run.folder.delete_file(name)
     run.folder.delete_file(FILE)
@@ -309,9 +314,9 @@ def remove_remains(folder: Storage) -> None:
     """Remove what is left of a run's folder."""
     for name in folder.files():
         folder.delete_file(name)
-    # The marks say what this is, so they go last.
+    # The marks identify this folder as a remainder, so they are deleted last.
     for name in folder.folders():
-        # Another run may remove the same one.
+        # Another run may remove the same folder.
         with suppress(FileNotFoundError):
             if name != _MARKS:
                 folder.delete_folder(name)
@@ -320,7 +325,7 @@ def remove_remains(folder: Storage) -> None:
 
 
 def copy_of(run: Run, table: TableName) -> Copy:
-    """What orders the copy of a table that a run published among others."""
+    """Return the copy that a run published of a table, with the fields by which copies are ordered."""
     manifest = run.manifest
     position: Mapping[str, Any] = {"position": run.position_text, manifest.position_key: run.position_text}
     history = manifest.history_of(table)
@@ -328,13 +333,13 @@ def copy_of(run: Run, table: TableName) -> Copy:
 
 
 def tables_of(run: Run) -> list[TableName]:
-    """What the copies are called that a run has published: by their tables, or parts of these."""
+    """Return the names of the copies that a run has published: names of tables, or of parts of tables."""
     files = decision_of(run).files
     return [entry.table.copy_name for entry in run.manifest.tables if str(entry.table.name) in files]
 
 
 def _made(run: Run) -> list[TableName] | None:
-    """The tables that a run has published; None: it did not, or does not say so any more."""
+    """Return the names of the copies that a run has published; None: it was not published, or its record is damaged."""
     try:
         return tables_of(run) if is_published(run) and run.committed else None
     except ManifestError:
@@ -342,7 +347,7 @@ def _made(run: Run) -> list[TableName] | None:
 
 
 def _is_foreign(other: Run, run: Run) -> bool:
-    """Whether what ``other`` has made is none of the business of ``run``."""
+    """Return whether ``other`` has another lake or another source than ``run``."""
     if other.manifest.lake != run.manifest.lake:
         return True
     position = other.position_text if is_published(other) else other.manifest.initial_position
@@ -355,14 +360,14 @@ def _marks_of(run: Run) -> str:
 
 
 def _marked(run: Run) -> set[str]:
-    """The folders of the tables whose copies are marked."""
-    # Earlier versions wrote marks that name no manifest.
+    """Return the folder names of the tables whose copies are marked as removed."""
+    # The paths of marks of earlier versions do not contain the manifest's digest.
     names = [name for place in (_marks_of(run), _MARKS) for name in run.folder.folders(place)]
     return {name.rpartition("/")[2] for name in names if _is_mark(run.folder, name)}
 
 
 def _has_marks(folder: Storage) -> bool:
-    """Whether anything of what was a run's folder is marked."""
+    """Return whether a folder, which may be the remainder of a run's folder, has any mark."""
     return any(
         _is_mark(folder, name) or any(_is_mark(folder, subfolder) for subfolder in folder.folders(name))
         for name in folder.folders(_MARKS)
@@ -370,7 +375,7 @@ def _has_marks(folder: Storage) -> bool:
 
 
 def _is_mark(folder: Storage, name: str) -> bool:
-    # Some object stores go on listing folders in which nothing is left.
+    # Some object stores still list folders that are empty.
     return folder.exists(f"{name}/{_MARK}")
 
 

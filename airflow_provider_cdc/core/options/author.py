@@ -25,7 +25,7 @@ class AuthorOptions:
         None,
         accepts=PATTERNS,
         fixed=True,
-        help="The folders that `target` and `scratch` may be, or be below. Paths are compared part by part: `*` matches "
+        help="The folders that `target` and `scratch` may be, or be below. They are compared part by part: `*` matches "
         "any run of characters in one part; `*` alone matches any target. None: any target.",
         example='a list such as ["s3://bucket/lake"]',
     )
@@ -33,6 +33,6 @@ class AuthorOptions:
         False,
         accepts=FLAG,
         fixed=True,
-        help="Reject DAG runs whose conf has keys that are not params of the DAG. Otherwise, a misspelt key is ignored.",
+        help="Reject DAG runs whose conf has keys that are not params of the DAG. Otherwise misspelt keys are ignored.",
         example="true or false",
     )

@@ -7,8 +7,8 @@ the table in ``docs/options.md``. Only `SnapshotTaskGroup` lists its arguments e
 editors, and ``operators/arguments.py``, for type checkers. Tests compare these lists with the declarations.
 
 To add an option, declare it here and use it: in `TableOptions` if it is about how tables are read and published, in
-`StepOptions` if steps after preflight need it, and in `RunOptions` otherwise. Options that the DAG's author sets for all
-runs of the DAG are in ``core/options/author.py``.
+`StepOptions` if steps after preflight need it, and in `RunOptions` otherwise. ``core/options/author.py`` has the
+options that the DAG's author sets for all runs of the DAG.
 """
 
 from __future__ import annotations
@@ -75,10 +75,10 @@ class TableOptions:
         ),
         title="Consistency",
         section=FOLDED,
-        help="How the tables are read. `watermark`: in chunks at any time, without a lock; needs a key. `lock` (MySQL): "
-        "a lock of milliseconds, then one transaction. `exported` (PostgreSQL): all tasks read in one exported snapshot. "
-        "`again` (PostgreSQL): like `watermark`, but does not need `REPLICA IDENTITY FULL`: touched rows are read again "
-        "in one short snapshot, and the whole run is exact at that snapshot. `auto`: `watermark`, and `lock` or "
+        help="How the tables are read. `watermark`: in chunks at any time, without a lock; needs a key. `lock` "
+        "(MySQL): a lock of milliseconds, then one transaction. `exported` (PostgreSQL): all tasks read in one "
+        "exported snapshot. `again` (PostgreSQL): like `watermark`, but without `REPLICA IDENTITY FULL`: touched rows "
+        "are read again in one short snapshot, at which the whole run is exact. `auto`: `watermark`, and `lock` or "
         "`exported` for tables without a key; on PostgreSQL, `again` if a table lacks `REPLICA IDENTITY FULL`.",
         example="auto (recommended)",
     )
@@ -106,8 +106,7 @@ class LockPolicy:
     """How the short lock is taken: each try waits at most ``wait_seconds``, then lets the waiting sessions go first.
 
     ``through_read`` holds the lock until the table is read, for servers whose read views need that.
-    ``slot_wait_seconds`` is how long the creation of a replication slot may wait for open write transactions. This wait
-    blocks no other session.
+    ``slot_wait_seconds`` is how long slot creation may wait for open write transactions; it blocks no other session.
     """
 
     wait_seconds: int = option(
@@ -143,7 +142,7 @@ class LockPolicy:
         600,
         accepts=WHOLE_SECONDS,
         feature="slots",
-        help="Seconds that slot creation may wait for open write transactions to end. It does not block other sessions.",
+        help="Seconds that slot creation may wait for open write transactions to end. It blocks no other session.",
         example="a number such as 600",
     )
 
@@ -215,8 +214,8 @@ class StepOptions:
         title="Refresh",
         help="`full`: all tables are read. `auto`: the last copy of a table is rolled forward with the changes in the "
         "log, at the cost of these changes, where that is exact; other tables are read in full, and the log of "
-        "`preflight` gives the reason. `changes`: like `auto`, but a table that would have to be read in full stops the "
-        "run. On PostgreSQL, `auto` and `changes` need a `standing_slot`.",
+        "`preflight` gives the reason. `changes`: like `auto`, but a table that would have to be read in full stops "
+        "the run. On PostgreSQL, `auto` and `changes` need a `standing_slot`.",
         example="full, auto or changes",
     )
     changes: bool = option(
@@ -234,8 +233,8 @@ class StepOptions:
         accepts=COUNT_OR_NONE,
         title="Copies to keep",
         section=FOLDED,
-        help="Number of copies to keep of each table. A run that has published the latest copies removes the older ones "
-        "of its tables, regardless of the run that made them. 0 keeps all copies.",
+        help="Number of copies to keep of each table. A run that has published the latest copies removes older copies "
+        "of its tables, whichever run made them. 0 keeps all copies.",
         example="a number such as 7",
     )
     keep_days: int = option(
@@ -307,8 +306,8 @@ class RunOptions:
         accepts=CONDITIONS,
         title="Rows (where)",
         help="Conditions by table name or pattern: only the rows are copied that fulfil the condition at the run's "
-        "position (`{\"shop.orders\": \"status = 'open' and created >= '2026-01-01'\"}`). The syntax is a subset of SQL. "
-        "Text compares by code point. Such copies have a folder of their own.",
+        "position (`{\"shop.orders\": \"status = 'open' and created >= '2026-01-01'\"}`). The syntax is a subset of "
+        "SQL. Text compares by code point. Such copies have a folder of their own.",
         example='an object such as {"shop.orders": "created >= \'2026-01-01\'"}',
     )
     columns: Mapping[str, Sequence[str]] | None = option(

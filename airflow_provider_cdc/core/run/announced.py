@@ -1,7 +1,7 @@
-"""What a run's last task has told Airflow: a record in the run's folder, written when the task comes to its end.
+"""The asset events that a run's last task reports to Airflow: a record in the run's folder, written when the task ends.
 
-Airflow records the events of a task when it is told that the task has succeeded, which is after that. So the record
-says what was to be told; whether it was is for Airflow to say.
+Airflow records the events of a task when the task has succeeded, which is after the record was written. So the record
+names the events to report; only Airflow knows whether it recorded them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ FILE = "told.json"
 
 @dataclass(frozen=True)
 class Announced:
-    """The event of a copy: ``uri`` is that of its asset, ``latest`` whether it was told as its table's latest copy."""
+    """The event of a copy: ``uri`` is the asset's URI, ``latest`` whether the copy was reported as the table's latest."""
 
     uri: str
     latest: bool
@@ -24,15 +24,15 @@ class Announced:
 
 @dataclass(frozen=True)
 class Told:
-    """The events of the copies, by the table's name: those of one try together, for Airflow records all of them or
-    none. Empty: no copies, or a version wrote it that did not record them."""
+    """The events of the copies, by the table's name. The events of one try are together, because Airflow records all of
+    them or none. Empty: no copies, or the record is of a version that did not record events."""
 
     announced: tuple[dict[str, Announced], ...] = ()
 
 
 def read_told(folder: Storage) -> Told | None:
-    """The record in the folder of a run; None: there is none yet.
+    """Return the record in the folder of a run; None: there is none yet.
 
-    :raises ManifestError: it is damaged.
+    :raises ManifestError: the record is damaged.
     """
     return records.read(Told, folder, FILE) if folder.exists(FILE) else None

@@ -1,6 +1,6 @@
-"""What the commit of a run fixes: the files of its copies. It is a record in the run's folder, named by its digest.
+"""The commit record of a run: the files of its copies. It is in the run's folder, and its digest is part of its name.
 
-Later runs that roll these copies forward rest on it: by its name they know that it is what was published.
+Later runs that roll these copies forward depend on this record. By its name, they verify that it is what was published.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from airflow_provider_cdc.errors import ManifestError
 
 @dataclass(frozen=True)
 class Decision:
-    """The files of each copy, by the table's name, and what is told of them. ``skipped``: why the others have none.
+    """The files of each copy, by the table's name, and figures about them. ``skipped``: why other tables have no copy.
 
-    ``files`` are those that the run wrote, in its own folder; ``kept``, named without a folder, those that it takes
-    over from the copy that the table was rolled forward from. ``feeds`` are the change feeds.
+    ``files`` are the files that the run wrote, in its own folder. ``kept`` are the files, named without a folder, that
+    it takes over from the copy that the table was rolled forward from. ``feeds`` are the change feeds.
     """
 
     files: dict[str, tuple[StagedFile, ...]]
@@ -38,26 +38,26 @@ class Decision:
 
     @property
     def rows(self) -> dict[str, int]:
-        """How many rows each copy has."""
+        """The number of rows of each copy."""
         return {name: sum(file.rows for file in self.files_of(name)) for name in self.files}
 
     def files_of(self, table: str) -> tuple[StagedFile, ...]:
-        """All files of one copy, named without a folder."""
+        """Return all files of one copy, named without a folder."""
         renamed_files = [replace(file, name=file.base_name) for file in self.files.get(table, ())]
         return tuple(sorted([*renamed_files, *self.kept.get(table, ())], key=lambda file: file.name))
 
 
 def decision_of(run: Run) -> Decision:
-    """What the run's commit, which is taken, fixes.
+    """Return the commit record of a run that has its commit.
 
-    :raises ManifestError: it is not that of this run.
+    :raises ManifestError: the record is not of this run.
     """
     assert run.commit is not None
     decision = records.read_named(Decision, run.folder, run.commit.record)
     names = [*decision.files, *decision.skipped]
     if sorted(names) != sorted(str(entry.table.name) for entry in run.manifest.tables):
         raise ManifestError(
-            "the commit is not of the tables of this run",
+            "the commit lists different tables than this run's manifest",
             where=run.folder.uri_of(run.commit.record),
             hint=records.HINT,
         )
@@ -65,10 +65,10 @@ def decision_of(run: Run) -> Decision:
 
 
 def published_run(scratch: Storage, run_id: str) -> Run:
-    """A run that published its copies.
+    """Return a run that published its copies.
 
-    :param scratch: the folder in which the folders of runs lie.
-    :raises ManifestError: it is not there, or did not publish.
+    :param scratch: the folder that holds the folders of runs.
+    :raises ManifestError: the run does not exist, or did not publish.
     """
     folder = scratch.folder(run_id)
     run = Run.load(folder)
@@ -78,23 +78,23 @@ def published_run(scratch: Storage, run_id: str) -> Run:
 
 
 def base_of(run: Run) -> Base:
-    """A run's copies, as another run's manifest names them."""
+    """Return the reference to a run's copies that another run's manifest contains."""
     assert run.commit is not None
     manifest = run.manifest
     return Base(run.position_text, manifest.identity, run.commit.record)
 
 
 def read_bases(scratch: Storage, bases: Mapping[str, Base]) -> dict[str, Decision]:
-    """What the bases of a run have published, by their run's id.
+    """Return the commit records of a run's bases, by the base's run id.
 
-    :raises ManifestError: a base is gone, or is not the one that the manifest names.
+    :raises ManifestError: a base is gone, or is not the run that the manifest names.
     """
     decisions = {}
     for run_id, base in bases.items():
         run = published_run(scratch, run_id)
         if base_of(run) != base:
             raise ManifestError(
-                "the run is not the one whose copies this run was to roll forward",
+                "the base run was replaced after this run chose its copies to roll forward",
                 where=run.folder.uri,
                 hint="trigger a new run",
             )

@@ -1,6 +1,6 @@
-"""A table's change feed: every row change between the copy before and a run's own, in commit order, as files.
+"""A table's change feed: every row change between the previous copy and the run's copy, in commit order, as files.
 
-Its files have the columns of `feed_schema`. ``order`` goes on from one feed to the next that joins it.
+The files have the columns of `feed_schema`. ``order`` continues from one feed to the next.
 """
 
 from __future__ import annotations
@@ -16,8 +16,10 @@ INSERT, UPDATE, DELETE = "insert", "update", "delete"
 
 @dataclass(frozen=True)
 class Feed:
-    """The feed that a run made of a table: what comes after ``start``, the position of the copy that the run ``base``
-    made. ``first`` is the order of its first change; ``files`` are in the run's folder, in their order."""
+    """The feed that a run made of a table: all changes after ``start``, the position of the copy of the run ``base``.
+
+    ``first`` is the order of its first change; ``files`` are in the run's folder, in this order.
+    """
 
     base: str
     start: str
@@ -30,16 +32,16 @@ class Feed:
 
     @property
     def next(self) -> int:
-        """The order of the first change of the feed that joins this one."""
+        """The order of the first change of the next feed."""
         return self.first + self.rows
 
 
 def feed_schema(schema: pa.Schema) -> pa.Schema:
-    """The columns of a feed.
+    """Return the columns of a feed.
 
-    :param schema: of the table's copies.
+    :param schema: the columns of the table's copies.
     """
-    # Where there is no row, its columns have no values.
+    # An insert has no row before and a delete has no row after, so every column may be null.
     row = pa.struct([field.with_nullable(True) for field in schema])
     return pa.schema(
         [

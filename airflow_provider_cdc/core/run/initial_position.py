@@ -1,4 +1,4 @@
-"""How a run begins: at an initial position that is fixed once, and kept for as long as it can be."""
+"""Begins a run: fixes its initial position once, and keeps that position while the source still supports it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 
 
 class RunSource(Protocol):
-    """What a run needs of its source to begin; ``sources.capabilities`` says more."""
+    """The methods of a source that a run needs to begin; see ``sources.api``."""
 
     @property
     def kind(self) -> str: ...
@@ -41,7 +41,7 @@ class RunSource(Protocol):
 
 @runtime_checkable
 class Discards(Protocol):
-    """A source that made something on its server for the initial position, and can drop it again."""
+    """A source that creates objects on its server for the initial position, such as a slot, and can drop them."""
 
     def discard(self, identity: Mapping[str, str]) -> None: ...
 
@@ -60,19 +60,19 @@ def begin(
     heads: Heads | None = None,
     missed_past: MissedPast | None = None,
 ) -> Run:
-    """Begin a run, or go on with the one that began: what was read so far belongs to its initial position.
+    """Begin a run, or continue the run that began: the rows that were read so far belong to its initial position.
 
-    Unless the source no longer has what it kept for that position: then nothing more can be read for it, and the run
+    If the source no longer has the log or the slot for that position, nothing more can be read for it, and the run
     begins anew.
 
-    :param record: fixes the initial position; called only if the run does not go on.
+    :param record: fixes the initial position; called only if the run does not continue.
     :param lake: URI of the folder to publish in.
-    :param scratch: URI of the folder in which the run's own folder lies; empty: a folder in the lake.
+    :param scratch: URI of the folder that holds the run's own folder; empty: a folder in the lake.
     :param source_conn_id: the connection to the source.
-    :param skipped: why each table that was named is no part of the run, by its name.
-    :param missed_past: the past that the run was to be exact at and cannot be.
-    :param heads: the lake's copies; None: the run's copies do not tell which history they are of.
-    :raises LockNotGranted: a table needs the lock and it was not granted.
+    :param skipped: why each table that was named is not part of the run, by its name.
+    :param missed_past: the point of the past that was requested and cannot be reached.
+    :param heads: the lake's copies; None: the run's copies do not record their history.
+    :raises LockNotGranted: a table needs the lock, and the lock was not granted.
     :raises ConfigurationError: the run began on a source of another kind.
     """
     lake, scratch = Storage(lake).uri, Storage(scratch or scratch_of(lake)).uri
@@ -90,11 +90,11 @@ def begin(
             present = source_of(source.kind, initial.identity, source_conn_id)
             histories = histories_of(source, heads, Storage(scratch), plans, initial, present, run_id, created_at)
     except CdcError as error:
-        # A concurrent attempt may already have begun the run, and then discards what this one was making.
+        # A concurrent attempt may already have begun the run, and may have dropped what this attempt was creating.
         current = _current(folder)
         if current is None or not _goes_on(current, source, plans, options):
             raise
-        _log.info("A concurrent attempt has fixed the position; this one ended with: %s", error)
+        _log.info("A concurrent attempt has fixed the position; this attempt ended with: %s", error)
         return current
     manifest = Manifest(
         run_id=run_id,
@@ -139,11 +139,11 @@ def _current(folder: Storage) -> Run | None:
 
 
 def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: StepOptions) -> bool:
-    """Whether the run goes on with the manifest that it has."""
+    """Return whether the run continues with its present manifest."""
     manifest = run.manifest
     if manifest.kind != source.kind:
         raise ConfigurationError(
-            f"the run began on a {manifest.kind} source, and this is a {source.kind} one",
+            f"the run began on a {manifest.kind} source, but the source is now a {source.kind} source",
             where=run.folder.uri,
             hint="correct the connection, or trigger a new run",
         )
@@ -164,22 +164,22 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: S
     tables = {_said(entry.table.name, entry.table.selection) for entry in manifest.tables}
     if tables != (wanted_tables := {_said(plan.table, plan.selection) for plan in plans}):
         _log.warning(
-            "The run keeps the tables that it began with, although the plan is another now (only in the run: %s; "
-            "only in the plan: %s). Trigger a new run to copy what the plan says.",
+            "The run keeps the tables that it began with, although the plan has changed (only in the run: %s; "
+            "only in the plan: %s). Trigger a new run to copy the tables of the plan.",
             ", ".join(sorted(tables - wanted_tables)) or "none",
             ", ".join(sorted(wanted_tables - tables)) or "none",
         )
     if differences := _other_options(run, plans, options):
         _log.warning(
-            "The run keeps the options that it began with, although others are given now (%s). Trigger a new run to "
-            "have it go by these.",
+            "The run keeps the options that it began with, although they have changed (%s). Trigger a new run to use "
+            "the new options.",
             "; ".join(differences),
         )
     return True
 
 
 def _other_options(run: Run, plans: Sequence[TablePlan], options: StepOptions) -> list[str]:
-    """Which options are others now than those that the run began with, in words."""
+    """Describe the options that differ from the options that the run began with."""
     recorded_options, given_options = values_of(run.manifest.options), values_of(options)
     differences = [
         f"{name}: {recorded_options[name]!r}, now {given_options[name]!r}"
@@ -200,7 +200,7 @@ def _said(table: TableName, selection: Selection) -> str:
 
 
 def _damaged_bases(run: Run, plans: Sequence[TablePlan]) -> str:
-    """Which tables of the run were to be rolled forward from a copy that is damaged, and have another plan now."""
+    """Return the tables of the run whose base is damaged and whose plan is now different, as text."""
     planned = {plan.table: plan.base for plan in plans}
     scratch = run.folder.parent()
     return ", ".join(
@@ -213,16 +213,17 @@ def _damaged_bases(run: Run, plans: Sequence[TablePlan]) -> str:
 
 
 def _discard(source: RunSource, identity: Mapping[str, str]) -> None:
-    """Have the source drop what it keeps for a position that does not count. It goes with the run at the latest."""
+    """Drop the slot and publication of a position that the run does not use. If this fails, the end of the run drops
+    them."""
     try:
         if isinstance(source, Discards):
             source.discard(identity)
     except CdcError as error:
-        _log.warning("The source keeps what it made for another attempt until the run ends: %s", error)
+        _log.warning("Could not drop what the source holds for another attempt; it stays until the run ends: %s", error)
 
 
 def _run_tables(plans: Sequence[TablePlan], initial: InitialPoint) -> tuple[RunTable, ...]:
-    """The tables of a run, each as it was planned to be read."""
+    """Return the tables of a run, each with its plan."""
     by_name = {plan.table: plan for plan in plans}
     return tuple(
         RunTable(replace(table, selection=plan.selection), plan.consistency, plan.reason, plan.at_upper, plan.base)

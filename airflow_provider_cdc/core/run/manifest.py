@@ -1,6 +1,6 @@
-"""The manifest: what a run copies, from where, at which position, and where to. It never changes.
+"""The manifest: the tables, source, position and target of a run. It never changes.
 
-What the steps found is in records of their own (`core.run`). A manifest holds no secret.
+The results of the steps are in separate records (`core.run.results`). A manifest holds no secret.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from airflow_provider_cdc.core.tables.table import Table, TableName
 
 FORMAT = 5
 LAKE_FORMAT = "parquet"
-"""What runs publish as."""
+"""The format in which runs publish."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """The copies of an earlier run, as one that rolls them forward names them.
+    """Refers to the copies of an earlier run, in the manifest of the run that rolls them forward.
 
-    They are exact at ``position`` of the server of ``identity``. ``record``, in that run's folder, names their files.
+    The copies are exact at ``position`` of the server with the identity ``identity``. ``record``, in the earlier run's
+    folder, names their files.
     """
 
     position: str
@@ -35,10 +36,10 @@ class Base:
 
 @dataclass(frozen=True)
 class RunTable:
-    """A table of the run: its schema at the initial position, how it is read, and why so.
+    """A table of the run: its schema at the initial position, how it is read, and the reason.
 
-    ``at_upper``: it is published at the position where its reads end, and not at the initial one. ``base`` is the id of
-    the run whose copy it is rolled forward from; empty: its rows are read.
+    ``at_upper``: it is published at the position where its reads end, not at the initial position. ``base`` is the id
+    of the run whose copy is rolled forward; empty: the table's rows are read.
     """
 
     table: Table
@@ -52,15 +53,15 @@ class RunTable:
 class Manifest:
     """The record of one run.
 
-    ``lake`` is the URI of the folder that it publishes in, as ``lake_format``; ``scratch`` that of the folder in which
-    the run's own folder lies, which is called ``run_id``. ``identity`` is the source's, as `InitialPoint` has it;
-    ``source_conn_id`` names the connection to it. All tables are published at one position (`Run.position`):
-    ``initial_position``, or the one at which their reads end (``at_upper``). The source calls it ``position_key``.
-    ``options`` are the settings that later steps need. ``skipped`` says why each table that was
-    named is no part of the run, by its name. ``bases`` has what tables are rolled forward from, by the run's id.
-    ``missed_past`` is set where the run copies the present because it cannot be exact at the past that it was to have.
-    ``histories`` has the history that each copy will be of, by the table's name; runs of earlier versions have none.
-    ``created_at`` is ISO 8601.
+    ``lake`` is the URI of the folder to publish in, in the format ``lake_format``. ``scratch`` is the URI of the folder
+    that holds the run's own folder, whose name is ``run_id``. ``identity`` identifies the source's server, as in
+    `InitialPoint`; ``source_conn_id`` names the connection to it. All tables are published at one position
+    (`Run.position`): ``initial_position``, or the position at which their reads end (``at_upper``). ``position_key`` is
+    the source's name for the initial position. ``options`` are the settings that later steps need. ``skipped`` says why
+    each table that was named is not part of the run, by its name. ``bases`` has the copies that are rolled forward, by
+    the id of their run. ``missed_past`` is set if the run copies the present because it cannot be exact at the
+    requested point of the past. ``histories`` has the history that each copy belongs to, by the table's name; runs of
+    earlier versions have none. ``created_at`` is ISO 8601.
     """
 
     run_id: str
@@ -85,32 +86,32 @@ class Manifest:
     def initial(self) -> Position:
         """The initial position.
 
-        :raises PositionError: the manifest's text of it is none.
+        :raises PositionError: the manifest's text is not a position.
         """
         return parse_position(self.kind, self.initial_position)
 
     def start_of(self, base: str) -> Position:
-        """The position of the copies of the run ``base``, from which the log is read to roll them forward.
+        """Return the position of the copies of the run ``base``, from which the log is read to roll them forward.
 
-        :raises PositionError: the manifest's text of it is none.
+        :raises PositionError: the manifest's text is not a position.
         """
         return parse_position(self.kind, self.bases[base].position)
 
     @property
     def at_upper(self) -> bool:
-        """Whether the snapshot step fixes the position that the run is published at."""
+        """Whether the snapshot step fixes the published position."""
         return any(entry.at_upper for entry in self.tables)
 
     @property
     def missed_as_of(self) -> str:
-        """The point of the past that the run was to be exact at and could not be; empty: there is none."""
+        """The point of the past that was requested and could not be reached; empty: there is none."""
         return self.missed_past.as_of if self.missed_past is not None else ""
 
     @property
     def source(self) -> dict[str, str]:
-        """What the run's copies say of their source."""
+        """The description of the source that the run's copies record."""
         return source_of(self.kind, self.identity, self.source_conn_id)
 
     def history_of(self, table: TableName) -> dict[str, Any]:
-        """What the run's copy of a table says of its history."""
+        """Return the history that the run's copy of a table records."""
         return told(self.histories.get(str(table)), self.identity.get(MARK, ""))

@@ -1,4 +1,4 @@
-"""What is settled before a run reads: how each table is to be read, and the point that the run begins at."""
+"""What is decided before a run reads: how to read each table, and the point at which the run begins."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
 from airflow_provider_cdc.core.tables.table import CopyName, Table, TableName
 
 FEW_KEYS = 10_000
-"""So many touched keys are looked up in a view without reading them once more before it: it is a matter of a second."""
+"""Up to so many touched keys are looked up in a snapshot without an earlier read, because it takes about a second."""
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What preflight decided for one table, and why. ``unrepresentable`` is one of ``core.options.UNREPRESENTABLE``.
+    """What preflight decided for one table, and why. ``unrepresentable`` is one of `core.options.run.UNREPRESENTABLE`.
 
-    ``at_upper``: it is to be published at the position where its reads end, which the snapshot step fixes, and not at
-    the initial one. All tables of a run agree in that.
-    ``base`` is the id of the run whose copy is rolled forward, and ``base_position`` the position of that copy, as
-    text, for a plan is a record; empty: the table is read. ``selection`` is the part of the table that is copied.
+    ``at_upper``: the table is published at the position where its reads end, which the snapshot step fixes, and not at
+    the initial position. This is the same for all tables of a run.
+    ``base`` is the id of the run whose copy is rolled forward; empty: the table is read. ``base_position`` is the
+    position of that copy, as text because a plan is stored as a record. ``selection`` is the part of the table that is
+    copied.
     """
 
     table: TableName
@@ -37,23 +38,23 @@ class TablePlan:
 
     @property
     def copy_name(self) -> TableName:
-        """What its copies are called in the lake."""
+        """The name of the table's copies in the lake."""
         return CopyName.of(self.table, self.selection)
 
     @property
     def locked(self) -> bool:
-        """Whether the table has to be locked for a moment."""
+        """Whether the table must be locked for a moment."""
         return self.consistency == "lock" and not self.base
 
     @property
     def options(self) -> TableOptions:
-        """What the table is read and published by."""
+        """The options with which the table is read and published."""
         return TableOptions(self.consistency, self.unrepresentable)
 
 
 @dataclass(frozen=True)
 class MissedPast:
-    """A point of the past that a run cannot be exact at: ``as_of``, as the option had it, and ``why``. The run copies
+    """A point of the past that a run cannot reach: ``as_of``, as in the option, and the reason ``why``. The run copies
     the present instead."""
 
     as_of: str
@@ -62,10 +63,10 @@ class MissedPast:
 
 @dataclass(frozen=True)
 class InitialPoint:
-    """The initial position, the tables' schemas there, and the identity of the server that has it.
+    """The initial position, the schemas of the tables at that position, and the identity of the server.
 
-    ``lock_seconds`` is how long a lock was held; 0.0 if none was. ``superseded``: the identities of what earlier tries
-    of the run had the server keep, to be discarded once this point is the one that counts.
+    ``lock_seconds`` is how long a lock was held; 0.0 without a lock. ``superseded``: the identities that earlier tries
+    of the run recorded. The slots and publications that these name are dropped once this point is in the manifest.
     """
 
     position: Position

@@ -1,4 +1,4 @@
-"""What each finished step found: records, which later steps rest on and XComs are made from."""
+"""Results of the finished steps: records that later steps depend on, and from which XComs are made."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_provider_cdc.core.positions.position import LogEnd
 SNAPSHOT, EXTRACT_DELTA, CONSOLIDATE = "snapshot", "extract_delta", "consolidate"
 
 Nulled = dict[str, dict[str, int]]
-"""How many values became null because no Arrow type holds them, by table and column; what is not in it has none."""
+"""Number of values that became null because no Arrow type holds them, by table and column. Absent: none."""
 
 Skipped = dict[str, str]
 """Why tables are left out of the copy, by the table's name."""
@@ -17,7 +17,7 @@ Skipped = dict[str, str]
 
 @dataclass(frozen=True)
 class TableRead:
-    """What was read of one table. ``bytes`` is the size of the files."""
+    """Figures about the read of one table. ``bytes`` is the size of the files."""
 
     rows: int
     chunks: int
@@ -27,13 +27,14 @@ class TableRead:
 
 @dataclass(frozen=True)
 class SnapshotResult:
-    """What the snapshot step read.
+    """Result of the snapshot step.
 
-    ``log_end`` is the bound of the reads; empty: there were none. ``tables`` is by the table's name.
+    ``log_end`` is the bound of the reads; empty: there were no reads. ``tables`` is by the table's name.
     ``lock_seconds`` is the longest time that a lock was held. ``record`` names the record of the files that count.
-    ``skipped`` are tables that the read found to be impossible to copy. Of a run that is published at
-    ``snapshot_upper``: ``again`` names the record of what was read again, ``keys_again`` is how many keys were looked
-    up in the shared view, and ``view_seconds`` how long that was open. ``incarnation`` is the server's at the bound.
+    ``skipped`` are tables that could not be copied, as the read found. If the run is published at ``snapshot_upper``:
+    ``again`` names the record of the rows that were read again, ``keys_again`` is how many keys were looked up in the
+    shared snapshot, and ``view_seconds`` how long that snapshot was open. ``incarnation`` is the server's incarnation
+    at the bound.
     """
 
     snapshot_upper: str
@@ -53,11 +54,11 @@ class SnapshotResult:
 
 @dataclass(frozen=True)
 class DeltaResult:
-    """What the extract_delta step read of the log. ``keys`` has how many the window touches, by the table's name.
+    """Result of the extract_delta step. ``keys`` is the number of keys that the window touches, by the table's name.
 
-    ``record`` names the record of the files with the net change, ``changes`` that of the files with the single changes
-    (empty: the run makes no feeds). ``skipped`` are tables of which the log holds what
-    cannot be copied.
+    ``record`` names the record of the files with the net change, ``changes`` the record of the files with the single
+    changes (empty: the run makes no feeds). ``skipped`` are tables that have something in the log that cannot be
+    copied.
     """
 
     transactions: int
@@ -72,13 +73,14 @@ class DeltaResult:
 
 @dataclass(frozen=True)
 class ConsolidateResult:
-    """What the consolidate step published, by the table's name: the URI of the copy, its ``rows``, how many keys were
-    ``rewound`` (or read again). ``position`` is the one at which all copies are exact.
+    """Result of the consolidate step, by the table's name: the URI of the copy, its ``rows``, how many keys were
+    ``rewound`` (or read again). ``position`` is the position at which all copies are exact.
 
-    ``nulled`` has the values that were put back as null (the snapshot step has those that were read). ``skipped`` has
-    every table that was named and is not published, whichever step found out. ``changes`` has how many row changes the
-    feeds hold; None: the table has none, for there was no copy before to begin at. ``superseded`` says, of tables whose
-    source was set back since the copy before, how that was found: this copy begins a new history.
+    ``nulled`` counts the values that became null when rows were put back (the snapshot step counts those that were
+    read). ``skipped`` has every table that was named and is not published, whichever step skipped it. ``changes`` is
+    the number of row changes in the feeds; None: the table has no feed, because there was no copy before to begin at.
+    ``superseded`` has the tables whose source was set back after the previous copy, with the evidence: their copies
+    begin a new history.
     """
 
     published: dict[str, str]

@@ -1,13 +1,13 @@
-"""A run: one execution, its folder, what is recorded there, and what it leaves.
+"""A run: one execution, its folder, the records in that folder, and its state.
 
-``<scratch>/<run_id>/manifest.json`` is written when the run begins (`core.beginning`). What each finished step found is
-a record of its own, ``steps/<digest of the manifest>/<task_id>.json``, which only one try can make; it names the
-records that it rests on by their digests. Whatever a step did that is in none of these (or in a record that they name)
-did not happen: a retry does it again.
+``<scratch>/<run_id>/manifest.json`` is written when the run begins (`core.run.initial_position`). The result of each
+finished step is a separate record, ``steps/<digest of the manifest>/<task_id>.json``, which only one try can create. It
+names the records that it depends on by their digests. Work of a step that is not in one of these records (or in a
+record that they name) does not count: a retry does it again.
 
-A run whose source no longer reaches back to the initial position begins anew: with ``manifest-2.json``, and so on. The
-last one counts. Before there is another one the *commit* of the last one is taken, by ``abandoned``: so of all
-manifests of a run at most one can be published, even if some try still works for an earlier one.
+A run whose source no longer reaches back to the initial position begins anew, with ``manifest-2.json``, and so on. The
+last manifest counts. Before another manifest is written, the *commit* of the last one is taken as ``abandoned``. So at
+most one manifest of a run can be published, even if a try still works for an earlier one.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.errors import CommitUnknown, ManifestError, StorageUnavailable
 
 SCRATCH = "_runs"
-"""The folder of the lake that runs lie in unless another scratch is named."""
+"""The folder in the lake for runs, unless another scratch is given."""
 FILE = "manifest.json"
 WORK_FOLDERS = ("chunks", "delta", "staged")
-"""The folders of a run that only one in progress needs."""
+"""The folders of a run that are needed only while the run is in progress."""
 
 _COMMIT = "commit"
 _IS_LATEST = "latest.json"
@@ -44,8 +44,8 @@ Result = TypeVar("Result", bound=StepResult)
 
 @dataclass(frozen=True)
 class StepRecord:
-    """What one try of a step found, as one of `core.results`. ``token`` is that try's own. ``rests_on`` has the digests
-    of the manifest (under ``manifest``) and of the steps before."""
+    """The result of one try of a step: ``found`` is one of `core.run.results`. ``token`` identifies the try.
+    ``rests_on`` has the digests of the manifest (under ``manifest``) and of the results of the steps before."""
 
     task_id: str
     token: str
@@ -55,8 +55,8 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Commit:
-    """The one decision what is published: ``record`` names the record with the files. ``token`` is that of the try that
-    made it. If it is ``abandoned``, nothing ever is: the run began anew."""
+    """The decision, taken once, what is published: ``record`` names the record with the files. ``token`` identifies the
+    try that took it. If it is ``abandoned``, nothing is ever published for this manifest: the run began anew."""
 
     token: str
     rests_on: dict[str, str]
@@ -65,10 +65,10 @@ class Commit:
 
 
 class Run:
-    """A run that began, with what its steps found so far.
+    """A run that began, with the results of its steps so far.
 
-    ``steps`` has what finished steps found, by task_id, in their order. ``rests_on`` has the digests of the manifest
-    and of these, as a record that rests on them names them.
+    ``steps`` has the results of finished steps, by task_id, in the order of the steps. ``rests_on`` has the digests of
+    the manifest and of these results, for records that depend on them.
     """
 
     def __init__(self, folder: Storage, manifest: Manifest, digest: str, generation: int) -> None:
@@ -86,24 +86,24 @@ class Run:
 
     @property
     def position(self) -> Position:
-        """The one position at which all tables of the run are exact.
+        """The position at which all tables of the run are exact.
 
-        :raises ManifestError: the snapshot step fixes it, and is not done.
-        :raises PositionError: the text of it in the run's records is none.
+        :raises ManifestError: the snapshot step fixes it, and is not finished.
+        :raises PositionError: the text in the run's records is not a position.
         """
         return parse_position(self.manifest.kind, self.position_text)
 
     @property
     def position_text(self) -> str:
-        """`position` as the run's records have it, for other records and for readers.
+        """`position` as text, as in the run's records: for other records and for readers.
 
-        :raises ManifestError: the snapshot step fixes it, and is not done.
+        :raises ManifestError: the snapshot step fixes it, and is not finished.
         """
         return self.found(SnapshotResult).snapshot_upper if self.manifest.at_upper else self.manifest.initial_position
 
     @property
     def committed(self) -> bool:
-        """Whether it is decided what the run publishes."""
+        """Whether the run has its commit: what it publishes is decided."""
         return self.commit is not None and not self.commit.abandoned
 
     @property
@@ -112,9 +112,9 @@ class Run:
         return self.commit is not None and self.commit.abandoned
 
     def found(self, kind: type[Result]) -> Result:
-        """What an earlier step found, by the kind of its result.
+        """Return the result of an earlier step, by its class.
 
-        :raises ManifestError: it is not done.
+        :raises ManifestError: the step is not finished.
         """
         for result in self.steps.values():
             if isinstance(result, kind):
@@ -127,69 +127,69 @@ class Run:
         )
 
     def finish_step(self, task_id: str, found: Result, token: str = "") -> Result:
-        """Record that a step is done and what it found, and return what counts.
+        """Record the result of a finished step, and return the result that counts.
 
-        A concurrent try of the step may already have recorded it. Then what that one found counts, since later steps
-        may rest on it.
+        A concurrent try of the step may already have recorded a result. Then that result counts, because later steps
+        may depend on it.
 
-        :param token: that of this try.
+        :param token: identifies this try.
         """
         record = StepRecord(task_id, token or uuid.uuid4().hex, self.rests_on, records.encode(found))
         self.folder.create_json(self._name(task_id), records.encode(record))
-        # What has been JSON is what every later reader sees.
+        # Return the result as read back from JSON, because every later reader sees that.
         self._load(task_id)
         return self.found(type(found))
 
     def decide(self, commit: Commit) -> Commit:
-        """Take the commit, unless it is taken; return the one that counts, now and for ever.
+        """Take the commit, unless it is already taken; return the commit that counts. It never changes.
 
-        :raises CommitUnknown: whether it is taken is not known: the store did not say so.
+        :raises CommitUnknown: it is unknown whether the commit was taken, because the store failed.
         """
         try:
             self.folder.create_json(self._name(_COMMIT), records.encode(commit))
             self._load(_COMMIT)
         except StorageUnavailable as error:
             raise CommitUnknown(
-                f"whether this run is decided to be published is not known: {error.message}",
+                f"it is unknown whether the commit of this run was taken: {error.message}",
                 where=self.folder.uri,
-                hint="run the task again: it looks what became of it, and goes on from there",
+                hint="run the task again: it checks whether the commit was taken, and continues from there",
             ) from error
         assert self.commit is not None
         return self.commit
 
     def refresh(self) -> None:
-        """Read again what steps have found, and the commit."""
+        """Read the results of the steps, and the commit, again."""
         self._load()
 
     def note_latest(self, is_latest: Mapping[str, bool]) -> None:
-        """Leave, by the table's name, whether this run's copy is its table's latest one now; see `read_is_latest`."""
+        """Record, by the table's name, whether this run's copy is now the table's latest; see `read_is_latest`."""
         self.folder.write_json(_IS_LATEST, dict(is_latest))
 
     def note_told(self, told: Told | None = None) -> None:
-        """Leave word that all that reads the run's own records when it is published has done so; see `was_told`.
+        """Record that the task that publishes the run no longer reads the run's records; see `was_told`.
 
-        :param told: what it has told Airflow.
+        :param told: the events that the task reported to Airflow.
         """
         records.write(self.folder, TOLD, told or Told())
 
     def clean(self) -> None:
-        """Remove what only a run in progress needs.
+        """Remove the folders that are needed only while the run is in progress.
 
-        :raises CdcError, OSError: not all of it could be removed. For a published run that is no failure.
+        :raises CdcError, OSError: not all of them could be removed. For a published run this is not a failure.
         """
         for name in WORK_FOLDERS:
             self.folder.delete_folder(name)
 
     @classmethod
     def exists(cls, folder: Storage) -> bool:
-        """Whether a run began in ``folder``."""
+        """Return whether a run began in ``folder``."""
         return folder.exists(FILE)
 
     @classmethod
     def load(cls, folder: Storage) -> Run:
-        """Read the manifest in ``folder``, the last one if the run began anew, and what its steps found.
+        """Read the manifest in ``folder`` (the last one if the run began anew) and the results of its steps.
 
-        :raises ManifestError: there is none, it is of another run or place, or this version cannot read it.
+        :raises ManifestError: there is no manifest, it is of another run or folder, or this version cannot read it.
         """
         generations = [1, *(int(match[1]) for name in folder.files() if (match := _LATER.fullmatch(name)))]
         generation = max(generations)
@@ -198,7 +198,7 @@ class Run:
             raise ManifestError(
                 "there is no manifest",
                 where=folder.uri,
-                hint="clear lock_and_record and the tasks after it: it writes the manifest",
+                hint="clear lock_and_record, which writes the manifest, and the tasks after it",
             )
         data = records.read_data(folder, name)
         if isinstance(data, dict) and data.get("format") != FORMAT:
@@ -217,7 +217,8 @@ class Run:
     def create(cls, manifest: Manifest, instead_of: Run | None = None) -> Run:
         """Write a manifest unless a concurrent try has already written one; return the run that counts.
 
-        :param instead_of: the one that counts so far, which is abandoned. If it was published meanwhile it stays.
+        :param instead_of: the run with the manifest that counts so far, which is abandoned. If it has its commit by
+            now, it stays.
         """
         folder = Storage(manifest.scratch).folder(manifest.run_id)
         generation = 1
@@ -237,14 +238,17 @@ class Run:
         return f"{self._steps}/{record}.json"
 
     def _load(self, known: str = "") -> None:
-        """:param known: a record that is there, even if the folder as it is seen from here does not list it yet."""
+        """Read the results of the steps, and the commit.
+
+        :param known: a record that exists, even if the store does not list it in the folder yet.
+        """
         names = {name for name in self.folder.files(self._steps) if name.endswith(".json")}
         names |= {self._name(known)} if known else set()
         data = {name.rpartition("/")[2].removesuffix(".json"): records.read_data(self.folder, name) for name in names}
         commit = data.pop(_COMMIT, None)
         if strange := data.keys() - RESULTS.keys():
             raise ManifestError(
-                f"the run has a record of a step that is not known: {min(strange)}",
+                f"the run has a record of an unknown step: {min(strange)}",
                 where=self.folder.uri_of(self._steps),
                 hint=records.HINT,
             )
@@ -260,7 +264,7 @@ class Run:
             for ground, digest in rests_on.items():
                 if digests.get(ground) != digest:
                     raise ManifestError(
-                        f"{name} of this run rests on another {ground} than the one that counts",
+                        f"the record {name} of this run depends on another {ground} than the one that counts",
                         where=self.folder.uri_of(self._name(name)),
                         hint=records.HINT,
                     )
@@ -276,30 +280,30 @@ class Run:
 
 
 def scratch_of(lake: str) -> str:
-    """The folder in which the folders of runs lie unless another one is named, of a lake's URI."""
+    """Return the default scratch of a lake: the folder for the folders of its runs."""
     return str(LakeUri.parse(lake).joined(SCRATCH))
 
 
 def run_id_in(folder: Storage) -> str:
-    """The id of the run whose folder it is."""
+    """Return the id of the run with this folder."""
     return folder.uri.rpartition("/")[2]
 
 
 def read_is_latest(folder: Storage) -> dict[str, bool]:
-    """By the table's name, whether the copy of the run in ``folder`` was its table's latest one when it was published.
+    """Return, by the table's name, whether the copy of the run in ``folder`` was the latest when it was published.
 
-    :raises ManifestError: it was not published, or the record is damaged.
+    :raises ManifestError: the run was not published, or the record is damaged.
     """
     return records.read(dict[str, bool], folder, _IS_LATEST)
 
 
 def is_published(run: Run) -> bool:
-    """Whether all of the run's copies were published."""
+    """Return whether all of the run's copies were published."""
     return CONSOLIDATE in run.steps
 
 
 def was_told(run: Run) -> bool:
-    """Whether the task that publishes the run has come to its own end."""
+    """Return whether the task that publishes the run has reached its end."""
     return run.folder.exists(TOLD)
 
 
@@ -308,9 +312,9 @@ def _manifest_name(generation: int) -> str:
 
 
 def _check_own(folder: Storage, manifest: Manifest) -> None:
-    """Mistaking another run's manifest for its own would make a run publish that run's rows.
+    """Check that the manifest is of the run in ``folder``. With another run's manifest, it would publish wrong rows.
 
-    :raises ManifestError: it is of another run, or was written in another place.
+    :raises ManifestError: the manifest is of another run, or was written in another folder.
     """
     for what, found, own in (
         ("run", manifest.run_id, run_id_in(folder)),
@@ -318,7 +322,7 @@ def _check_own(folder: Storage, manifest: Manifest) -> None:
     ):
         if found != own:
             raise ManifestError(
-                f"the manifest is that of the {what} {found}, and not of {own}",
+                f"the manifest belongs to the {what} {found}, not to {own}",
                 where=folder.uri,
                 hint="a run cannot be moved or copied: trigger a new run",
             )

@@ -1,7 +1,7 @@
-"""The private files of a run: what its steps leave for each other, and nobody else reads.
+"""The private files of a run, which only the run's own steps read.
 
-Tasks on any machine write them, and a task that fails or runs twice leaves files behind that nobody names: a file
-counts only once a record names it. A sink takes over those that are published.
+Tasks on any machine write them. A task that fails or runs twice may leave files behind, so a file counts only if a
+record names it. A sink takes over the files that are published.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHECKED_BYTES = 8 * 2**20
 
 @dataclass(frozen=True)
 class Staging:
-    """The private files in ``folder``, the run's own. It is sent to executors."""
+    """The private files of a run, in ``folder``. The object is sent to executors."""
 
     folder: Storage
 
@@ -37,11 +37,11 @@ class Staging:
     def writer(self, name: str, schema: pa.Schema, compression: str = COMPRESSION) -> Iterator[ParquetWriter]:
         """Write rows to files whose names begin with ``name``. On an error, nothing that was written counts.
 
-        :param compression: `QUICKEST` if only the run itself reads them.
+        :param compression: `QUICKEST` if only the run itself reads the files.
         """
         writer = ParquetWriter(self.folder, _own(name), schema, compression=compression)
         try:
-            # What the caller reads its rows from has errors of its own kind.
+            # An error of the store that the caller reads from has its class already; told does not change it.
             with told(self.folder.uri_of(name)):
                 yield writer
                 writer.close()
@@ -51,10 +51,10 @@ class Staging:
 
     @contextmanager
     def spliced(self, name: str, schema: pa.Schema, folder: Storage, source: str) -> Iterator[SplicedFile]:
-        """Write a file whose name begins with ``name``, most of which is that of the file ``source`` in ``folder``. On
-        an error, nothing that was written counts.
+        """Write a file whose name begins with ``name`` and which takes over most of the content of the file ``source``
+        in ``folder``. On an error, nothing that was written counts.
 
-        :raises UnknownFooter: that cannot be done with this file; nothing was written.
+        :raises UnknownFooter: the source file cannot be spliced; nothing was written.
         """
         with told(self.folder.uri_of(name)):
             file = SplicedFile(self.folder, f"{_own(name)}-0.parquet", schema, folder, source)
@@ -65,35 +65,35 @@ class Staging:
                 raise
 
     def write_empty(self, name: str, schema: pa.Schema) -> StagedFile:
-        """A file without rows, which shows readers the schema of a table that has none. ``name`` begins its name."""
+        """Write a file without rows, which has the schema of an empty table. Its name begins with ``name``."""
         return write_empty(self.folder, f"{_own(name)}.parquet", schema)
 
     def difference(self, file: StagedFile) -> str:
-        """Read a file from its first to its last byte, and say how it differs from its record; empty if it does not."""
+        """Read a whole file, and return how it differs from its record; empty if it does not."""
         return difference(self.folder, file.name, file)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Files were seen to be whole before they are worked on. If one is not there any more no retry can help: a
-        concurrent attempt may have published it, and the caller looks for that one.
+        """Convert the error of a missing file. Files are checked before they are used, so a file that is missing later
+        was removed, and no retry can help. A concurrent attempt may have published it; the caller checks for that.
 
-        :raises FileDamaged: in place of what a missing file leads to.
+        :raises FileDamaged: a file is missing.
         """
         try:
             yield
         except FileNotFoundError as error:
             raise FileDamaged(
-                f"a file is gone: {error}", where=self.folder.uri, hint="somebody removed it: trigger a new run"
+                f"a file is gone: {error}", where=self.folder.uri, hint="the file was removed: trigger a new run"
             ) from error
 
 
 def _own(name: str) -> str:
-    """A name that no other try writes."""
+    """Return a name that no other try writes."""
     return f"{name}-{uuid.uuid4().hex[:16]}"
 
 
 def difference(folder: Storage, name: str, file: StagedFile) -> str:
-    """How the file ``name`` in ``folder`` differs from the record of ``file``; empty if it does not."""
+    """Return how the file ``name`` in ``folder`` differs from its record ``file``; empty if it does not."""
     try:
         return _difference(folder, name, file)
     except FileNotFoundError:
@@ -114,5 +114,5 @@ def _difference(storage: Storage, name: str, file: StagedFile) -> str:
         try:
             rows = pq.read_metadata(storage.path(name), filesystem=storage.filesystem).num_rows
         except pa.ArrowException as error:
-            return f"it is no Parquet file: {error}"
+            return f"it is not a Parquet file: {error}"
     return "" if rows == file.rows else f"it has {counted(rows, 'row')}, not {file.rows:,}"

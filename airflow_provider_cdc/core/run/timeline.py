@@ -1,4 +1,4 @@
-"""When each part of a run was read, and by whom: for people. Nothing rests on it."""
+"""The timeline: when each part of a run was read, and by which process. It is only for display."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ FILE = "timeline.json"
 class Bar:
     """One part that was read.
 
-    :param table: its name.
-    :param lane: who read it: a Python worker of Spark's, as machine and process.
-    :param began: when, in Unix seconds, by the clock of that machine.
-    :param bytes: the size of its files.
+    :param table: the table's name.
+    :param lane: the Python worker of Spark that read it, as machine and process.
+    :param began: the start, in Unix seconds, by the clock of that machine.
+    :param bytes: the size of the part's files.
     """
 
     table: str
@@ -32,15 +32,15 @@ class Bar:
 
 
 def write_timeline(run: Storage, bars: Sequence[Bar]) -> None:
-    """Leave it in the run's folder.
+    """Write the timeline to the run's folder.
 
-    :raises CdcError, OSError: the store did not take it.
+    :raises CdcError, OSError: the store failed.
     """
     records.write(run, FILE, list(bars))
 
 
 def read_timeline(run: Storage) -> list[Bar]:
-    """What `write_timeline` left; empty if there is nothing that can be read."""
+    """Return the timeline of a run; empty if there is none, or if it is unreadable."""
     try:
         return records.read(list[Bar], run, FILE)
     except (CdcError, OSError):

@@ -108,7 +108,7 @@ def test_files_that_are_gone_or_cut_short(lake: Runner, source: Refusing) -> Non
     path.write_bytes(path.read_bytes()[:-1])
     found = reasons(chosen(lake, source))
     assert set(found) == set(NAMES[:2])
-    assert all(re.search("are gone, or have other sizes|lacks 1 of its files", why) for why in found.values()), found
+    assert all(re.search("are missing or have other sizes|lacks 1 of its files", why) for why in found.values()), found
 
 
 @pytest.mark.parametrize("at", [-5, -9])
