@@ -97,7 +97,7 @@ sources:
         ("line 10, key sources[0].tables", "'shop.*' is not a list of table names"),
         (
             "line 11, key sources[0].target",
-            "'lake' is no place to write to: it is neither a URI nor an absolute path",
+            "'lake' cannot be used as a folder: it is neither a URI nor an absolute path",
         ),
         ("line 12, key sources[0].chunk_rows", "'many' is not a whole number above 0"),
         ("line 16, key sources[1].kind", "it has no kind that can be copied"),
@@ -105,7 +105,7 @@ sources:
         ("line 18, key sources[2].tables", "'public' does not name a table"),
         (
             "line 19, key sources[2].target",
-            "'s3://lake?***' is no place to write to: it has a query",
+            "'s3://lake?***' cannot be used as a folder: it has a query",
         ),
         ("line 17, key sources[2]", "it has no source_conn_id"),
         ("line 6, key defaults.chunk_rowz", "no source has such an option"),

@@ -25,7 +25,7 @@ def test_everything_wrong_is_told_at_once_and_nothing_else_runs(dag_runner: DagR
     assert "3 problems found before any work began" in result.log
     for told in (
         "the server refuses this user or password",
-        "is no place to write to",
+        "cannot be used as a folder",
         "spark_default",
         "the connection does not exist",
     ):

@@ -288,7 +288,7 @@ def test_a_secret_in_a_target_is_in_nothing_that_airflow_keeps(tmp_path: Path, b
         task.target = "{{ params.target }}"
     task.render_template_fields({"params": {"target": bad}})
     assert "s3cr3t" not in task.target
-    with pytest.raises(AirflowFailException, match="no place to write to") as refusal:
+    with pytest.raises(AirflowFailException, match="cannot be used as a folder") as refusal:
         task.execute(context())
     assert "s3cr3t" not in str(refusal.value)
     assert refusal.value.__suppress_context__

@@ -140,9 +140,9 @@ BAD = {
         ["the server refuses this user or password"],
     ),
     "no source": ({"source_conn_id": "elsewhere"}, {}, ["elsewhere", "the connection does not exist"]),
-    "a path that is no place": ({"target": "lake/raw"}, {}, ["'lake/raw' is no place to write to"]),
-    "a scheme that is none": ({"target": "nothing://lake"}, {}, ["'nothing://lake' is no place to write to"]),
-    "no host": ({"target": "s3:/bucket"}, {}, ["'s3:/bucket' is no place to write to"]),
+    "a path that is no place": ({"target": "lake/raw"}, {}, ["'lake/raw' cannot be used as a folder"]),
+    "a scheme that is none": ({"target": "nothing://lake"}, {}, ["'nothing://lake' cannot be used as a folder"]),
+    "no host": ({"target": "s3:/bucket"}, {}, ["'s3:/bucket' cannot be used as a folder"]),
     "below a file": ({"target": "{file}/lake"}, {}, ["the target cannot be written to"]),
     # It does not mean YARN.
     "no Spark": ({"spark_conn_id": "nothing"}, {}, ["nothing", "the connection does not exist"]),
@@ -179,7 +179,7 @@ def test_what_is_wrong_is_told_before_any_work(
     "bad", ["s3://key:s3cr3t@lake/raw", "s3://lake/raw?secret_key=s3cr3t", "abfs://:s3cr3t@a.blob.core.windows.net/c"]
 )
 def test_a_secret_in_the_target_is_not_printed(bad: str) -> None:
-    with pytest.raises(AirflowFailException, match="no place to write to") as refusal:
+    with pytest.raises(AirflowFailException, match="cannot be used as a folder") as refusal:
         preflight(bad, targets=["s3://lake"])
     assert "s3cr3t" not in str(refusal.value)
 

@@ -43,7 +43,7 @@ def test_help_uses_the_words_of_the_labels(kind: str) -> None:
         assert not [name for name in names if name in param.description], param.description
     assert '"Copies to keep"' in params["keep_days"].description
     # A choice that has the name of an option.
-    assert "changes: as auto" in params["refresh"].description
+    assert "changes: like auto" in params["refresh"].description
     assert params["where"].schema["title"] == "Rows (where)"
 
 

@@ -264,7 +264,7 @@ def _candidate(
     if not isinstance(source, Rolls):
         raise _NotFit("copies of this kind of source cannot be rolled forward yet")
     if plan.at_upper and plan.consistency != "again":
-        raise _NotFit("the log has no key for its changed rows")
+        raise _NotFit("the log does not have the keys of its changed rows")
     head = copies.latest(plan.copy_name)
     if head is None:
         raise _NoCopy("there is no copy yet")

@@ -45,7 +45,7 @@ _DIGITS = 16
 _READERS = 8
 _TAKEN_OVER = Finding(Relation.UNKNOWN, "it was made from another server, whose transactions this server has")
 """Positions mean the same on both servers."""
-_PROMOTED = Finding(Relation.UNKNOWN, "a standby, which has its own timeline, was promoted since")
+_PROMOTED = Finding(Relation.UNKNOWN, "a standby was promoted since; it has a timeline of its own")
 """Copies of different timelines are not compared by their positions."""
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What a run may be asked to be exact at: a time, or a position of its source."""
+"""The values of ``as_of``: a time, or a position of the source."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ AsOf = datetime | Position
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 INTERVAL_END = "{{ data_interval_end if data_interval_end is defined else dag_run.run_after }}{# supplied #}"
-"""The end of the run's interval, as a template; a run that was triggered by hand may have none.
+"""The end of the run's interval, as a template. A run that was triggered manually may have no interval.
 
-The DAG `nightly` supplies it where the file has no ``as_of``. The comment tells it from the same template that a user
-wrote: only of what nobody wrote, ``missing_past`` decides what happens where it cannot be met.
+The DAG `nightly` supplies this template if the file has no ``as_of``. The comment distinguishes it from the same
+template in a user's file, because ``missing_past`` applies only to the supplied one.
 """
 
 
 def parse(text: str) -> AsOf | None:
-    """Read an ISO 8601 timestamp with a zone, a date, a GTID set, or an LSN; None: the text is empty, which means now.
+    """Parse an ISO 8601 timestamp with a zone, a date, a GTID set, or an LSN; None: the text is empty, which means now.
 
-    A date is its beginning in UTC.
+    A date means 00:00 UTC of that day.
 
-    :raises PositionError: it is none of these.
+    :raises PositionError: the text is none of these.
     """
     text = text_of(text)
     if not text.strip():
@@ -38,33 +38,35 @@ def parse(text: str) -> AsOf | None:
         return parse_position(text)
     if when.tzinfo is None:
         raise PositionError(
-            f"{text!r} has no zone, so it is no point in time",
-            hint=f"write it with one, such as {when.isoformat()}Z or {when.isoformat()}+02:00",
+            f"{text!r} has no time zone, so it is not a point in time",
+            hint=f"write it with a zone, such as {when.isoformat()}Z or {when.isoformat()}+02:00",
         )
     try:
         return when.astimezone(UTC)
     except OverflowError:
         raise PositionError(
-            f"{text!r} is beyond the years 1 to 9999 in UTC", hint="give a time that the source's log reaches back to"
+            f"{text!r} is outside the years 1 to 9999 in UTC", hint="give a time to which the source's log reaches back"
         ) from None
 
 
 def reaches(later: Position, earlier: Position) -> bool:
-    """Whether a position has all of another one of the same source.
+    """Return whether ``later`` includes all of ``earlier``, a position of the same source.
 
-    :raises PositionError: they are of two kinds of sources.
+    :raises PositionError: the positions are of different kinds of sources.
     """
     if type(earlier) is not type(later):
         raise PositionError(
-            f"{str(earlier)[:100]!r} and {str(later)[:100]!r} are positions of two kinds of sources",
+            f"{str(earlier)[:100]!r} and {str(later)[:100]!r} are positions of different kinds of sources",
             hint="compare positions of one source",
         )
     return earlier <= later
 
 
 def text_of(value: Any) -> Any:
-    """The option's value as text: a template may have made a time of it. A date is completed to its beginning in UTC:
-    what is recorded shows what it was taken for."""
+    """Return the option's value as text; a template may have rendered a datetime.
+
+    A date is completed to 00:00 UTC of that day, so that records show how it was interpreted.
+    """
     if isinstance(value, date):
         value = value.isoformat()
     if isinstance(value, str) and _DATE.fullmatch(value.strip()):
@@ -74,7 +76,7 @@ def text_of(value: Any) -> Any:
 
 
 def is_as_of(value: Any) -> bool:
-    """Whether `parse` reads the value's text."""
+    """Return whether `parse` accepts the value's text."""
     text = text_of(value)
     if not isinstance(text, str):
         return False
@@ -86,20 +88,20 @@ def is_as_of(value: Any) -> bool:
 
 
 def parse_position(text: str) -> Position:
-    """Read a GTID set or an LSN, of whichever kind of source; an empty set is none.
+    """Parse a GTID set or an LSN, of any kind of source. An empty set is rejected.
 
-    :raises PositionError: it is neither.
+    :raises PositionError: the text is neither.
     """
     for kind in KINDS.values():
         try:
             position = kind.parse(text)
         except PositionError:
             continue
-        # A lone comma is a GTID set to the server, too: one that names nothing.
+        # A lone comma is an empty GTID set, as on the server.
         if position:
             return position
     raise PositionError(
-        f"{text[:200]!r} is no time, date, GTID set or LSN",
+        f"{text[:200]!r} is not a time, date, GTID set or LSN",
         hint="write a time as 2026-01-31T00:00:00Z, a date as 2026-01-31, a GTID set as the server prints it, an LSN "
         "as 16/B374D848",
     )

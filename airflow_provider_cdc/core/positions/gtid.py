@@ -69,7 +69,7 @@ class Gtid:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GtidSet(Position):
-    """An immutable set of GTIDs. `GtidSet()` is the empty one; make others with `parse`, `decode` or `of`.
+    """An immutable set of GTIDs. `GtidSet()` is the empty set; create others with `parse`, `decode` or `of`.
 
     Each (uuid, tag) holds its transaction numbers as *bounds*: a strictly increasing tuple of even length,
     `start, end, start, end, ...`, with every end exclusive, no interval empty and no two adjacent. So a set
@@ -84,16 +84,16 @@ class GtidSet(Position):
 
     @classmethod
     def parse(cls, text: str) -> GtidSet:
-        """Read a set as a user or a server writes it.
+        """Parse a set as a user or a server writes it.
 
         UUIDs may be in any case, without dashes, or in braces; white space may stand around every `:` and `,`
         and beside the `-` of an interval; intervals may overlap and come in any order. As on the server, an
         interval that ends before it starts is empty.
 
-        A number with leading zeros is refused, although servers take it: the parser of MySQL 8 reads 010 as
-        octal, that of 9.7 as decimal.
+        A number with leading zeros is rejected, although servers accept it: the parser of MySQL 8 reads 010 as
+        octal, the parser of 9.7 as decimal.
 
-        Raises `PositionError`, which names the place, when `text` is no GTID set.
+        Raises `PositionError`, which names the offset, if `text` is not a GTID set.
         """
         intervals_by_tsid: dict[_Tsid, list[tuple[int, int]]] = {}
         at = _skip(_BETWEEN_SETS, text, 0)
@@ -131,14 +131,14 @@ class GtidSet(Position):
 
     @classmethod
     def decode(cls, data: bytes) -> GtidSet:
-        """Read the body of a PREVIOUS_GTIDS event, without event header and checksum.
+        """Decode the body of a PREVIOUS_GTIDS event, without event header and checksum.
 
         Little-endian. Byte 7 is the format: 0, then bytes 0 to 6 count the entries; or 1 (with tags, since
-        8.3), then bytes 1 to 6 count them and byte 0 is 1 too. An entry is 16 bytes of UUID, in format 1 the
+        8.3), then bytes 1 to 6 count them and byte 0 is 1, too. An entry is 16 bytes of UUID, in format 1 the
         tag (a byte of twice its length, then its characters), a u64 count of intervals and, for each, a u64
         start and a u64 exclusive end.
 
-        Raises `PositionError` when `data` is anything else, a format of a later server included.
+        Raises `PositionError` if `data` is anything else, including a format of a later server.
         """
         try:
             return cls._from_bounds(_decode_entries(data))
@@ -152,7 +152,7 @@ class GtidSet(Position):
     def encode(self) -> bytes:
         """Return the bytes that `decode` reads and COM_BINLOG_DUMP_GTID sends, as the server writes them.
 
-        The format is the untagged one unless the set holds a tag, so servers before 8.3 can read it.
+        The format is untagged unless the set has a tag, so servers before 8.3 can read it.
         """
         tagged = any(tag for _, tag, _ in self._entries)
         count = len(self._entries)
@@ -172,13 +172,13 @@ class GtidSet(Position):
         return self.contains(gtid.uuid, gtid.tag, gtid.gno)
 
     def intervals_of(self, uuid: bytes | str, tag: str) -> tuple[tuple[int, int], ...]:
-        """Return the (start, exclusive end) of each interval of this uuid and tag, sorted, maybe none."""
+        """Return the (start, exclusive end) of each interval of this uuid and tag, sorted; empty if there are none."""
         return _intervals(self._bounds_at(uuid, tag))
 
     def items(self) -> Iterator[tuple[bytes, str, tuple[tuple[int, int], ...]]]:
-        """Yield (uuid, tag, intervals) in canonical order, the intervals as `intervals_of` gives them.
+        """Yield (uuid, tag, intervals) in canonical order, with the intervals as from `intervals_of`.
 
-        This is not `__iter__`, because `list(s)` would first reserve room for `len(s)` transactions.
+        This is not `__iter__`, because `list(s)` would first allocate memory for `len(s)` transactions.
         """
         return ((uuid, tag, _intervals(bounds)) for uuid, tag, bounds in self._entries)
 
@@ -199,7 +199,7 @@ class GtidSet(Position):
         return not self - other if isinstance(other, GtidSet) else NotImplemented
 
     def shortfall(self, wanted: GtidSet) -> str:
-        """Return what this set lacks of ``wanted``, in words; empty: nothing."""
+        """Describe what this set lacks of ``wanted``; empty: nothing."""
         missing = wanted - self
         return f"it lacks {counted(len(missing), 'transaction')}: {str(missing)[:200]}" if missing else ""
 
@@ -211,7 +211,7 @@ class GtidSet(Position):
         return sum(sum(bounds[1::2]) - sum(bounds[::2]) for _, _, bounds in self._entries)
 
     def __str__(self) -> str:
-        """Return the canonical form: that of the server, with "," where it writes ",\\n" between UUIDs."""
+        """Return the canonical form: the server's form, with "," instead of ",\\n" between UUIDs."""
         return ",".join(
             ":".join([_uuid_text(uuid), *(part for _, tag, bounds in entries for part in _parts(tag, bounds))])
             for uuid, entries in groupby(self._entries, key=operator.itemgetter(0))
@@ -236,9 +236,9 @@ class GtidSet(Position):
 
 
 def _sweep(ours: _Bounds, theirs: _Bounds, keep: Callable[[int, int], int]) -> _Bounds:
-    """Walk both bounds in order; the result holds a number when `keep(in ours, in theirs)` is 1.
+    """Walk both bounds in order; the result contains a number if `keep(in ours, in theirs)` is 1.
 
-    `keep` must map (0, 0) to 0, or the result would have no end.
+    `keep` must map (0, 0) to 0, or the result would be infinite.
     """
     i = j = 0
     out: list[int] = []
@@ -304,8 +304,8 @@ def _skip(pattern: re.Pattern[str], text: str, at: int) -> int:
 def _gno(text: str, item: re.Match[str], group: str) -> int:
     digits = item[group]
     if digits != "0" and digits.startswith("0"):
-        raise _bad_text(text, item.start(group), "servers disagree on numbers with leading zeros: leave these out")
-    # The length first: int() itself refuses thousands of digits with an error of its own.
+        raise _bad_text(text, item.start(group), "servers disagree on numbers with leading zeros: remove the zeros")
+    # Check the length first, because int() raises another error for thousands of digits.
     gno = int(digits) if len(digits) <= len(str(GNO_END)) else GNO_END
     if gno >= GNO_END or (gno == 0 and group == "first"):
         raise _bad_text(text, item.start(group), f"a transaction number is from 1 to {GNO_END - 1}")
@@ -338,7 +338,7 @@ def _decode_entries(data: bytes) -> Iterator[tuple[_Tsid, _Bounds]]:
             raise _bad_bytes(data, at, "the same UUID and tag came before")
         (n_intervals,) = _U64.unpack_from(data, at)
         at += 8
-        # Before the format string is built: the count may be garbage.
+        # Check this before the format string is built, because the count may be garbage.
         if n_intervals > (len(data) - at) // 16:
             raise _bad_bytes(data, at - 8, f"{n_intervals} intervals do not fit in the {len(data) - at} bytes left")
         bounds = struct.unpack_from(f"<{2 * n_intervals}Q", data, at)
@@ -352,7 +352,7 @@ def _decode_entries(data: bytes) -> Iterator[tuple[_Tsid, _Bounds]]:
 
 
 def _decode_tag(data: bytes, at: int) -> tuple[str, int]:
-    # The server's variable-length integer; a low bit of 0 means that it is one byte long, as for any tag.
+    # The length is the server's variable-length integer. A low bit of 0 means one byte, which is enough for any tag.
     size = data[at] if at < len(data) else 0
     raw = data[at + 1 : at + 1 + size // 2]
     tag = raw.decode("latin-1")
@@ -365,6 +365,6 @@ def _bad_bytes(data: bytes, at: int, what: str) -> PositionError:
     near = data[at : at + 24].hex(" ")
     return PositionError(
         f"not an encoded GTID set: {what}, at offset {at} of {len(data)}" + (f", before {near}" if near else ""),
-        hint="the log is corrupt, or written by a server newer than this reader: "
-        "let mysqlbinlog --verify-binlog-checksum tell which",
+        hint="the log is damaged, or it was written by a server that is newer than this reader: "
+        "run mysqlbinlog --verify-binlog-checksum to find out",
     )

@@ -1,6 +1,6 @@
 """PostgreSQL positions: a log sequence number (LSN), the byte offset in the write-ahead log.
 
-Text is that of the type `pg_lsn` (https://www.postgresql.org/docs/current/datatype-pg-lsn.html).
+The text is that of the type `pg_lsn` (https://www.postgresql.org/docs/current/datatype-pg-lsn.html).
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ class Lsn(Position):
 
     @classmethod
     def parse(cls, text: str) -> Lsn:
-        """Read `X/Y`, two hexadecimal numbers of up to 8 digits in any case: the high and the low 32 bits.
+        """Parse `X/Y`, two hexadecimal numbers of up to 8 digits in any case: the high and the low 32 bits.
 
-        Raises `PositionError` when `text` is no LSN.
+        Raises `PositionError` if `text` is not an LSN.
         """
         halves = _LSN.fullmatch(text)
         if halves is None:
@@ -55,7 +55,7 @@ class Lsn(Position):
         return self.value - other.value
 
     def shortfall(self, wanted: Lsn) -> str:
-        """Return that this position does not reach ``wanted``, in words; empty: it does."""
+        """Describe that this position does not reach ``wanted``; empty: it does."""
         return "" if self >= wanted else f"it is exact at {self}"
 
     def __str__(self) -> str:

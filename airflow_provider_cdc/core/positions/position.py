@@ -1,4 +1,4 @@
-"""What all kinds of positions have in common, and the text of a place in a log."""
+"""The base class of all positions, and the text of a place in a log."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from airflow_provider_cdc.errors import PositionError
 
 LogEnd = NewType("LogEnd", str)
 """The place in a log up to which a run's window is read, in the source's own notation: a file and an offset (MySQL), or
-an LSN and a mark before it (PostgreSQL). Only the source that made it reads it, so everybody else keeps its text."""
+an LSN and a mark before it (PostgreSQL). Only the source parses it; all other code treats it as opaque text."""
 
 
 class Position:
-    """A point in a source's history: ``a <= b`` says that ``b`` has all of ``a``. Immutable, hashable and picklable.
+    """A point in a source's history: ``a <= b`` means that ``b`` includes all of ``a``. Immutable, hashable, picklable.
 
-    Positions of different kinds do not compare: ``<=`` raises `TypeError`.
+    Positions of different kinds cannot be compared: ``<=`` raises `TypeError`.
     """
 
     __slots__ = ()
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Read what ``str`` writes, and what a user or a server may write instead.
+        """Parse the text of a position: the result of ``str``, or another form that users and servers write.
 
-        :raises PositionError: ``text`` is no position of this kind.
+        :raises PositionError: ``text`` is not a position of this kind.
         """
         raise NotImplementedError
 
     @classmethod
     def expect(cls, position: Position) -> Self:
-        """Return ``position``, which has to be of this kind.
+        """Return ``position``, which must be of this kind.
 
-        Jobs and operators pass on positions of any kind; each source calls this where it takes one of its own.
+        Jobs and operators pass positions of any kind. Each source calls this where it needs one of its own kind.
 
         :raises PositionError: the position is of another kind of source.
         """
@@ -46,5 +46,5 @@ class Position:
         raise NotImplementedError
 
     def shortfall(self, wanted: Self) -> str:
-        """Return what this position lacks of ``wanted``, in words; empty: nothing."""
+        """Describe what this position lacks of ``wanted``; empty: nothing."""
         raise NotImplementedError

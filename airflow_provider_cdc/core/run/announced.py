@@ -16,7 +16,7 @@ FILE = "told.json"
 
 @dataclass(frozen=True)
 class Announced:
-    """The event of a copy: ``uri`` is the asset's URI, ``latest`` whether the copy was reported as the table's latest."""
+    """The event of a copy: ``uri`` is the URI of its asset, ``latest`` whether it was reported as the latest copy."""
 
     uri: str
     latest: bool

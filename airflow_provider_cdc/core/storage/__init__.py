@@ -1,1 +1,1 @@
-"""Stores, URIs, and records that only one writer can make."""
+"""The lake's storage: folders, URIs, durable files, and records that only one writer can create."""

@@ -1,10 +1,9 @@
-"""Files that survive a crash once they are there, and files that only one of several writers makes.
+"""Files that survive a crash once they are visible, and files that only one of several writers can create.
 
-On a local disk, or what is mounted like one, the second writer of a name is refused by the file system itself. Object
-stores, as pyarrow.fs shows them, cannot refuse: there the writers elect one of themselves. Each leaves a candidate,
-waits, and completes the first candidate in the list, whoever left it; a writer that finds a candidate leaves none of
-its own. Two writers could both believe to be the one only if a write of each took longer than `SETTLE_SECONDS`, at the
-same moment.
+On a local or mounted disk, the file system itself rejects the second writer of a name. Object stores, as used through
+pyarrow.fs, cannot reject it. There, the writers hold an election: each writes a candidate, waits, and copies the first
+candidate in the list to the final name, whichever writer it is from. A writer that finds a candidate does not write its
+own. Two writers could both win only if a write of each took longer than `SETTLE_SECONDS`, at the same moment.
 """
 
 from __future__ import annotations
@@ -29,20 +28,20 @@ else:
     fs = LazyModule("pyarrow.fs")
 
 SETTLE_SECONDS = 2.0
-"""How long a writer waits for candidates of others where the storage cannot refuse the second one."""
+"""How long a writer waits for candidates of other writers if the store cannot reject the second writer."""
 
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _OBJECT_STORES = {"s3", "gcs", "abfs"}
 _CANDIDATE = ".candidate"
 _COPIED_BYTES = 8 * 2**20
 _SYNCERS = 16
-"""A disk that is told of several files at once writes its journal once for all of them."""
+"""Threads that call fsync. A file system writes its journal once for several files that are synced at once."""
 
 
 class Batch:
-    """Writes to a local disk that are to survive a crash together, which costs the disk little more than one.
+    """Writes to a local disk that become durable together, which costs little more than one durable write.
 
-    What is written in it is there at once, but for files written with `write`: these appear when it is `settled`.
+    Files that are written with `write` appear when `settle` is called. Everything else is visible at once.
     """
 
     def __init__(self) -> None:
@@ -51,7 +50,7 @@ class Batch:
         self._lock = threading.Lock()
 
     def add(self, path: str) -> None:
-        """A file, or a folder with its names, is to survive."""
+        """Add a file, or a folder with its entries, to what `settle` makes durable."""
         with self._lock:
             self._paths.add(path)
 
@@ -61,7 +60,7 @@ class Batch:
             self._files.append((temporary, path))
 
     def settle(self) -> None:
-        """Have everything survive a crash: first all else, then the files that were written with `write`."""
+        """Make everything durable: the files that were written with `write` come last."""
         with ThreadPoolExecutor(_SYNCERS) as syncers:
             list(syncers.map(_sync, [*self._paths, *(temporary for temporary, _ in self._files)]))
             for temporary, path in self._files:
@@ -70,17 +69,17 @@ class Batch:
         self._paths, self._files = set(), []
 
     def drop(self) -> None:
-        """Leave none of the files that were to appear."""
+        """Delete the temporary files of `write` that have not appeared."""
         for temporary, _ in self._files:
             with suppress(OSError):
                 Path(temporary).unlink()
 
 
 def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
-    """Write a file that readers see whole or not at all, and that survives a crash once this returns."""
+    """Write a file atomically: readers see all of it or nothing. It survives a crash once this returns."""
     make_folder(filesystem, posixpath.dirname(path))
     if not isinstance(filesystem, fs.LocalFileSystem):
-        # Object stores make an object visible when its upload completes; HDFS and others show it as it grows.
+        # Object stores make an object visible when its upload completes. HDFS and others show a file while it grows.
         whole = filesystem.type_name in _OBJECT_STORES
         first = path if whole else f"{path}.{uuid.uuid4().hex}.tmp"
         with filesystem.open_output_stream(first) as stream:
@@ -89,15 +88,15 @@ def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
             filesystem.move(first, path)
         return
     Path(_temporary(path, data)).replace(path)
-    # The new name is durable once its folder is.
+    # The new name is durable only after an fsync of its folder.
     _sync(posixpath.dirname(path))
 
 
 def create(filesystem: fs.FileSystem, path: str, data: bytes, settle: float | None = None) -> bool:
-    """`write`, unless the file is there: then it stays as it is. Whether it is ``data`` that is there now.
+    """`write` the file unless it exists; an existing file is unchanged. Return whether the file now contains ``data``.
 
-    :param settle: how long to wait for others where the storage cannot refuse the second writer; 0 where it does no
-        harm if the last one wins.
+    :param settle: how long to wait for other writers if the store cannot reject the second one; 0 if it does no harm
+        that the last writer wins.
     """
     make_folder(filesystem, posixpath.dirname(path))
     if isinstance(filesystem, fs.LocalFileSystem):
@@ -110,10 +109,10 @@ def create(filesystem: fs.FileSystem, path: str, data: bytes, settle: float | No
 
 
 def adopt(filesystem: fs.FileSystem, path: str, new_path: str) -> None:
-    """Have a file, whose content never changes, under a second name, in a folder that is there.
+    """Give a file, whose content never changes, a second name, in an existing folder.
 
-    No matter if the name is there already: several writers may do so at once. It survives a crash once its folder is
-    synced.
+    It is no error if the name exists already, because several writers may do this at once. The new name survives a
+    crash once its folder is synced.
     """
     if isinstance(filesystem, fs.LocalFileSystem):
         try:
@@ -135,8 +134,8 @@ def adopt(filesystem: fs.FileSystem, path: str, new_path: str) -> None:
 
 
 def copy(filesystem: fs.FileSystem, path: str, other: fs.FileSystem, new_path: str) -> str:
-    """Copy a file to another store, where readers see it whole or not at all, and where it survives a crash once this
-    returns and its folder is synced; return the CRC-32 of what was copied, in hexadecimal digits."""
+    """Copy a file to another store atomically: readers see all of it or nothing. It survives a crash once this returns
+    and its folder is synced. Return the CRC-32 of the copied bytes, in hexadecimal digits."""
     whole = other.type_name in _OBJECT_STORES
     first = new_path if whole else f"{posixpath.dirname(new_path)}/_{uuid.uuid4().hex}.tmp"
     crc = 0
@@ -151,7 +150,7 @@ def copy(filesystem: fs.FileSystem, path: str, other: fs.FileSystem, new_path: s
 
 
 def delete_empty_folder(filesystem: fs.FileSystem, path: str) -> bool:
-    """Remove a folder unless something lies in it; whether it is gone now."""
+    """Remove a folder if it is empty; return whether it no longer exists."""
     if isinstance(filesystem, fs.LocalFileSystem):
         try:
             Path(path).rmdir()
@@ -170,7 +169,7 @@ def delete_empty_folder(filesystem: fs.FileSystem, path: str) -> bool:
 
 
 def rename_folder(filesystem: fs.FileSystem, path: str, new_path: str) -> bool:
-    """Give a folder another name at once, for everybody; False: this store has no folders, or the name is taken."""
+    """Rename a folder atomically; False: this store has no folders, or the name is taken."""
     if filesystem.type_name in _OBJECT_STORES or _exists(filesystem, new_path):
         return False
     filesystem.move(path, new_path)
@@ -178,7 +177,7 @@ def rename_folder(filesystem: fs.FileSystem, path: str, new_path: str) -> bool:
 
 
 def make_folder(filesystem: fs.FileSystem, path: str, batch: Batch | None = None) -> None:
-    """Make a folder, and those above it, that survive a crash once this returns, or once ``batch`` is settled."""
+    """Create a folder and its parents. They survive a crash once this returns, or once ``batch`` is settled."""
     if not isinstance(filesystem, fs.LocalFileSystem):
         filesystem.create_dir(path, recursive=True)
         return
@@ -192,7 +191,7 @@ def make_folder(filesystem: fs.FileSystem, path: str, batch: Batch | None = None
 
 
 def sync(filesystem: fs.FileSystem, path: str) -> None:
-    """Have the content of a file, or the names in a folder, survive a crash. Object stores have seen to that before."""
+    """Make the content of a file, or the entries of a folder, durable. In object stores they are durable already."""
     if isinstance(filesystem, fs.LocalFileSystem):
         _sync(path)
 
@@ -214,7 +213,7 @@ def _temporary(path: str, data: bytes, *, durable: bool = True) -> str:
                 file.flush()
                 os.fsync(file.fileno())
     except OSError:
-        # A disk that is full needs the room, and nobody would ever read it.
+        # No reader needs the temporary file, and the disk may be full.
         with suppress(OSError):
             Path(temporary).unlink()
         raise
@@ -227,11 +226,11 @@ def _link(path: str, data: bytes) -> bool:
         os.link(temporary, path)
         created = True
     except FileExistsError:
-        # A network file system may say so when a call that it had carried out was sent once more.
+        # A network file system may report this if a call that had succeeded was sent again.
         created = Path(temporary).samefile(path)
     finally:
         Path(temporary).unlink(missing_ok=True)
-    # Also for the try that comes second: what it will rest on must not vanish in a crash.
+    # The second try syncs, too: the file that it will depend on must survive a crash.
     _sync(posixpath.dirname(path))
     return created
 
@@ -245,7 +244,7 @@ def _elect(filesystem: fs.FileSystem, path: str, data: bytes, settle: float) -> 
         write(filesystem, candidates[0], data)
     time.sleep(settle)
     if not _exists(filesystem, path):
-        # A store whose lists lag need not show even the one that is known to be there.
+        # A store whose lists lag may not even list the candidate that is known to exist.
         first = min({*candidates, *_candidates(filesystem, path)})
         write(filesystem, path, _read(filesystem, first))
     return _read(filesystem, path) == data

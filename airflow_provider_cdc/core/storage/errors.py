@@ -1,4 +1,4 @@
-"""What an error of the lake's store means: whether a retry may help, and what the reader can do."""
+"""Classifies errors of the lake's store: whether a retry may help, and what the reader can do."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _TERMINAL = {
     errno.ENAMETOOLONG: "choose a shorter path",
     errno.ENOTDIR: "a part of the path is a file: choose another target",
-    errno.EISDIR: "a folder lies where a file should be: move it away",
-    errno.ENOTSUP: "this store cannot do that: choose another target",
+    errno.EISDIR: "there is a folder where a file should be: move the folder away",
+    errno.ENOTSUP: "this store does not support the operation: choose another target",
 }
 _OURS = (FileNotFoundError, FileExistsError)
-"""What the code asks for, and answers itself."""
+"""Errors that the callers expect and handle."""
 
-# Object stores put what went wrong into text: the SDKs' own names for it, which no language setting translates.
+# Object stores report errors only as text, with the SDKs' own error names, which no language setting translates.
 _REFUSALS = (
     (
         re.compile(
@@ -33,7 +33,7 @@ _REFUSALS = (
             r"MISSING_AUTHENTICATION_TOKEN|UNAUTHENTICATED|AuthenticationFailed|HTTP [Ss]tatus(?: code)?:? 401"
         ),
         "its credentials are wrong or have expired",
-        "give Airflow and Spark valid ones in their environment (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)",
+        "set valid ones in the environment of Airflow and Spark (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)",
     ),
     (
         re.compile(
@@ -55,20 +55,20 @@ _REFUSALS = (
 
 
 def storage_error(error: OSError, where: str) -> CdcError:
-    """``error`` of the store that holds ``where``, as one of ours. What is not known to be final may be retried."""
+    """Convert ``error`` of the store that holds ``where`` to an error of this package. Unknown errors are retried."""
     text = " ".join(str(error).split())[:600]
     number = error.errno
     if number in _DENIED:
         return StorageRefused(f"the store denies access: {text}", where=where, hint=_ACCESS)
     if number in _TERMINAL:
-        return StorageRefused(f"the store refuses this: {text}", where=where, hint=_TERMINAL[number])
+        return StorageRefused(f"the store rejects this: {text}", where=where, hint=_TERMINAL[number])
     if number in _FULL:
         return StorageUnavailable(
-            f"the store is full: {text}", where=where, hint="free space there, or raise the quota"
+            f"the store is full: {text}", where=where, hint="free space there, or increase the quota"
         )
     for known_error, what, hint in _REFUSALS:
         if number is None and known_error.search(text):
-            return StorageRefused(f"the store refuses this, {what}: {text}", where=where, hint=hint)
+            return StorageRefused(f"the store rejects this, {what}: {text}", where=where, hint=hint)
     return StorageUnavailable(
         f"the store failed: {text}",
         where=where,
@@ -78,7 +78,7 @@ def storage_error(error: OSError, where: str) -> CdcError:
 
 @contextmanager
 def told(where: str) -> Iterator[None]:
-    """Raise errors of the store that holds ``where`` as ours, but for a file that is absent, or there already.
+    """Convert errors of the store that holds ``where``, except for a file that is missing or exists already.
 
     :raises StorageRefused: a retry cannot help.
     :raises StorageUnavailable: a retry may help.

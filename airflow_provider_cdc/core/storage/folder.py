@@ -1,4 +1,4 @@
-"""A folder in the lake, wherever it lies: local disk, S3, GCS, HDFS (through pyarrow.fs)."""
+"""A folder in the lake, on a local disk, S3, GCS, Azure or HDFS (through pyarrow.fs)."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ else:
 
 
 class Storage:
-    """The folder at ``uri``. Paths given to its methods are relative to it, with forward slashes.
+    """The folder at ``uri``. Paths in its methods are relative to it, with forward slashes.
 
-    Pickles by its URI; credentials come from the environment, as pyarrow.fs finds them.
+    It is pickled as its URI. Credentials come from the environment, as pyarrow.fs finds them.
 
-    :raises ConfigurationError: the URI is not one that pyarrow.fs knows.
+    :raises ConfigurationError: pyarrow.fs does not support the URI.
     """
 
     _batch: durable.Batch | None = None
@@ -38,12 +38,12 @@ class Storage:
     def __init__(self, uri: str) -> None:
         self._lake = LakeUri.parse(uri)
         try:
-            # Building it may ask the store for its region.
+            # Creating the file system may contact the store, to find its region.
             with told(self.uri):
                 self._filesystem, self._root = fs.FileSystem.from_uri(self.uri)
         except (pa.ArrowException, ValueError, ImportError) as error:
             raise ConfigurationError(
-                f"{uri!r} is no place to write to: {error}",
+                f"{uri!r} cannot be used as a folder: {error}",
                 hint="give a URI such as file:///data/lake, s3://bucket/lake or hdfs://name/lake",
             ) from error
 
@@ -62,11 +62,11 @@ class Storage:
         return self._filesystem
 
     def folder(self, *names: str) -> Storage:
-        """A folder below this one."""
+        """Return a folder below this one."""
         return self._other(self._lake.joined(*names), posixpath.join(self._root, *names))
 
     def parent(self) -> Storage:
-        """The folder that holds this one."""
+        """Return the parent folder."""
         return self._other(self._lake.parent(), posixpath.dirname(self._root))
 
     def _other(self, lake: LakeUri, root: str) -> Storage:
@@ -75,7 +75,7 @@ class Storage:
         return other
 
     def path(self, name: str = "") -> str:
-        """The path of ``name`` as ``filesystem`` takes it."""
+        """Return the path of ``name`` for ``filesystem``."""
         return posixpath.join(self._root, name) if name else self._root
 
     def uri_of(self, name: str) -> str:
@@ -83,8 +83,9 @@ class Storage:
 
     @contextmanager
     def together(self) -> Iterator[Storage]:
-        """This folder, for many small files: what is written there survives a crash once the context has ended without
-        an error, and costs a disk about as much as one file. Until then files of `write_json` are not there.
+        """Yield this folder for many small writes, which cost a disk about as much as one file.
+
+        They survive a crash once the context has ended without an error. Files of `write_json` do not exist until then.
         """
         if not isinstance(self._filesystem, fs.LocalFileSystem):
             yield self
@@ -103,27 +104,27 @@ class Storage:
             return bool(self._filesystem.get_file_info(self.path(name)).type != fs.FileType.NotFound)
 
     def size(self, name: str) -> int:
-        """Bytes of the file ``name``."""
+        """Return the size of the file ``name`` in bytes."""
         with told(self.uri_of(name)):
             return int(self._filesystem.get_file_info(self.path(name)).size)
 
     def files(self, name: str = "") -> list[str]:
-        """Names of the files directly in folder ``name``, sorted; empty if it does not exist."""
+        """Return the names of the files directly in the folder ``name``, sorted; empty if it does not exist."""
         return self._entries(name, fs.FileType.File)
 
     def sizes(self, name: str = "") -> dict[str, int]:
-        """The bytes of each file directly in folder ``name``; empty if it does not exist."""
+        """Return the size in bytes of each file directly in the folder ``name``; empty if it does not exist."""
         infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
         return {posixpath.join(name, info.base_name): int(info.size) for info in infos if info.type == fs.FileType.File}
 
     def times(self, name: str = "") -> dict[str, datetime]:
-        """When each file directly in folder ``name`` was written, by the store's clock; empty if it does not exist."""
+        """Return when each file directly in ``name`` was written, by the store's clock; empty if there is no folder."""
         with told(self.uri_of(name)):
             infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
         return {posixpath.join(name, info.base_name): info.mtime for info in infos if info.type == fs.FileType.File}
 
     def newest_time(self) -> datetime:
-        """When anything in this folder, or in those below it, was last written, by the store's clock.
+        """Return the time of the last write to a file in this folder or below it, by the store's clock.
 
         :raises FileNotFoundError: there is no file.
         """
@@ -136,7 +137,7 @@ class Storage:
         return newest
 
     def folders(self, name: str = "") -> list[str]:
-        """Names of the folders directly in folder ``name``, sorted; empty if it does not exist."""
+        """Return the names of the folders directly in the folder ``name``, sorted; empty if it does not exist."""
         return self._entries(name, fs.FileType.Directory)
 
     def _entries(self, name: str, kind: fs.FileType) -> list[str]:
@@ -149,10 +150,10 @@ class Storage:
             durable.make_folder(self._filesystem, self.path(name), self._batch)
 
     def move_to(self, name: str, other: Storage, new_name: str) -> str:
-        """Move a file to ``other``, whose folder for it exists. Replaces what is there.
+        """Move a file to ``other``, in which the folder for it exists. Replaces a file with the new name.
 
-        Into another store or disk it is copied, and stays here, too: the CRC-32 of what was copied is returned then, in
-        hexadecimal digits, else an empty text.
+        To another store or disk, the file is copied and also stays here. Then the CRC-32 of the copied bytes is
+        returned, in hexadecimal digits; otherwise, an empty text.
         """
         with told(self.uri_of(name)):
             if self._filesystem.equals(other._filesystem):
@@ -166,8 +167,8 @@ class Storage:
             return durable.copy(self._filesystem, self.path(name), other._filesystem, other.path(new_name))
 
     def adopt(self, name: str, new_name: str) -> None:
-        """Have a file, which nobody changes, under a second name, too, whose folder exists; no matter if it is there.
-        On a disk that can do so both share one content.
+        """Give a file, whose content never changes, a second name, in an existing folder. It is no error if the name
+        exists. On a disk with hard links, both names share one content.
         """
         with told(self.uri_of(name)):
             durable.adopt(self._filesystem, self.path(name), self.path(new_name))
@@ -178,12 +179,12 @@ class Storage:
                 self._filesystem.delete_dir(self.path(name))
 
     def delete_empty_folder(self, name: str) -> bool:
-        """Remove a folder unless something lies in it; whether it is gone now."""
+        """Remove a folder if it is empty; return whether it no longer exists."""
         with told(self.uri_of(name)):
             return durable.delete_empty_folder(self._filesystem, self.path(name))
 
     def rename_folder(self, name: str, new_name: str) -> bool:
-        """Give a folder another name at once, for everybody; False: this store cannot do that, or the name is taken."""
+        """Rename a folder atomically; False: this store cannot do that, or the name is taken."""
         with told(self.uri_of(name)):
             return durable.rename_folder(self._filesystem, self.path(name), self.path(new_name))
 
@@ -193,13 +194,16 @@ class Storage:
                 self._filesystem.delete_file(self.path(name))
 
     def read_json(self, name: str) -> Any:
-        """:raises ManifestError: the file is not JSON."""
+        """Return the JSON data in a file.
+
+        :raises ManifestError: the file is not JSON.
+        """
         with told(self.uri_of(name)), self._filesystem.open_input_stream(self.path(name)) as stream:
             data = stream.read()
         try:
             value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_number)
             if b"\\u" in data:
-                # Half a character (a lone surrogate), which only an escape can bring in, is no text.
+                # A lone surrogate, which only an escape can contain, is not valid text.
                 json.dumps(value, ensure_ascii=False).encode()
             return value
         except (ValueError, RecursionError) as error:
@@ -208,7 +212,7 @@ class Storage:
             ) from error
 
     def write_json(self, name: str, data: Any) -> None:
-        """Write a file that readers see whole or not at all, and that survives a crash once this returns."""
+        """Write a file atomically: readers see all of it or nothing. It survives a crash once this returns."""
         with told(self.uri_of(name)):
             if self._batch is None:
                 durable.write(self._filesystem, self.path(name), _json_bytes(data))
@@ -217,25 +221,25 @@ class Storage:
                 self._batch.write(self.path(name), _json_bytes(data))
 
     def note_json(self, name: str, data: Any) -> None:
-        """`write_json`, for what nothing rests on: readers see it at once, also in the middle of `together`."""
+        """`write_json` for data that nothing depends on: readers see the file at once, even inside `together`."""
         with told(self.uri_of(name)):
             durable.write(self._filesystem, self.path(name), _json_bytes(data))
 
     def write_text(self, name: str, text: str) -> None:
-        """`write_json`, for a page of text."""
+        """`write_json` for text."""
         with told(self.uri_of(name)):
             durable.write(self._filesystem, self.path(name), text.encode())
 
     def create_json(self, name: str, data: Any, settle: float | None = None) -> bool:
-        """`write_json`, unless the file is there: then it stays as it is. Whether it is ``data`` that is there now.
+        """`write_json` unless the file exists; an existing file is unchanged. Return whether it now contains ``data``.
 
-        :param settle: see `durable.create`, which says what is promised where.
+        :param settle: see `durable.create`, which describes the guarantees of each kind of store.
         """
         with told(self.uri_of(name)):
             return durable.create(self._filesystem, self.path(name), _json_bytes(data), settle)
 
     def sync(self, name: str = "") -> None:
-        """Have the content of a file, or the names in a folder, survive a crash."""
+        """Make the content of a file, or the entries of a folder, durable."""
         with told(self.uri_of(name)):
             if self._batch is None:
                 durable.sync(self._filesystem, self.path(name))
@@ -243,10 +247,10 @@ class Storage:
                 self._batch.add(self.path(name))
 
     def check_writable(self) -> None:
-        """Write and remove a probe.
+        """Write and remove a probe file.
 
-        :raises ConfigurationError: this folder cannot be written to.
-        :raises StorageUnavailable: it cannot be for now.
+        :raises ConfigurationError: this folder is not writable.
+        :raises StorageUnavailable: it is not writable at the moment.
         """
         probe = f"_probe-{uuid.uuid4().hex}"
         try:
@@ -261,8 +265,8 @@ class Storage:
             ) from error
 
     def ignores_case(self) -> bool:
-        """Whether ``a`` and ``A`` are one file here."""
-        # Object stores and HDFS never do.
+        """Return whether ``a`` and ``A`` are the same file here."""
+        # Object stores and HDFS never ignore case.
         if not isinstance(self._filesystem, fs.LocalFileSystem):
             return False
         probe = f"_probe-a-{uuid.uuid4().hex}"

@@ -1,9 +1,8 @@
-"""Records: what tries and steps of a run leave for each other as JSON, read strictly.
+"""Records: JSON files that tries and steps of a run write for each other, read strictly.
 
-A record is a frozen dataclass, and msgspec is its one serialiser. `encode` makes JSON data of it; `decode` makes it of
-JSON data, and is the one place that says what is wrong with data that is no such record: truncated, of another shape,
-of other types. Keys that a record does not have are refused: whoever wrote them meant something by them, and what is
-not known may be what exactness rests on.
+A record is a frozen dataclass, and msgspec is its only serializer. `encode` converts a record to JSON data. `decode`
+converts JSON data to a record, and is the only place that reports invalid data: truncated, with another structure, or
+with other types. Unknown keys are rejected, because exactness may depend on what they mean.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from airflow_provider_cdc.errors import CdcError, ManifestError
 
 Record = TypeVar("Record")
 
-HINT = "a record of the run was altered from outside, or its storage lost some of it: trigger a new run"
+HINT = "a record of the run was changed by another program, or the store lost a part of it: trigger a new run"
 _DIGITS = 32
-# As in: Expected `int`, got `str` - at `$.files[0].size`
+# Matches, for example: Expected `int`, got `str` - at `$.files[0].size`
 _PLACED = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a step's app failed, for the task that started it."""
+    """Why a step's Spark application failed, for the task that started it."""
 
     type: str
     message: str
@@ -39,19 +38,19 @@ class Failure:
 
 
 def encode(record: Any) -> Any:
-    """JSON data of a record, or of a collection of records.
+    """Return the JSON data of a record, or of a collection of records.
 
-    What has a text that its class can ``parse`` (a table's name) becomes that text; keys of objects become text.
+    An object whose class has ``parse`` (such as a table's name) becomes its text; keys of objects become text.
     """
     return msgspec.to_builtins(record, str_keys=True, enc_hook=_text)
 
 
 def decode(kind: type[Record], data: Any, where: str) -> Record:
-    """Make a record from JSON data.
+    """Return the record in JSON data.
 
-    :param kind: of the record, or of a collection of records, such as ``dict[str, Failure]``.
-    :param where: what the record is called in an error.
-    :raises ManifestError: the data is no such record.
+    :param kind: the class of the record, or a collection of records, such as ``dict[str, Failure]``.
+    :param where: the name of the record in an error.
+    :raises ManifestError: the data is not such a record.
     """
     try:
         record = msgspec.convert(data, kind, strict=True, str_keys=True, dec_hook=_parsed)
@@ -64,13 +63,13 @@ def decode(kind: type[Record], data: Any, where: str) -> Record:
 
 
 def digest_of(record: Any) -> str:
-    """A digest of a record or of JSON data: the same for what is equal, whatever the order of keys."""
+    """Return a digest of a record or of JSON data. Equal data has equal digests, whatever the order of its keys."""
     text = json.dumps(encode(record), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def read(kind: type[Record], run: Storage, name: str) -> Record:
-    """The record in the file ``name``.
+    """Return the record in the file ``name``.
 
     :raises ManifestError: there is none, or it is damaged.
     """
@@ -78,7 +77,7 @@ def read(kind: type[Record], run: Storage, name: str) -> Record:
 
 
 def read_data(run: Storage, name: str) -> Any:
-    """The JSON data in the file ``name``.
+    """Return the JSON data in the file ``name``.
 
     :raises ManifestError: there is none, or it is not JSON.
     """
@@ -94,16 +93,16 @@ def write(run: Storage, name: str, record: Any) -> None:
 
 
 def write_named(run: Storage, prefix: str, record: Any) -> str:
-    """Write a record whose name holds its digest, and return the name: who names it, names what is in it."""
+    """Write a record to a file whose name contains its digest; return the name, which identifies the content."""
     name = f"{prefix}-{digest_of(record)}.json"
     write(run, name, record)
     return name
 
 
 def read_named(kind: type[Record], run: Storage, name: str) -> Record:
-    """A record that `write_named` wrote.
+    """Return a record that `write_named` wrote.
 
-    :raises ManifestError: it is not what was written.
+    :raises ManifestError: it is not the record that was written.
     """
     data = read_data(run, name)
     if not name.endswith(f"-{digest_of(data)}.json"):
@@ -117,8 +116,10 @@ def _names(kind: Any) -> tuple[str, ...]:
 
 
 def _complete(value: Any) -> None:
-    """Give records that were decoded the defaults of what was left out: msgspec leaves these to the class, and then
-    does not encode them. Equal records must have equal digests."""
+    """Set the defaults of missing fields in decoded records.
+
+    msgspec does not set these on the instance, and then does not encode them. Equal records must have equal digests.
+    """
     if is_dataclass(value):
         attributes = vars(value)
         for name in _names(value.__class__):
@@ -150,7 +151,7 @@ def _parsed(kind: Any, data: Any) -> Any:
 
 
 def _unknown(data: Any, known: Any, at: str) -> str:
-    """The first key in ``data`` that the record made of it does not have; ``known`` is JSON data of that record."""
+    """Return the first key in ``data`` that the decoded record does not have; ``known`` is that record's JSON data."""
     if isinstance(data, Mapping):
         for name, value in data.items():
             if name not in known:

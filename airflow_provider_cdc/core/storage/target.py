@@ -1,4 +1,4 @@
-"""The target of a run, as a DAG has it: the URI of a folder in the lake, with a placeholder for the source."""
+"""The target of a run, as given in a DAG: the URI of a folder in the lake, with a placeholder for the source."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ SOURCE_PLACEHOLDER = "{source}"
 
 
 def lake_of(target: str, source_conn_id: str, parameter: str = "target") -> str:
-    """The URI of the folder to publish in: ``target`` with ``{source}`` replaced by the id of the connection.
+    """Return the URI of the folder to publish in: ``target``, with ``{source}`` replaced by the id of the connection.
 
-    The id is written as parts of table names are, so it is one part of the path: bytes other than ASCII letters,
-    digits, ``_ - $`` become ``~`` and two hexadecimal digits.
+    The id is encoded like parts of table names, so it is one part of the path: bytes other than ASCII letters, digits,
+    ``_ - $`` become ``~`` and two hexadecimal digits.
 
-    :raises ConfigurationError: ``target`` is no place to write to.
+    :raises ConfigurationError: ``target`` is not a valid folder.
     """
     uri = target.replace(SOURCE_PLACEHOLDER, safe_name(source_conn_id))
     if match := re.search(r"\{[^/]*\}", redacted(uri)):
         raise ConfigurationError(
-            f"the {parameter} has the placeholder {match[0]}",
+            f"the {parameter} has an unknown placeholder {match[0]}",
             where=f"parameter {parameter}",
-            hint=f"the only one is {SOURCE_PLACEHOLDER}: the id of the connection to the source",
+            hint=f"use {SOURCE_PLACEHOLDER}, the only placeholder: the id of the connection to the source",
         )
     return str(LakeUri.parse(uri))

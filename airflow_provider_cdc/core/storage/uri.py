@@ -1,8 +1,8 @@
-"""The URI of a folder in the lake: taken apart once, joined by its parts, and never a carrier of secrets.
+"""The URI of a folder in the lake: parsed once, joined by its parts, and without secrets.
 
-A query, a fragment or user info would come to lie behind whatever is appended to a URI's text: ``s3://bucket/lake?x=y``
-and ``/_runs`` make a URI whose path is still ``lake``. And that is where people put passwords. So a URI has none of
-them: credentials come from the environment, where pyarrow.fs finds them, and so do endpoints and regions.
+A URI with a query, a fragment or user info is rejected. Appending a folder to ``s3://bucket/lake?x=y`` would not change
+its path, and users put passwords into these parts. Credentials, endpoints and regions come from the environment, where
+pyarrow.fs finds them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _ELSEWHERE = (
 )
 _FORM = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://([^/]*))?(/.*)?", re.DOTALL)
 _UNENCODED = "!$&'()*+,;=:@"
-# What pyarrow.fs takes in the path of a URI.
+# The characters that pyarrow.fs accepts in the path of a URI.
 _PATH = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*")
-# What some library takes for a pattern in the path of a file, or decodes.
+# Characters that some library interprets as a pattern in the path of a file, or decodes.
 _PATTERN = re.compile(r"[*?\[\]{}\\]|%[0-9A-Fa-f]{2}")
 
 
@@ -41,32 +41,32 @@ class LakeUri:
         path = "/".join(("", *self.segments))
         if not self.scheme:
             return path or "/"
-        # Of a URI without an authority, the slash of an empty path is all that is left.
+        # A URI without an authority and with an empty path is only a slash after the scheme.
         return f"{self.scheme}://{self.authority}{path}" if self.authority or path else f"{self.scheme}:///"
 
     @property
     def decoded(self) -> tuple[str, ...]:
-        """The segments as the store knows them."""
+        """The segments, percent-decoded: the names in the store."""
         return tuple(map(unquote, self.segments)) if self.scheme else self.segments
 
     @property
     def plain(self) -> str:
-        """With the path as the store knows it, which many libraries take for the URI of a file.
+        """The URI with a percent-decoded path, as many libraries expect it.
 
-        :raises ConfigurationError: some of them would take it for other files, of another lake perhaps.
+        :raises ConfigurationError: some libraries would read other files, perhaps of another lake.
         """
         path = "/".join(("", *self.decoded))
         if match := _PATTERN.search(path):
             raise ConfigurationError(
-                f"DuckDB, Polars or Spark would take the {match[0]} in this path for a pattern, and read other files",
+                f"DuckDB, Polars or Spark would treat the {match[0]} in this path as a pattern, and read other files",
                 where=str(self),
-                hint="read it with open_dataset; or have the lake in a folder without *, ?, [, ], {, }, a backslash, "
+                hint="read it with open_dataset; or move the lake to a folder without *, ?, [, ], {, }, a backslash, "
                 "or a % before two hexadecimal digits",
             )
         return f"{self.scheme or 'file'}://{self.authority}{path}"
 
     def joined(self, *names: str) -> LakeUri:
-        """What the store calls ``names`` below this folder."""
+        """Return the URI of ``names`` below this folder; ``names`` are not percent-encoded."""
         parts = (part for name in names for part in name.split("/"))
         encoded = (quote(part, safe=_UNENCODED) for part in parts) if self.scheme else parts
         return replace(self, segments=(*self.segments, *encoded))
@@ -76,24 +76,25 @@ class LakeUri:
 
     @classmethod
     def parse(cls, text: str) -> LakeUri:
-        """Read the URI of a folder. Trailing slashes mean nothing.
+        """Parse the URI of a folder. Trailing slashes are ignored.
 
-        :raises ConfigurationError: it is none, or holds what belongs elsewhere. The message shows no secret.
+        :raises ConfigurationError: the text is not a URI of a folder, or has a part that is not allowed. The message
+            shows no secret.
         """
         form = _FORM.fullmatch(text)
         if form is None or not text:
             raise _refused(text, "it is neither a URI nor an absolute path")
         if text != text.rstrip():
-            # A variable or a block of YAML easily ends in a line break, which nobody sees in the name of a folder.
-            raise _refused(text, "it ends in white space", "leave out what follows the last visible character")
+            # A variable or a YAML block easily ends in a line break, which would be invisible in the folder's name.
+            raise _refused(text, "it ends in white space", "remove the white space at the end")
         scheme, authority, path = form[1] or "", form[2] or "", form[3] or ""
         if scheme not in _SCHEMES:
-            raise _refused(text, f"the scheme {scheme} is none of {', '.join(filter(None, _SCHEMES))}")
+            raise _refused(text, f"the scheme {scheme} is not one of {', '.join(filter(None, _SCHEMES))}")
         if scheme:
             if "?" in text:
                 raise _refused(text, "it has a query", _ELSEWHERE)
             if "#" in text:
-                raise _refused(text, "it has a fragment", "leave out the # and what follows it, or write it as %23")
+                raise _refused(text, "it has a fragment", "remove the # and what follows it, or write the # as %23")
             _check_authority(text, scheme, authority)
             if not _PATH.fullmatch(path.replace("/", "")):
                 raise _refused(
@@ -101,7 +102,7 @@ class LakeUri:
                     "its path has characters that a URI cannot hold",
                     "percent-encode them: a space is %20, é is %C3%A9",
                 )
-        # The operating system takes several slashes as one; in an object store they would be another name.
+        # The operating system treats several slashes as one; in an object store they would be another name.
         segments = tuple(path[1:].rstrip("/").split("/")) if path.rstrip("/") else ()
         if scheme in _LOCAL:
             segments = tuple(filter(None, segments))
@@ -112,15 +113,15 @@ class LakeUri:
         return lake_uri
 
     def matches(self, pattern: str) -> bool:
-        """Whether this is the folder that ``pattern`` names, or one below it.
+        """Return whether this is the folder that ``pattern`` names, or a folder below it.
 
-        A pattern is a URI in which ``*`` stands for any run of characters within a part; ``*`` alone matches all.
-        They are compared part by part: ``s3://lake/raw`` is not above ``s3://lake/raw2``.
+        A pattern is a URI in which ``*`` matches any run of characters within a part; ``*`` alone matches everything.
+        The comparison is part by part: ``s3://lake/raw`` does not match ``s3://lake/raw2``.
         """
         if pattern == "*":
             return True
         wanted = LakeUri.parse(pattern)
-        # A path and its file URI are one place.
+        # A path and its file URI are the same folder.
         schemes = ["file" if scheme in _LOCAL else scheme for scheme in (self.scheme, wanted.scheme)]
         return (
             schemes[0] == schemes[1]
@@ -131,7 +132,7 @@ class LakeUri:
 
 
 def glob(pattern: str, text: str) -> bool:
-    """Whether ``text`` is ``pattern``, in which ``*`` stands for any run of characters. Takes linear time."""
+    """Return whether ``text`` matches ``pattern``, where ``*`` matches any run of characters. Takes linear time."""
     first, *rest = pattern.split("*")
     if not rest:
         return text == pattern
@@ -148,12 +149,12 @@ def glob(pattern: str, text: str) -> bool:
 
 
 def redacted(text: str) -> str:
-    """``text``, which may be a bad URI, without what could be a secret in it: user info, a query, a fragment.
+    """Mask the parts of ``text``, which may be an invalid URI, that could be a secret: user info, query, fragment.
 
-    It is refused as ``text`` would be. What is fine stays as it is.
+    The result is rejected by `LakeUri.parse` if ``text`` would be. A valid URI is returned unchanged.
     """
     head, mark = text, ""
-    # An absolute path may hold all of these characters.
+    # An absolute path may contain all of these characters.
     if text.startswith("/"):
         return text
     if match := re.search(r"[?#]", text):
@@ -163,14 +164,14 @@ def redacted(text: str) -> str:
         scheme, rest = "", head
     authority = rest.partition("/")[0]
     if _may_hold_a_secret(scheme, authority) or (colon != "://" and "@" in rest):
-        # A password may hold a slash.
+        # A password may contain a slash.
         rest = f"***:***@{rest.rpartition('@')[2]}" if "@" in rest else "***:***"
     return f"{scheme}{colon}{rest}{mark}"
 
 
 def _may_hold_a_secret(scheme: str, authority: str) -> bool:
     user, at, host = authority.rpartition("@")
-    # Azure's user is the container; Google's "anonymous" says that there are no credentials.
+    # In an Azure URI, the user is the container. In a Google URI, "anonymous" means no credentials.
     if at and (not user or not ((scheme in ("abfs", "abfss") and ":" not in user) or user == "anonymous")):
         return True
     if "%40" in authority:
@@ -184,10 +185,10 @@ def _check_authority(text: str, scheme: str, authority: str) -> None:
     if _may_hold_a_secret(scheme, authority) or (at and user == "anonymous" and scheme not in ("gs", "gcs")):
         raise _refused(text, "it has a user or a password", _ELSEWHERE)
     if scheme == "file" and authority:
-        raise _refused(text, "a file URI names no host", "write it with three slashes: file:///data/lake")
+        raise _refused(text, "a file URI cannot have a host", "write it with three slashes: file:///data/lake")
     if scheme in _BUCKETS and (not host or ":" in host):
-        raise _refused(text, "it names no bucket, or a port beside it", _ELSEWHERE if host else _HINT)
+        raise _refused(text, "it has no bucket, or a port after the bucket", _ELSEWHERE if host else _HINT)
 
 
 def _refused(text: str, why: str, hint: str = _HINT) -> ConfigurationError:
-    return ConfigurationError(f"{redacted(text)!r} is no place to write to: {why}", hint=hint)
+    return ConfigurationError(f"{redacted(text)!r} cannot be used as a folder: {why}", hint=hint)

@@ -1,10 +1,10 @@
 """Chunks: half-open key ranges that partition a table's key space.
 
-A list of strictly increasing bounds ``b1 < b2 < … < bn`` makes the chunks ``(-∞, b1) [b1, b2) … [bn, ∞)``. Neighbours
-share a bound, one side excludes it and the other includes it, so every key lies in exactly one chunk: no gap, no
-overlap, whatever the bounds are and whether or not a row has them as its key. The one condition, *strictly increasing
-under the order that the source compares with*, is checked by the source itself (see each ``chunks`` module); nothing
-here orders a key.
+A list of strictly increasing bounds ``b1 < b2 < … < bn`` makes the chunks ``(-∞, b1) [b1, b2) … [bn, ∞)``. Neighbouring
+chunks share a bound: one excludes it, and the other includes it. So every key lies in exactly one chunk, without gaps
+or overlaps, whatever the bounds are and whether or not a row has such a key. The only condition is that the bounds are
+*strictly increasing in the source's own comparison order*. The source checks this itself (see each ``chunks`` module);
+this module does not compare keys.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 KeyValue = int | str | bytes
-"""One column of a bound. Decimals, dates and the like travel as text, which the source compares as their type."""
+"""One column of a bound. Decimals, dates and similar types are text here; the source compares them as their type."""
 
 Bound = tuple[KeyValue, ...]
-"""A point in key space: one value per key column that the chunks are cut by, in key order."""
+"""A point in key space: one value for each key column that bounds the chunks, in key order."""
 
 
 @dataclass(frozen=True)
 class KeyBytes:
-    """Bytes of a bound as records hold them: JSON has none."""
+    """Bytes of a bound in a record, as hexadecimal digits, because JSON has no bytes."""
 
     hex: str
 
 
 Edge = tuple[int | str | KeyBytes, ...]
-"""A bound as records hold it."""
+"""A bound in a record."""
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """The keys from ``lower`` (included) up to ``upper`` (excluded); None is unbounded. `bounds` has them as bounds.
+    """The keys from ``lower`` (included) to ``upper`` (excluded); None: unbounded. `bounds` converts both to bounds.
 
-    ``rows`` is an estimate, for the order of work and the progress display only.
+    ``rows`` is an estimate, used only for the order of work and the progress display.
     """
 
     number: int
@@ -44,7 +44,7 @@ class Chunk:
 
     @property
     def bounds(self) -> tuple[Bound | None, Bound | None]:
-        """``lower`` and ``upper``."""
+        """``lower`` and ``upper`` as bounds."""
         return _bound(self.lower), _bound(self.upper)
 
     def __str__(self) -> str:
@@ -55,9 +55,9 @@ class Chunk:
 
 
 def partition(bounds: Sequence[Bound], rows: Sequence[int] | None = None) -> list[Chunk]:
-    """The chunks that strictly increasing ``bounds`` cut the key space into: one more than there are bounds.
+    """Cut the key space at strictly increasing ``bounds``; return the chunks, one more than there are bounds.
 
-    :param rows: estimated rows of each chunk, if known.
+    :param rows: the estimated number of rows of each chunk, if known.
     """
     edges = [None, *map(_edge, bounds), None]
     estimates = rows if rows is not None else [0] * (len(edges) - 1)

@@ -1,41 +1,42 @@
 """Net changes: the algebra that makes a rewind exact.
 
-This module is the specification; the fast paths are tested against it.
+This module is the specification. The fast implementations are tested against it.
 
 Keyed tables
 ------------
-The *net change* of a window holds, for every key touched in it, the row *before* the window
-and the row *after* it (None: no row). One event is a window of its own: an INSERT has ``before=None``, a DELETE
-``after=None``, an UPDATE that changes the key is a DELETE of the old key and an INSERT of the new one. Windows
+The *net change* of a window has, for every key that the window touches, the row *before* the window
+and the row *after* it (None: no row). A single event is a window, too: an INSERT has ``before=None``, a DELETE has
+``after=None``, and an UPDATE that changes the key is a DELETE of the old key and an INSERT of the new one. Windows
 compose::
 
     net(A·B)[k] = Change(before = A[k].before if k in A else B[k].before,
                          after  = B[k].after  if k in B else A[k].after)
 
-Composition is associative, and the empty window is its identity: a monoid. So a window may be cut anywhere, for
-instance by log file, its pieces netted in parallel, and the results reduced in any grouping that keeps their order.
+Composition is associative, and the empty window is its identity, so net changes form a monoid. So a window may be cut
+anywhere, for instance by log file, the net changes of its pieces computed in parallel, and the results reduced in any
+grouping that keeps their order.
 
-**Rewind theorem.** Let I be the initial position, and let each row of a table be read once, each at a time of its own
-after I was read. Let P be the end of the log after the last read. For a key k consider the events on k in the log
-before P, in log order, of transactions not in I. If there are none, what was read at k (a row or none) is what was
-there at I. If there are some, what was there at I is the ``before`` of the first.
+**Rewind theorem.** Let I be the initial position. Let each row of a table be read once, at any time after I was
+recorded. Let P be the end of the log after the last read. For a key k, consider the events on k in the log
+before P, in log order, of transactions not in I. If there are none, the state that was read at k (a row or no row) is
+the state at I. Otherwise, the state at I is the ``before`` of the first event.
 
-*Proof.* (1) A transaction is written to the log before it becomes visible, so everything a read saw lies before P.
+*Proof.* (1) A transaction is written to the log before it becomes visible, so everything that a read saw lies before P.
 (2) A transaction enters I only after it became visible, so every read saw all of I. (3) Row locks last until commit,
-so for one key the order in the log is the order of visibility, and as commits are ordered like the log, I is closed
-under it: every event on k that precedes the first one not in I is itself in I. If there is no event on k outside I,
-then by (1) and (2) each read saw k exactly as I left it. If there is a first event outside I, then by (3) its before
-image is what I left at k. Neither case mentions which of the later transactions a read happened to see. ∎
+so for one key the order in the log is the order of visibility. Commits are ordered like the log, so I is closed
+under this order: every event on k that precedes the first event not in I is itself in I. If there is no event on k
+outside I, then by (1) and (2) each read saw k exactly as I left it. If there is a first event outside I, then by (3)
+its before image is the state of k that I left. Neither case depends on which later transactions a read saw. ∎
 
-Corollary: only ``before`` is needed to rewind, re-reading a chunk or replaying an overlap changes nothing, and it
-does not matter when, how often or in what order chunks are read.
+Corollary: only ``before`` is needed to rewind. Reading a chunk again, or replaying an overlap, changes nothing. It does
+not matter when, how often or in what order chunks are read.
 
 Keyless tables
 --------------
-There is no key, hence no first event on it. The net change is a signed multiset, row →
-(times added − times removed), which is an abelian group. With S the multiset that was read at an *exact* position U ⊇
-I and W the net change of U∖I, the multiset at I is S − W. It must have no negative count; one is proof of a mistake
-and stops the run.
+Without a key, there is no first event on it. The net change is a signed multiset, row →
+(times added − times removed); signed multisets form an abelian group. Let S be the multiset that was read at an *exact*
+position U ⊇ I, and W the net change of U∖I. Then the multiset at I is S − W. It must have no negative count: a negative
+count proves a mistake and stops the run.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Row = TypeVar("Row", bound=Hashable)
 
 @dataclass(frozen=True)
 class Change(Generic[Row]):
-    """What a window did to one key: the row before it and the row after it; None is the absence of a row."""
+    """The change of one key in a window: the row before it and the row after it; None: no row."""
 
     before: Row | None
     after: Row | None
@@ -64,7 +65,7 @@ NetChange = Mapping[Key, Change[Row]]
 
 
 def compose(first: NetChange[Key, Row], second: NetChange[Key, Row]) -> dict[Key, Change[Row]]:
-    """The net change of window ``first`` followed by window ``second``."""
+    """Return the net change of the window ``first`` followed by the window ``second``."""
     result = dict(first)
     for key, change in second.items():
         earlier = result.get(key)
@@ -73,7 +74,7 @@ def compose(first: NetChange[Key, Row], second: NetChange[Key, Row]) -> dict[Key
 
 
 def net(windows: Iterable[NetChange[Key, Row]]) -> dict[Key, Change[Row]]:
-    """The net change of consecutive windows, in log order."""
+    """Return the net change of consecutive windows, in log order."""
     result: dict[Key, Change[Row]] = {}
     for window in windows:
         result = compose(result, window)
@@ -97,7 +98,7 @@ def _apply(rows: Mapping[Key, Row], replacement: Mapping[Key, Row | None]) -> di
 
 
 def net_counts(changes: Iterable[tuple[Row | None, Row | None]]) -> dict[Row, int]:
-    """The signed multiset of ``(before, after)`` events; rows whose count is zero are left out."""
+    """Return the signed multiset of ``(before, after)`` events, without rows whose count is zero."""
     counts: Counter[Row] = Counter()
     for before, after in changes:
         if before is not None:
@@ -108,10 +109,10 @@ def net_counts(changes: Iterable[tuple[Row | None, Row | None]]) -> dict[Row, in
 
 
 def rewind_counts(rows: Mapping[Row, int], counts: Mapping[Row, int]) -> dict[Row, int]:
-    """The multiset ``rows − counts``.
+    """Return the multiset ``rows − counts``.
 
-    The counts must be the net of the whole window: subtracting event by event would pass through counts that never
-    were.
+    The counts must be the net change of the whole window: subtracting event by event could produce intermediate counts
+    that never existed.
 
     :raises CopyMismatch: a count would become negative.
     """
@@ -121,7 +122,7 @@ def rewind_counts(rows: Mapping[Row, int], counts: Mapping[Row, int]) -> dict[Ro
         if remaining < 0:
             raise CopyMismatch(
                 f"the log adds a row {counted(count, 'time')} that was read {counted(remaining + count, 'time')}",
-                hint="run again from lock_and_record; if it recurs, report it with the server's version",
+                hint="clear lock_and_record and the tasks after it; if it recurs, report it with the server's version",
             )
         if remaining:
             result[row] = remaining

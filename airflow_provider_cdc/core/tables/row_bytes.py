@@ -1,7 +1,7 @@
-"""Canonical bytes of rows: what makes two keys, or two whole rows, the same.
+"""Canonical bytes of rows, which define when two keys, or two whole rows, are equal.
 
-Per row, the given columns one after the other, each as one marker byte (0: null, nothing follows; 1: a value)
-and the value:
+The bytes of a row are those of the given columns, one after the other: for each column a marker byte (0: null, nothing
+follows; 1: a value follows) and the value:
 
 ===========================  =====================================================================
 Arrow type                   value
@@ -10,12 +10,12 @@ bool                         one byte, 0 or 1
 fixed width (all numbers,    the bytes that Arrow stores, little-endian: floats by their bits, so
 dates, times, decimals)      -0.0 is not 0.0 and a NaN equals itself
 string, binary               their length (u32, little-endian) and their bytes
-dictionary                   the value that the index stands for, encoded as above
+dictionary                   the value at the index, encoded as above
 list of fixed width          the length of all its values in bytes (u32, little-endian) and the bytes that Arrow stores
 ===========================  =====================================================================
 
-Each part says where it ends, so for columns of given types the encoding is injective: two rows have equal
-bytes exactly if they have bit-equal values. Nothing is normalised: the bytes of a key column are the key.
+The end of each part is known from its bytes, so for columns of given types the encoding is injective: two rows have
+equal bytes exactly if their values are bit-equal. Nothing is normalized: the bytes of a key column are the key.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _LARGEST = 2**31 - 1
 
 
 def encode(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
-    """The bytes of ``columns`` of each row, in the order given.
+    """Return the bytes of ``columns`` of each row, in the given order.
 
-    :raises TypeError: a column is of an Arrow type that is not in the table above.
+    :raises TypeError: a column has an Arrow type that is not in the table above.
     :raises OverflowError: the result would need 2 GiB or more; encode fewer rows at once.
     """
     arrays = [_plain(batch.column(name)) for name in columns]
@@ -44,7 +44,7 @@ def encode(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     if total > _LARGEST:
-        raise OverflowError(f"{batch.num_rows} rows take {total} bytes, more than one Arrow array holds")
+        raise OverflowError(f"{batch.num_rows} rows need {total} bytes, more than one Arrow array can hold")
     offsets = np.zeros(batch.num_rows + 1, np.int32)
     offsets[1:] = ends
     out: Bytes = np.empty(total, np.uint8)
@@ -55,7 +55,7 @@ def encode(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
 
 
 def first_values(encoded: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
-    """The first column's values again, from what `encode` made of it and of columns that follow.
+    """Decode the values of the first column from the result of `encode`.
 
     :param kind: the first column's Arrow type: an integer, a date, a timestamp, ``string`` or ``binary``.
     """
@@ -64,7 +64,7 @@ def first_values(encoded: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
     valid = data[at] == 1
     if _is_variable(kind):
         return _first_variable(data, at, valid, kind)
-    # A null has no value bytes, and the last one may be the last byte of all: read byte 0 in its place.
+    # A null has no value bytes, and its marker may be the last byte of the buffer: read byte 0 instead.
     source = np.where(valid, at + 1, 0)[:, np.newaxis] + np.arange(kind.byte_width)
     values = data[np.minimum(source, max(0, len(data) - 1))]
     validity = pa.py_buffer(np.packbits(valid, bitorder="little"))
@@ -85,14 +85,17 @@ def _first_variable(data: Bytes, at: Int64s, valid: npt.NDArray[np.bool_], kind:
 
 
 def buckets(encoded: pa.BinaryArray, count: int) -> Bytes:
-    """A bucket from 0 to ``count`` - 1 (at most 256) for each row, the same for equal bytes, on any machine."""
+    """Return a bucket from 0 to ``count`` - 1 (``count`` is at most 256) for each row, by a hash of its bytes.
+
+    The bucket is the same for equal bytes, on any machine.
+    """
     out: Bytes = np.empty(len(encoded), np.uint8)
     _hash(bytes_of(encoded.buffers()[2]), _offsets(encoded), count, out)
     return out
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """``array`` with dictionary indices replaced by values and bits by bytes."""
+    """Return ``array`` with dictionary indices replaced by their values, and booleans by bytes."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_boolean(array.type):
@@ -105,7 +108,7 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def _flat(array: pa.ListArray) -> pa.LargeBinaryArray:
-    """The bytes of each list's values, which are no nulls."""
+    """Return the bytes of each list's values, which must not be null."""
     values = array.values
     if values.null_count:
         raise TypeError(f"lists with nulls, of Arrow type {array.type}, have no canonical bytes")
@@ -156,7 +159,7 @@ def _validity(array: pa.Array) -> Bytes:
 
 
 def _offsets(array: pa.Array) -> Int64s:
-    """Where each value starts and ends: one more than there are values, in units of bytes."""
+    """Return the offsets of the values in bytes; one more than there are values."""
     large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     start, stop = array.offset, array.offset + len(array) + 1
     buffer = array.buffers()[1]

@@ -1,4 +1,4 @@
-"""Which part of a table a run copies: the rows for which a condition holds, and some of its columns."""
+"""The part of a table that a run copies: the rows that fulfil a condition, and some of the columns."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ _DIGITS = 16
 
 @dataclass(frozen=True)
 class Selection:
-    """Part of a table: the rows for which ``where`` holds (None: all), and the ``columns`` that were asked for, sorted
-    (none: all). What is published has the columns of the key, too."""
+    """Part of a table: the rows that fulfil ``where`` (None: all), and the requested ``columns``, sorted (empty: all).
+    The columns of the key are always published, too."""
 
     where: Term | None = None
     columns: tuple[str, ...] = ()
 
     @property
     def whole(self) -> bool:
-        """Whether it is all of the table."""
+        """Whether the selection is the whole table."""
         return self.where is None and not self.columns
 
     @property
     def condition(self) -> str:
-        """The condition, in the one way of writing it down; empty: all rows."""
+        """The condition as canonical text; empty: all rows."""
         return "" if self.where is None else str(self.where)
 
     @property
     def part(self) -> str:
-        """A digest of it, the same for what says the same; empty: all of the table."""
+        """A digest of the selection: the same for the same condition and columns; empty: the whole table."""
         if self.whole:
             return ""
-        # Lengths, so that no name can pass for two.
+        # The lengths make the text unambiguous: one name cannot look like two.
         parts = [self.condition, *self.columns]
         text = "".join(f"{len(part)}:{part}" for part in parts)
         return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
     def published(self, columns: Sequence[str], key: Sequence[str]) -> list[str]:
-        """Those of a table's ``columns`` that are published, in their order."""
+        """Return the published columns of a table's ``columns``, in the same order."""
         return [name for name in columns if not self.columns or name in self.columns or name in key]
 
     def __str__(self) -> str:
@@ -55,15 +55,15 @@ WHOLE = Selection()
 
 
 def selection_of(where: str | None, columns: Sequence[str] | None) -> Selection:
-    """What ``where`` and ``columns`` say.
+    """Return the selection of ``where`` and ``columns``.
 
-    :param where: see `condition_text.parse`; None or empty: all rows.
+    :param where: see `core.filters.parser.parse`; None or empty: all rows.
     :param columns: None or empty: all columns.
-    :raises ConfigurationError: the condition cannot be read, or ``columns`` is no list of names.
+    :raises ConfigurationError: the condition cannot be parsed, or ``columns`` is not a list of names.
     """
     if columns is not None and (isinstance(columns, str) or not all(_is_name(name) for name in columns)):
         raise ConfigurationError(
-            f"{columns!r} is no list of columns", where="columns", hint='give a list such as ["id", "status"]'
+            f"{columns!r} is not a list of columns", where="columns", hint='give a list such as ["id", "status"]'
         )
     term = None
     if where:

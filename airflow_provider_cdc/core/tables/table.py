@@ -1,4 +1,4 @@
-"""Tables, columns and keys: records (`core.records`), which go into the manifest as they are."""
+"""Tables, columns and keys. They are records (`core.storage.records`), which the manifest contains."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from airflow_provider_cdc.errors import ConfigurationError
 class TableName:
     """A schema-qualified table name. Its text, also in records, is ``schema.table``, unquoted."""
 
-    # A dataclass would be an object of two fields in a record, and not this text.
+    # This is not a dataclass, because a record would then have an object with two fields instead of this text.
     def __init__(self, schema: str, name: str) -> None:
         self._parts = schema, name
 
@@ -30,7 +30,7 @@ class TableName:
 
     @property
     def part(self) -> str:
-        """Of which part of the table it names the copies; empty: of all of it."""
+        """The digest of the part of the table whose copies this names; empty: the whole table."""
         return ""
 
     def __str__(self) -> str:
@@ -39,7 +39,7 @@ class TableName:
     def __repr__(self) -> str:
         return f"TableName{self._parts!r}"
 
-    # Parts of one table differ and have an order, whichever of the two classes a name is of.
+    # Names of different parts of one table are not equal, and have an order. This holds across both classes.
     def __eq__(self, other: object) -> bool:
         return self._identity == other._identity if isinstance(other, TableName) else NotImplemented
 
@@ -55,9 +55,9 @@ class TableName:
 
     @classmethod
     def parse(cls, text: str) -> TableName:
-        """Read ``schema.table``.
+        """Parse ``schema.table``.
 
-        :raises ConfigurationError: the text is not of that form.
+        :raises ConfigurationError: the text does not have this form.
         """
         schema, dot, name = text.partition(".")
         if not (dot and schema and name):
@@ -68,9 +68,9 @@ class TableName:
 
 
 class CopyName(TableName):
-    """The name of the copies of a table, or of some part of it: another one for each part (`Selection.part`).
+    """The name of the copies of a part of a table, different for each part (`Selection.part`).
 
-    Its text is that of the table. That of copies of whole tables is the table's name.
+    Its text is the table's name. Copies of a whole table have the table's name itself.
     """
 
     def __init__(self, table: TableName, part: str) -> None:
@@ -90,16 +90,16 @@ class CopyName(TableName):
 
 
 KNOWN_AT_POSITION = "known_at_position"
-"""In a table's details: what its source found to hold at the table's position, in words of its own. It goes on to hold
-as long as the log has nothing that a copy cannot be rolled forward by."""
+"""The key, in a table's details, of the facts that its source found to hold at the table's position, in the source's
+own notation. They hold as long as the log has nothing that prevents rolling a copy forward."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column, in the order the table stores it.
+    """One column of a table.
 
-    ``type`` is the type as the source declares it (``decimal(10,2) unsigned``), ``details`` what else the source's
-    table of types needs to read a value (a character set, an OID, …): JSON scalars only.
+    ``type`` is the type as the source declares it (``decimal(10,2) unsigned``). ``details`` has what else the source's
+    table of types needs to read a value (a character set, an OID, …), as JSON scalars only.
     """
 
     name: str
@@ -110,14 +110,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Table:
-    """A table's schema at the initial position, and what is known of its size.
+    """A table's schema at the initial position, and the estimates of its size.
 
-    ``key`` names the columns of the primary key, else of a unique key without NULLs, in key order; it is empty for a
-    keyless table. ``key_index`` is the name of the index behind it. ``rows`` and ``bytes`` are the source's own
-    estimates: they steer the plan and the progress display and never the result. ``details`` is what else the source
-    needs to find the table's rows, and to know it again: JSON. ``options`` are how it is read and published.
-    ``cascades_from`` are other tables (or this one) whose changes reach its rows without being logged; ``key`` of these
-    are the columns that foreign keys refer to. ``selection`` is the part of it that is copied.
+    ``columns`` are in the order in which the table stores them. ``key`` names the columns of the primary key, otherwise
+    of a unique key without NULLs, in key order; it is empty for a keyless table. ``key_index`` is the name of the key's
+    index. ``rows`` and ``bytes`` are the source's own estimates: they affect the plan and the progress display, but
+    never the result. ``details`` has what else the source needs to find the table's rows and to recognize the table, as
+    JSON. ``options`` say how the table is read and published. ``cascades_from`` are the tables (maybe this one) whose
+    changes reach this table's rows without being logged; their ``key`` has the columns that foreign keys refer to.
+    ``selection`` is the part of the table that is copied.
     """
 
     name: TableName
@@ -133,18 +134,18 @@ class Table:
 
     @property
     def copy_name(self) -> TableName:
-        """What its copies are called in the lake."""
+        """The name of the table's copies in the lake."""
         return CopyName.of(self.name, self.selection)
 
     @property
     def published_columns(self) -> list[str]:
-        """The columns of its copies."""
+        """The columns of the table's copies."""
         return self.selection.published([column.name for column in self.columns], self.key)
 
     @property
     def as_read(self) -> Table:
-        """The table with those columns alone that are asked of the server: the key's, the published ones, and those
-        that the condition looks at. Images in the log have all of its columns."""
+        """The table with only the columns that are read from the server: the key's, the published ones, and those in
+        the condition. Row images in the log have all columns."""
         if not self.selection.columns:
             return self
         looked_at = self.selection.where.columns if self.selection.where is not None else ()
@@ -157,8 +158,8 @@ class Table:
 
     @property
     def needs_one_position(self) -> bool:
-        """Whether its rows can be rewound only if all of them were read at one exact position: it has no key, or the
-        log lacks changes."""
+        """Whether the rows can be rewound only if all of them were read at one exact position, because the table has no
+        key, or because the log lacks some changes."""
         return self.keyless or bool(self.cascades_from)
 
     def column(self, name: str) -> Column:
@@ -168,18 +169,18 @@ class Table:
         raise KeyError(f"{self.name} has no column {name}")
 
     def identifies(self, name: str) -> bool:
-        """Whether the column is part of what tells rows apart: of the key, or of the whole row if there is no key."""
+        """Return whether the column identifies rows: it is in the key, or the table has no key."""
         return self.keyless or name in self.key
 
     def same_shape(self, other: Table) -> bool:
-        """Whether both have the same columns and key, whatever their sizes."""
+        """Return whether both tables have the same name, columns and key, whatever their sizes."""
         return (self.name, self.columns, self.key) == (other.name, other.columns, other.key)
 
 
 Parts = Callable[[TableName], Selection]
-"""Which part of each table a run copies."""
+"""Returns the part of a table that a run copies."""
 
 
 def whole_tables(table: TableName) -> Selection:
-    """`Parts` of a run that copies whole tables."""
+    """Return the whole table: `Parts` of a run that copies whole tables."""
     return WHOLE

@@ -163,7 +163,7 @@ def test_steps_of_a_manifest_that_was_altered_are_not_its_own(manifest: Manifest
 def test_a_step_that_this_version_does_not_know_is_named(manifest: Manifest, folder: Storage) -> None:
     run = Run.create(manifest)
     folder.write_json(f"steps/{run.digest[:16]}/compact.json", {})
-    with pytest.raises(ManifestError, match="a step that is not known: compact"):
+    with pytest.raises(ManifestError, match="an unknown step: compact"):
         Run.load(folder)
 
 

@@ -119,7 +119,7 @@ def test_a_region_that_cannot_be_asked_for_may_be_later(monkeypatch: pytest.Monk
 
 
 def test_a_name_too_long_for_the_disk_is_final(tmp_path: Path) -> None:
-    with pytest.raises(StorageRefused, match="refuses this"):
+    with pytest.raises(StorageRefused, match="rejects this"):
         Storage(tmp_path.as_uri()).write_json("x" * 300, {})
 
 

@@ -19,7 +19,7 @@ def storage(tmp_path: Path) -> Storage:
 
 @pytest.mark.parametrize("uri", ["", "lake", "./lake", "nope://x/y", "file://:::", "s3:/lake"])
 def test_what_is_no_place_is_refused(uri: str) -> None:
-    with pytest.raises(ConfigurationError, match="no place to write to"):
+    with pytest.raises(ConfigurationError, match="cannot be used as a folder"):
         Storage(uri)
 
 

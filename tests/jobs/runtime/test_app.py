@@ -197,7 +197,7 @@ def test_a_folder_that_is_none_is_one_clear_error(stopped: list[str], capsys: py
     with pytest.raises(SystemExit) as ended:
         app.main("snapshot", lambda *arguments: snapshot_result(), ["--run-uri", "nowhere"])
     assert ended.value.code == 2
-    assert "'nowhere' is no place to write to" in capsys.readouterr().out
+    assert "'nowhere' cannot be used as a folder" in capsys.readouterr().out
 
 
 def test_settings_survive_the_environment() -> None:
