@@ -1,4 +1,4 @@
-"""Which Airflow this package runs on. What needs Airflow calls ``check`` before it imports anything of it."""
+"""The oldest supported version of Airflow. Modules that need Airflow call ``check`` before they import it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ OLDEST = (3, 1, 5)
 
 
 def check() -> None:
-    """Refuse an Airflow on which imports would fail later and elsewhere, with words that say nothing of it.
+    """Check the version of Airflow. On an older one, a later import would fail with an unrelated message.
 
-    :raises ConfigurationError: it is older than the oldest one that was tested.
+    :raises ConfigurationError: Airflow is older than the oldest version that was tested.
     """
     import airflow
 

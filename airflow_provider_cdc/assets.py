@@ -1,13 +1,13 @@
-"""The assets of Airflow that copies are: one for each table of a source, with an event for each copy that is published.
+"""Airflow assets of copies: one asset for each table of a source, with an event for each published copy.
 
-A DAG that is to run whenever a table was copied names the table's asset::
+To run a DAG whenever a table was copied, use the table's asset as the schedule::
 
     with DAG("report", schedule=table_asset("cdc_mysql", "shop.orders")):
 
-That is the asset of the table's latest copies in the connection's production target (`production`). Copies in other
-targets have assets of their own. So do copies that did not become the latest one of their folder: those of a past day,
-or of a run that a newer one overtook. ``as_of`` alone does not make a copy one of the past: a nightly copy is as of the
-end of its interval, and becomes the latest one.
+This is the asset of the table's latest copies in the connection's production target (`production`). Copies in other
+targets have separate assets. So do copies that did not become the latest copy of their folder: copies of a past day, or
+of a run that a newer run overtook. ``as_of`` alone does not make a copy one of the past: a nightly copy is as of the
+end of its interval, and becomes the latest copy.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from airflow_provider_cdc.sources.planning.patterns import Pattern  # noqa: E402
 
 _SCHEME = "x-cdc"
 _LONGEST = 1500
-"""Characters that Airflow takes as the URI of an asset."""
+"""The longest URI of an asset that Airflow accepts, in characters."""
 
 
 def table_asset(
@@ -46,22 +46,23 @@ def table_asset(
     target: str | None = None,
     past: bool = False,
 ) -> Asset:
-    """The asset of a table's copies, whichever DAG makes them: ``x-cdc://<source_conn_id>/<schema>/<table>``. Copies of
-    a part of the table have another one, for each part.
+    """Return the asset of a table's copies, whichever DAG makes them: ``x-cdc://<source_conn_id>/<schema>/<table>``.
 
-    :param source_conn_id: the connection that the table is copied from.
-    :param table: ``schema.table``, with a part in double quotes where it holds a dot, as the option ``tables`` has it.
-    :param where: the condition that the rows are copied by; None: all are.
-    :param columns: the columns that are asked for; None: all are.
-    :param target: the folder that the copies are published in, as the option ``target`` has it; None: the connection's
+    Each part of the table (``where``, ``columns``) has its own asset.
+
+    :param source_conn_id: the connection to the source of the table.
+    :param table: ``schema.table``, as in the option ``tables``: a part that contains a dot is in double quotes.
+    :param where: the condition with which rows are copied; None: all rows are copied.
+    :param columns: the requested columns; None: all columns.
+    :param target: the folder in which the copies are published, as in the option ``target``; None: the connection's
         production target. The asset of a production target is the same as with None.
-    :param past: the copies that did not become the latest one of their folder, instead of those that did.
-    :raises ConfigurationError: ``table`` does not name one table, ``where`` is no condition, ``target`` is no folder,
-        or there is none and it is not known which target is production.
+    :param past: return the asset of the copies that did not become the latest copy of their folder.
+    :raises ConfigurationError: ``table`` does not name one table, ``where`` is not a condition, ``target`` is not a
+        folder, or ``target`` is None and it is unknown which target is production.
     """
     name = _literal(table) if isinstance(table, str) else table
     if name is None:
-        raise ConfigurationError(f"{table!r} stands for any number of tables", hint="name one, as schema.table")
+        raise ConfigurationError(f"{table!r} may match several tables", hint="name one table, as schema.table")
     if target is None:
         check_named(source_conn_id)
     lake = None if target is None else lake_of(target, source_conn_id)
@@ -70,11 +71,11 @@ def table_asset(
 
 
 def copy_asset(source_conn_id: str, table: TableName, lake: str | None, *, latest: bool) -> Asset:
-    """The asset that a copy is: what `table_asset` gives to those who wait for it.
+    """Return the asset of a copy, equal to the result of `table_asset`.
 
-    :param table: with its part, if it is a copy of one.
-    :param lake: the URI of the target; None: it is a production target.
-    :param latest: whether the copy became the latest one of its folder.
+    :param table: the table's name, with the part if the copy is of a part.
+    :param lake: the URI of the target; None: a production target.
+    :param latest: whether the copy became the latest copy of its folder.
     """
     names = (source_conn_id, table.schema, table.name, *([table.part] if table.part else []))
     uri = f"{_SCHEME}://{'/'.join(quote(name, safe='') for name in names)}"
@@ -89,8 +90,8 @@ def copy_asset(source_conn_id: str, table: TableName, lake: str | None, *, lates
 
 
 def copies_alias(dag_id: str, group_id: str) -> AssetAlias:
-    """The alias through which a `SnapshotTaskGroup` announces all of its copies, whatever tables it turns out to copy,
-    and wherever."""
+    """Return the alias through which a `SnapshotTaskGroup` announces all of its copies, whatever their tables and
+    targets are."""
     return AssetAlias(f"{_SCHEME}:{quote(dag_id, safe='')}/{quote(group_id, safe='')}")
 
 
@@ -103,16 +104,16 @@ def outlets_of(
     target: Any,
     in_part: bool = False,
 ) -> list[Asset | AssetAlias]:
-    """The outlets of a group's last task: ``alias``, through which it announces its copies, and the assets of the
-    tables that are sure to be copied, which the graph of assets shows before the first run.
+    """Return the outlets of a group's last task: ``alias``, through which it announces its copies, and the assets of
+    the tables that are sure to be copied, so that the asset graph shows these before the first run.
 
-    :param tables: the group's argument, as are the others: patterns, or a template.
-    :param in_part: whether parts of tables may be copied: they have assets of their own.
+    :param tables: patterns or a template; like the other parameters, an argument of the group.
+    :param in_part: whether parts of tables may be copied, which have separate assets.
     :raises ConfigurationError: Airflow's setting of the production targets is malformed.
     """
-    # Otherwise the run would notice it only when it is published.
+    # Check the setting now. Otherwise the run would fail only when it is published.
     production_targets("source")
-    # A template, or what differs from group to group where groups are mapped, is known only when the tasks run.
+    # Values of templates, and of mapped groups, are known only when the tasks run.
     if in_part or on_table_error != "fail" or not isinstance(tables, (list, tuple)):
         return [alias]
     patterns = list(tables)
@@ -121,7 +122,7 @@ def outlets_of(
     if any(pattern.startswith("!") for pattern in patterns):
         return [alias]
     table_names: dict[TableName, None] = {}
-    # Preflight refuses what is no pattern or no folder, with all that is wrong.
+    # Preflight rejects an invalid pattern or folder, and lists all problems.
     for pattern in patterns:
         with suppress(ConfigurationError):
             if (name := _literal(pattern)) is not None:
@@ -134,14 +135,14 @@ def outlets_of(
 
 
 def announce(events: Any, outlets: Iterable[Any], copies: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Any]:
-    """Give each copy its event, and return what the task's outlets have to be when it ends.
+    """Add an event for each copy, and return the outlets that the task must have when it ends.
 
-    When a task succeeds, Airflow makes an event of each asset among its outlets, whatever the task did. So those that
-    `outlets_of` put there for the graph are left out.
+    When a task succeeds, Airflow creates an event for each asset among its outlets, whatever the task did. So the
+    assets that `outlets_of` added for the graph are removed.
 
     :param events: ``outlet_events`` of the task's context.
-    :param outlets: those of the task.
-    :param copies: of each copy, the URI of its asset, and what its event tells.
+    :param outlets: the outlets of the task.
+    :param copies: for each copy, the URI of its asset, and the extra of its event.
     """
     outlets = list(outlets)
     named = {outlet.uri: outlet for outlet in outlets if isinstance(outlet, Asset) and _is_ours(outlet.uri)}
@@ -151,7 +152,7 @@ def announce(events: Any, outlets: Iterable[Any], copies: Iterable[tuple[str, Ma
         for alias in aliases:
             events[alias].add(Asset(uri=uri), extra=dict(extra))
         if not aliases and uri in named:
-            # A task that somebody made without a group.
+            # A task that was created without a group has no alias.
             events[named[uri]].extra = dict(extra)
             outlets_kept.append(named[uri])
     return outlets_kept
@@ -162,7 +163,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _canonical(lake: str) -> str:
-    """The URI of a folder, in the one way of writing it: a path and its file URI are one place."""
+    """Return the canonical URI of a folder: a path and its file URI are the same folder."""
     parsed = LakeUri.parse(lake)
     return str(LakeUri(parsed.scheme or "file", parsed.authority, ()).joined(*parsed.decoded))
 
@@ -172,9 +173,9 @@ def _query(apart: Mapping[str, str]) -> str:
 
 
 def _literal(pattern: str) -> TableName | None:
-    """The one table that a pattern stands for; None: it may stand for others.
+    """Return the only table that a pattern matches; None: it may match several.
 
-    :raises ConfigurationError: it is no pattern.
+    :raises ConfigurationError: the pattern is invalid.
     """
     parts = Pattern.parse(pattern)
     return TableName(parts.schema[0], parts.name[0]) if len(parts.schema) == len(parts.name) == 1 else None

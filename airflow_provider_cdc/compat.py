@@ -1,9 +1,9 @@
-"""Every use of a private interface of Airflow, Spark or Jinja2, each with the versions that it was tested on.
+"""All uses of private interfaces of Airflow, Spark and Jinja2, each with the versions on which it was tested.
 
-Nothing else in this package touches a name of another library that begins with an underscore, or a module that its
-library does not document (``tests/test_compat.py`` checks it). Nothing is imported here, so both the Airflow side and
-the Spark apps can use this module. ``tests/wheel/test_both_ends.py`` runs whole DAGs on the oldest and the newest
-versions below.
+No other code in this package uses a name of another library that begins with an underscore, or a module that its
+library does not document (``tests/test_compat.py`` checks this). This module imports none of these libraries, so both
+the Airflow side and the Spark apps can use it. ``tests/wheel/test_both_ends.py`` runs whole DAGs on the oldest and the
+newest versions below.
 
 | interface | tested on |
 | --- | --- |
@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 _Operator = TypeVar("_Operator")
 
 PRE_EXECUTE_HOOK = "_pre_execute_hook"
-"""The attribute of an operator that keeps its argument ``pre_execute``."""
+"""The attribute of an operator that holds its argument ``pre_execute``."""
 
 
 class GuardsSparkSubmit:
@@ -40,7 +40,7 @@ class GuardsSparkSubmit:
         raise NotImplementedError
 
     def filter_spark_log(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield those of ``lines`` that Airflow's hook is to log."""
+        """Yield the lines of ``lines`` that Airflow's hook should log."""
         raise NotImplementedError
 
     def _get_hook(self) -> Any:
@@ -63,11 +63,11 @@ def submitted_process(hook: Any) -> subprocess.Popen[Any] | None:
 
 
 def keeps_native_types(operator: type[_Operator]) -> type[_Operator]:
-    """Make an operator's own ``render_template_as_native_obj`` count: before 3.2 Airflow asks only the DAG for it.
+    """Make an operator's own ``render_template_as_native_obj`` effective: before 3.2, Airflow uses only the DAG's.
 
-    A decorator and not a mixin: Airflow's metaclass takes ``__init__`` from the first base class.
+    This is a decorator and not a mixin, because Airflow's metaclass takes ``__init__`` from the first base class.
 
-    :param operator: a subclass of ``BaseOperator``, which defines neither method itself.
+    :param operator: a subclass of ``BaseOperator`` that does not define ``get_template_env`` or ``_render`` itself.
     """
 
     def get_template_env(self: Any, dag: Any = None) -> Any:
@@ -114,7 +114,7 @@ def runs_dag_code() -> bool:
 
 
 def start_jvm(spark_context: Any) -> None:
-    """Start PySpark's JVM, without which ``SparkConf`` does not know what was submitted.
+    """Start PySpark's JVM, without which ``SparkConf`` does not have the submitted properties.
 
     :param spark_context: the class ``SparkContext``.
     """

@@ -1,18 +1,18 @@
-"""Numbers of things, and times, as people read them in logs, plans, reports and errors."""
+"""Formats counts and durations for logs, plans, reports and errors."""
 
 from __future__ import annotations
 
 
 def counted(number: int, one: str, many: str = "") -> str:
-    """``1 table``, ``2,000 tables``.
+    """Format a count, such as ``1 table`` or ``2,000 tables``.
 
-    :param many: the plural, where it is not ``one`` and an s.
+    :param many: the plural, if it is not ``one`` plus an s.
     """
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def duration(seconds: float) -> str:
-    """``7 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    """Format a duration, such as ``7 s``, ``3 min 05 s`` or ``2 h 10 min``."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,4 @@
-"""What Airflow is told about this package: a plain dict, made without importing Airflow or a database's driver."""
+"""The provider's description for Airflow: a dict, made without importing Airflow or a database driver."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _GUIDES = tuple(f"/docs/{page}.md" for page in ("concepts", "dag-authors", "nigh
 
 
 def get_provider_info() -> dict[str, Any]:
-    """The provider's description, as ``provider_info.schema.json`` of Airflow wants it."""
+    """Return the provider's description in the format of Airflow's ``provider_info.schema.json``."""
     return {
         "package-name": "airflow-provider-cdc",
         "name": "CDC",

@@ -1,4 +1,4 @@
-"""For whoever reads the lake: which copy of a table is the latest one. Needs no Airflow, no Spark and no database.
+"""For readers of the lake: the latest copy of a table, and its changes. Needs no Airflow, no Spark and no database.
 
 ::
 
@@ -34,16 +34,16 @@ __all__ = ["Changes", "LatestCopy", "open_dataset", "read_changes", "read_latest
 
 @dataclass(frozen=True)
 class Changes:
-    """Every row change of one table from a copy of it to its latest one, as it was when that was asked.
+    """All row changes of one table between an earlier copy and the copy that was the latest at the time of the call.
 
     :param table: ``schema.table``.
-    :param from_run_id: of the run that published the copy that they begin at.
-    :param from_position: the one that this copy is exact at.
-    :param run_id: of the run that published the latest copy.
-    :param position: the one that the latest copy is exact at.
-    :param rows: how many changes there are.
-    :param files: URIs of all their files, in the order of the changes; none, if they begin at the latest copy.
-    :param copy_file: URI of a file of the latest copy, whose columns tell those of the changes.
+    :param from_run_id: the run that published the earlier copy, at which the changes begin.
+    :param from_position: the position of the earlier copy.
+    :param run_id: the run that published the latest copy.
+    :param position: the position of the latest copy.
+    :param rows: the number of changes.
+    :param files: URIs of all files of the changes, in the order of the changes; empty if they begin at the latest copy.
+    :param copy_file: URI of a file of the latest copy, which has the columns of the changes.
     """
 
     table: str
@@ -57,9 +57,9 @@ class Changes:
 
     @property
     def locations(self) -> list[str]:
-        """The files as DuckDB, Polars and Spark name them: as URIs whose paths are not percent-encoded.
+        """The files for DuckDB, Polars and Spark: URIs whose paths are not percent-encoded.
 
-        :raises ConfigurationError: the lake's own path has what these libraries take for a pattern.
+        :raises ConfigurationError: the lake's path has characters that these libraries treat as a pattern.
         """
         return [LakeUri.parse(uri).plain for uri in self.files]
 
@@ -67,17 +67,18 @@ class Changes:
 def read_latest(
     target: str, table: str, *, where: str | None = None, columns: Sequence[str] | None = None
 ) -> LatestCopy | None:
-    """The latest copy of a table; None: none was published yet.
+    """Return the latest copy of a table; None: no copy was published yet.
 
-    Its files never change. So a reader that asked once reads one exact copy, whatever is published meanwhile.
+    The files of a copy never change. So a reader that calls this once reads one exact copy, whatever is published
+    meanwhile.
 
-    :param target: the folder that runs publish in, as they name it, with ``{source}`` filled in.
+    :param target: the folder in which runs publish, as in the option ``target``, with ``{source}`` filled in.
     :param table: ``schema.table``.
-    :param where: the condition that runs copied rows by, however it is written down; None: all rows were copied.
-    :param columns: the columns that were asked for, in any order; None: all were copied.
-    :raises ConfigurationError: ``target`` is no place in a lake, ``table`` no name of a table, or ``where`` no
-        condition.
-    :raises ManifestError: what is told of the copy is damaged, or its files are gone.
+    :param where: the condition with which runs copied rows, in any notation; None: all rows were copied.
+    :param columns: the requested columns, in any order; None: all columns were copied.
+    :raises ConfigurationError: ``target`` is not a folder in a lake, ``table`` is not a table's name, or ``where`` is
+        not a condition.
+    :raises ManifestError: the record of the copy is damaged, or its files are gone.
     :raises StorageUnavailable: the store does not answer.
     :raises StorageRefused: the store denies access.
     """
@@ -88,20 +89,21 @@ def read_latest(
 def read_changes(
     target: str, table: str, since: str = "", *, where: str | None = None, columns: Sequence[str] | None = None
 ) -> Changes:
-    """The changes of a table from one of its copies to the latest one, without a gap.
+    """Return the changes of a table between one of its copies and the latest copy, without a gap.
 
-    Replayed in their order onto that copy, they give the latest one.
+    Replaying them in order onto the earlier copy gives the latest copy.
 
     :param target: as for `read_latest`.
     :param table: ``schema.table``.
-    :param since: the copy to begin at: its position, or the ``run_id`` of its run, which may have been made again at
-        another position once that copy was removed; empty: the copy before the latest. If the source was set back, its
-        positions tell only from where it had come to before; until then, give the ``run_id``.
-    :param where: with ``columns`` the part of the table that was copied, as for `read_latest`.
-    :raises ChangesMissing: there are none from that copy on, or not all of them are there any more.
-    :raises ConfigurationError: ``target`` is no place in a lake, ``table`` no name of a table, or ``where`` no
-        condition.
-    :raises ManifestError: what is told of copies or changes is damaged.
+    :param since: the copy at which the changes begin: its position, or the ``run_id`` of its run; empty: the copy
+        before the latest. Note that a run may have been recreated at another position after its copy was removed. If
+        the source was set back, a position is unambiguous only beyond the position that the source had reached before;
+        until then, give the ``run_id``.
+    :param where: with ``columns``, the part of the table that was copied, as for `read_latest`.
+    :raises ChangesMissing: there are no changes from that copy on, or some of them no longer exist.
+    :raises ConfigurationError: ``target`` is not a folder in a lake, ``table`` is not a table's name, or ``where`` is
+        not a condition.
+    :raises ManifestError: a record of copies or changes is damaged.
     :raises StorageUnavailable: the store does not answer.
     :raises StorageRefused: the store denies access.
     """
@@ -120,9 +122,9 @@ def read_changes(
             raise ChangesMissing(
                 f"there are no changes that lead to the copy of run {run_id}, which is exact at {position}",
                 where=table,
-                hint="read the latest copy as a whole, and from then on the changes since it"
+                hint="read the latest copy as a whole, and from then on the changes since that copy"
                 if since
-                else "the run that made it had no copy before, or not the option changes: read the copy as a whole",
+                else "read the copy as a whole: the run that made it had no earlier copy, or not the option changes",
             )
         feeds.insert(0, feed)
         run_id, position = feed.from_run_id, feed.from_position
@@ -139,27 +141,27 @@ def read_changes(
 
 
 def _check_unambiguous(latest: LatestCopy, since: str) -> None:
-    """Make sure that a copy of the present history is meant: one that ended may have had a copy at the same position.
+    """Check that ``since`` names a copy of the present history. An ended history may have a copy at the same position.
 
-    :raises ChangesMissing: ``since`` is a position that a history has, too, which ended when the source was set back.
+    :raises ChangesMissing: ``since`` is a position that a history that ended (the source was set back) also has.
     """
     history, ended = history_in(latest.history), []
-    # An id of a run is no position.
+    # since may be the id of a run, which is not a position.
     with suppress(PositionError):
         superseded = history.superseded if history and since else ()
         ended = [entry for entry in superseded if reaches(parse_position(entry.position), parse_position(since))]
     if ended:
         raise ChangesMissing(
-            f"the source was set back, and {since} may be of the history that ended with the copy of run "
-            f"{ended[-1].run_id}, from which no changes lead on",
+            f"the source was set back, and {since} may belong to the history that ended with the copy of run "
+            f"{ended[-1].run_id}; no changes lead from that history to the present one",
             where=latest.table,
-            hint="give the run_id of the copy; if it is of before, read the latest copy as a whole, and from then on "
-            "the changes since it",
+            hint="give the run_id of the copy; if the copy is older than the set-back, read the latest copy as a "
+            "whole, and from then on the changes since that copy",
         )
 
 
 def open_dataset(copy: LatestCopy | Changes) -> dataset.Dataset:
-    """The rows of a copy, or changes, as a PyArrow dataset, from whichever store the files lie in."""
+    """Return the rows of a copy, or changes, as a PyArrow dataset, from any supported store."""
     if isinstance(copy, Changes) and not copy.files:
         return dataset.dataset(feed_schema(_opened([copy.copy_file]).schema).empty_table())
     return _opened(copy.files)

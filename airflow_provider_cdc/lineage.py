@@ -1,6 +1,6 @@
-"""What OpenLineage is told: that each copy, an asset of Airflow, was made of a table of its source.
+"""OpenLineage: reports that each copy, an Airflow asset, was made from a table of its source.
 
-Airflow's OpenLineage provider asks for it, where it is installed and switched on; nothing else imports what it brings.
+Airflow's OpenLineage provider calls this module if it is installed and enabled. No other code imports OpenLineage.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ if TYPE_CHECKING:
 
 
 def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None:
-    """From each table that the run has published to its asset: with its columns, the run's position as its version, its
-    rows, and the folder of its copies as another name of it. None: nothing is published.
+    """Return the lineage of a run, from each published table to its asset; None: the run is not published.
 
-    Columns have the types that the source declares. The source is named as OpenLineage wants it:
-    ``mysql://host:port`` and ``schema.table``, ``postgres://host:port`` and ``database.schema.table``.
+    Each dataset has its columns, and the run's position as its version. The asset also has the number of rows, and the
+    folder of its copies as a symlink. Columns have the types that the source declares. The source has OpenLineage's
+    names: ``mysql://host:port`` and ``schema.table``, ``postgres://host:port`` and ``database.schema.table``.
 
-    :param settings: how the source is reached.
+    :param settings: the connection to the source.
     """
     from airflow.providers.openlineage.extractors import OperatorLineage
     from openlineage.client.event_v2 import InputDataset, OutputDataset
@@ -70,7 +70,7 @@ def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None
 
 
 def of_asset(asset: Any, context: Any) -> Any:
-    """The dataset of OpenLineage that an asset of this package is, for tasks that have it as an inlet."""
+    """Convert an asset of this package to an OpenLineage dataset, for tasks that have it as an inlet."""
     from openlineage.client.event_v2 import Dataset
 
     namespace, name = _dataset(asset.uri)
@@ -83,10 +83,10 @@ def _at_source(settings: ConnectionSettings, table: Table, database: str) -> tup
 
 
 def _dataset(uri: str) -> tuple[str, str]:
-    """The namespace and the name of a URI: that of a store and a path in it."""
+    """Return the namespace (the store) and the name (the path in it) of a URI."""
     parts = urlsplit(uri)
     if not parts.netloc:
         return parts.scheme, unquote(parts.path)
-    # An asset that is apart from the plain one is another dataset.
+    # An asset with a query (another target, or the past) is a different dataset than the plain asset.
     query = f"?{parts.query}" if parts.query else ""
     return f"{parts.scheme}://{parts.netloc}", unquote(parts.path.removeprefix("/")) + query

@@ -1,8 +1,8 @@
-"""What runs tell of themselves in numbers, by Airflow's own metrics (StatsD, OpenTelemetry, Datadog).
+"""Metrics of runs, sent through Airflow's own metrics (StatsD, OpenTelemetry, Datadog).
 
-Each metric is sent twice, as Airflow sends its own. As ``cdc.<name>``, with the tags ``dag_id`` and ``source`` (and
-``error``), for backends that have tags; and for those that have none, which drop tags, as
-``cdc.<name>.<dag_id>.<source>`` (and ``.<error>``).
+Each metric is sent twice, as Airflow does with its own metrics: as ``cdc.<name>``, with the tags ``dag_id`` and
+``source`` (and ``error``), for backends with tags; and as ``cdc.<name>.<dag_id>.<source>`` (and ``.<error>``), for
+backends that drop tags.
 """
 
 from __future__ import annotations
@@ -37,22 +37,22 @@ METRICS = (
     Metric("skipped_tables", "gauge", "tables", "tables that the last run left out (`on_table_error`)"),
     Metric("rows", "gauge", "rows", "rows of the copies that the last run published"),
     Metric("rows_read", "gauge", "rows", "rows that the last run read from the tables"),
-    Metric("bytes_read", "gauge", "bytes", "size of the files that were written of them"),
-    Metric("keys_in_window", "gauge", "keys", "keys that the log names in the windows of the last run"),
+    Metric("bytes_read", "gauge", "bytes", "size of the files with these rows"),
+    Metric("keys_in_window", "gauge", "keys", "keys that the log touches in the windows of the last run"),
     Metric("row_images", "gauge", "row images", "row images that the last run read from the log"),
     Metric("values_as_null", "gauge", "values", "values that no Arrow type holds, published as null"),
     Metric("lock_seconds", "gauge", "seconds", "the longest lock of the last run"),
-    Metric("snapshot_seconds", "gauge", "seconds", "how long the snapshot step of the last run worked"),
-    Metric("extract_delta_seconds", "gauge", "seconds", "how long its extract_delta step worked"),
-    Metric("consolidate_seconds", "gauge", "seconds", "how long its consolidate step worked"),
+    Metric("snapshot_seconds", "gauge", "seconds", "duration of the snapshot step of the last run"),
+    Metric("extract_delta_seconds", "gauge", "seconds", "duration of its extract_delta step"),
+    Metric("consolidate_seconds", "gauge", "seconds", "duration of its consolidate step"),
 )
-"""All metrics. The numbers of a run are sent when it is published."""
+"""All metrics. The metrics of a run are sent when it is published."""
 
 _STRANGE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def tell_published(run: Run, dag_id: str, source_conn_id: str) -> None:
-    """Send the numbers of a run that was published. Never fails: they are no part of the run."""
+    """Send the metrics of a published run. Errors are only logged, because metrics are not part of the run."""
     try:
         for name, value in _numbers(run):
             _send(name, value, dag_id, source_conn_id)
@@ -61,7 +61,7 @@ def tell_published(run: Run, dag_id: str, source_conn_id: str) -> None:
 
 
 def tell_error(error: str, dag_id: str, source_conn_id: str) -> None:
-    """Count a try that failed. Never fails.
+    """Count a failed try. Errors of sending are only logged.
 
     :param error: the name of the error's class.
     """
@@ -91,11 +91,11 @@ def _numbers(run: Run) -> Iterator[tuple[str, float]]:
 
 
 def _send(name: str, value: float, dag_id: str, source_conn_id: str, error: str = "") -> None:
-    # It takes a while to import, and DAGs are parsed all the time.
+    # Imported here, because the import is slow and DAG files are parsed continually.
     from airflow.providers.common.compat.sdk import Stats
 
     tags = {"dag_id": dag_id or "none", "source": source_conn_id or "none", **({"error": error} if error else {})}
-    # A dot would be one more level of the name.
+    # A dot in a part would add a level to the name.
     parts = [_STRANGE.sub("_", part) for part in tags.values()]
     counts = next(metric.kind for metric in METRICS if metric.name == name) == "counter"
     for stat, stat_tags in ((f"cdc.{name}", tags), (".".join(["cdc", name, *parts]), {})):

@@ -1,10 +1,10 @@
-"""The file that says what the DAG `nightly` copies, read when the DAG is parsed: without a database or a connection.
+"""The configuration file of the DAG `nightly`. It is read when the DAG is parsed, without a database or a connection.
 
 ::
 
     schedule: "30 0 * * *"           # cron; default: midnight
     timezone: Europe/Berlin          # of the schedule; default: UTC
-    deadline_minutes: 360            # tell when a run takes longer; default: never
+    deadline_minutes: 360            # alert if a run takes longer; default: never
     defaults:                        # options of all sources
       on_table_error: skip
     sources:
@@ -13,8 +13,8 @@
         tables: ["shop.*", "!shop.tmp_*"]
         target: s3://lake/raw
 
-The keys of a source are the options of a run, ``kind`` (``mysql``, ``postgres``), and ``name``, by which its tasks are
-called (default: the id of the connection).
+The keys of a source are the options of a run, ``kind`` (``mysql``, ``postgres``), and ``name``, the prefix of its task
+ids (default: the id of the connection).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _START = datetime(2025, 1, 1)
 
 @dataclass(frozen=True)
 class NightlySource:
-    """One source: ``name`` calls its tasks, ``options`` are arguments of a `SnapshotTaskGroup`."""
+    """One source: ``name`` is the prefix of its task ids, ``options`` are arguments of a `SnapshotTaskGroup`."""
 
     name: str
     kind: str
@@ -53,7 +53,7 @@ class NightlySource:
 
 @dataclass(frozen=True)
 class Nightly:
-    """What the file says. ``schedule`` is a cron expression in ``timezone``; ``start_date`` is naive, in that zone."""
+    """The content of the file. ``schedule`` is a cron expression in ``timezone``, ``start_date`` a naive time in it."""
 
     schedule: str
     timezone: str
@@ -65,8 +65,8 @@ class Nightly:
 def read_nightly(path: Path) -> Nightly:
     """Read the file.
 
-    :raises ConfigurationError: it cannot be read, or is no YAML.
-    :raises PreflightError: with everything that is wrong with it, each with its line and key.
+    :raises ConfigurationError: the file cannot be read, or is not valid YAML.
+    :raises PreflightError: lists everything that is wrong with the file, each with its line and key.
     """
     problems: list[Problem] = []
     document = read_yaml(path)
@@ -91,7 +91,7 @@ def read_nightly(path: Path) -> Nightly:
 
 def _sources(document: Value, given: Mapping[str, Value], problems: list[Problem]) -> list[NightlySource]:
     if "sources" not in given:
-        problems.append(document.place.problem("it names no sources", "add the key sources, with a list"))
+        problems.append(document.place.problem("the file has no sources", "add the key sources, with a list"))
         return []
     defaults = given["defaults"].mapping(problems) if "defaults" in given else {}
     sources: dict[str, NightlySource] = {}
@@ -102,13 +102,13 @@ def _sources(document: Value, given: Mapping[str, Value], problems: list[Problem
         if source.name in sources:
             problems.append(
                 element.place.problem(
-                    f"its tasks would be called {source.name}, as another's", "give it a name of its own"
+                    f"another source has the same name for its tasks, {source.name}", "give this source another name"
                 )
             )
         sources[source.name] = source
     _check_unused(defaults, sources, problems)
     if not sources and not problems:
-        problems.append(given["sources"].place.problem("it names no sources", "add at least one"))
+        problems.append(given["sources"].place.problem("the list has no sources", "add at least one"))
     return list(sources.values())
 
 
@@ -119,7 +119,7 @@ def _source(element: Value, defaults: Mapping[str, Value], problems: list[Proble
     kind = option_values.pop("kind", None)
     if kind is None or kind.plain not in kinds:
         place = element.place if kind is None else kind.place
-        problems.append(place.problem("it has no kind that can be copied", f"give kind: one of {', '.join(kinds)}"))
+        problems.append(place.problem("the source has no valid kind", f"set kind to one of {', '.join(kinds)}"))
         return None
     name = option_values.pop("name", None)
     every = {option.name: option for option in declared()}
@@ -129,34 +129,36 @@ def _source(element: Value, defaults: Mapping[str, Value], problems: list[Proble
         problems.append(
             option_values[key].place.problem(what, f"the options are {', '.join(['kind', 'name', *fitting_options])}")
         )
-    # A default for a kind of source that lacks the option is for the others.
+    # A default may be for other kinds of sources, so it is ignored for a kind that lacks the option.
     values = {key: value for key, value in {**defaults, **option_values}.items() if key in fitting_options}
     for key, value in values.items():
         _check_option(fitting_options[key], value, problems)
     for key, option in fitting_options.items():
         if option.required and key not in values:
-            problems.append(element.place.problem(f"it has no {key}", f"give {option.example}"))
+            problems.append(element.place.problem(f"the source has no {key}", f"give {option.example}"))
     if len(problems) > before:
         return None
     called = str(name.plain) if name else re.sub(r"[^A-Za-z0-9_-]", "_", str(values["source_conn_id"].plain))
     if not _NAME.fullmatch(called):
         place = name.place if name else element.place
-        problems.append(place.problem(f"{called!r} cannot call tasks", "give a name of ASCII letters, digits, _ and -"))
+        problems.append(
+            place.problem(f"{called!r} cannot be a prefix of task ids", "use ASCII letters, digits, _ and - only")
+        )
         return None
     options = {key: value.plain for key, value in values.items()}
     return NightlySource(called, kind.plain, _preferred(kind.plain, fitting_options, options) | options)
 
 
 def _preferred(kind: str, ours: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that are other by default than those of a single run, as far as this kind of source has them."""
-    # Some kinds keep no log for the past unless an option asks for it.
+    """Return the options whose defaults differ from those of a single run, for this kind of source."""
+    # Some kinds retain no log of the past unless an option requests it.
     goes_back = "as_of" in ours and (kinds.KINDS[kind].keeps_past or bool(given.get("standing_slot")))
     preferred = {"as_of": INTERVAL_END} if goes_back else {}
     return preferred | ({"refresh": "auto"} if "refresh" in ours else {})
 
 
 def _check_option(option: Option, value: Value, problems: list[Problem]) -> None:
-    # What a template becomes is checked when the run begins.
+    # A rendered template is checked when the run begins.
     if isinstance(value.plain, str) and "{{" in value.plain:
         return
     if problem := option.check(value.plain):
@@ -199,7 +201,7 @@ def _date(value: Value | None, problems: list[Problem]) -> datetime:
         return _START
     if isinstance(value.plain, date) and not isinstance(value.plain, datetime):
         return datetime.combine(value.plain, datetime.min.time())
-    problems.append(value.place.problem(f"{value.plain!r} is no date", "write it as 2026-01-31"))
+    problems.append(value.place.problem(f"{value.plain!r} is not a date", "write it as 2026-01-31"))
     return _START
 
 

@@ -1,16 +1,16 @@
-"""The production targets of a connection: the folders whose copies the plain assets of its tables stand for.
+"""The production targets of a connection: the folders whose copies have the plain assets of its tables.
 
-Airflow's setting ``production_targets`` in the section ``cdc`` names them (``AIRFLOW__CDC__PRODUCTION_TARGETS``),
+Airflow's setting ``production_targets`` in the section ``cdc`` (``AIRFLOW__CDC__PRODUCTION_TARGETS``) names them,
 separated by commas or blanks: ``s3://lake/raw`` for all connections, ``cdc_shop=s3://lake/shop`` for one. As in
-``targets``, folders below are meant, too, ``*`` stands for any run of characters within a part (``*`` alone for any
-folder, and in the id of a connection for any run of characters), and ``{source}`` for the id of the connection.
+``targets``, folders below these are included. ``*`` matches any run of characters within a part, or in the id of a
+connection; ``*`` alone matches any folder. ``{source}`` stands for the id of the connection.
 
-Without the setting, ``targets`` decides, which names the folders that the shipped DAGs may publish in:
+Without this setting, the setting ``targets``, which names the folders in which the shipped DAGs may publish, decides:
 
-- It names none: every target counts as production. Nothing shows that there is more than one.
-- It names one folder: that one is the production target.
-- It allows several: nobody can tell which of them is production. So none is, and a DAG that asks for the plain asset of
-  a table is refused when it is parsed, which is better than one that runs for copies in a sandbox, or never again.
+- It names no folder: every target counts as production, because there may be only one.
+- It names one folder: that folder is the production target.
+- It allows several folders: it is unknown which of them is production, so none is. A DAG that uses the plain asset of a
+  table is rejected when it is parsed. Otherwise it might run for copies in a sandbox, or never again.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ _FOLDER = re.compile(r"\*$|/|[A-Za-z][A-Za-z0-9+.-]*://")
 
 @dataclass(frozen=True)
 class ProductionTargets:
-    """The production targets of a connection, as patterns of folders. ``named``: the setting says which they are;
-    otherwise they are assumed."""
+    """The production targets of a connection, as patterns of folders. ``named``: the setting ``production_targets``
+    names them; otherwise they are assumed."""
 
     patterns: tuple[str, ...]
     named: bool
 
     def has(self, lake: str) -> bool:
-        """Whether ``lake``, the URI of a target, is one of the folders, or below one."""
+        """Return whether ``lake``, the URI of a target, is one of the folders, or below one."""
         return any(map(LakeUri.parse(lake).matches, self.patterns))
 
 
 def production_targets(source_conn_id: str) -> ProductionTargets:
-    """The production targets of a connection, as Airflow is configured now.
+    """Return the production targets of a connection, from Airflow's present configuration.
 
     :raises ConfigurationError: the setting is malformed.
     """
@@ -58,23 +58,23 @@ def production_targets(source_conn_id: str) -> ProductionTargets:
 
 
 def check_named(source_conn_id: str) -> None:
-    """Make sure that it is known which targets are production.
+    """Check that it is known which targets are production.
 
-    :raises ConfigurationError: it is not.
+    :raises ConfigurationError: it is unknown.
     """
     targets = production_targets(source_conn_id)
     if targets.patterns:
         return
     why = (
-        f"{VARIABLE} names none for it"
+        f"{VARIABLE} names no target for this connection"
         if targets.named
-        else f"AIRFLOW__CDC__TARGETS allows several, and {VARIABLE} names none"
+        else f"AIRFLOW__CDC__TARGETS allows several targets, and {VARIABLE} is not set"
     )
     raise ConfigurationError(
-        f"it is not known which target of {source_conn_id} is production: {why}",
+        f"it is unknown which target of {source_conn_id} is production: {why}",
         where="table_asset",
         hint=f"name it wherever Airflow parses DAGs and runs tasks: {VARIABLE}=s3://lake/raw for all connections, or "
-        f"{VARIABLE}={source_conn_id}=s3://lake/raw for this one. Or give table_asset the target that is meant",
+        f"{VARIABLE}={source_conn_id}=s3://lake/raw for this one. Or pass the target to table_asset",
     )
 
 
@@ -83,7 +83,7 @@ def _listed(setting: str) -> list[str]:
 
 
 def _pair(entry: str) -> tuple[str, str]:
-    """The pattern of connections, and that of folders. A folder may hold an equals sign, too."""
+    """Return the pattern of connections and the pattern of folders. A folder may contain an equals sign, too."""
     connection, equals, folder = entry.partition("=")
     if equals and not _FOLDER.match(entry) and _FOLDER.match(folder):
         return connection, folder

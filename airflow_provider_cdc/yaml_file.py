@@ -1,4 +1,4 @@
-"""YAML with the line and key of every value, so that an error message can name them."""
+"""Reads YAML with the line and key of every value, so that error messages can name them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_provider_cdc.errors import ConfigurationError, Problem
 
 @dataclass(frozen=True)
 class Place:
-    """Where a value stands: the file, the line (from 1), and the keys that lead to it."""
+    """The place of a value: the file, the line (from 1), and the keys that lead to the value."""
 
     file: str
     line: int
@@ -30,16 +30,16 @@ class Place:
 
 @dataclass(frozen=True)
 class Value:
-    """A value of the file: ``plain`` is it as Python has it, without places."""
+    """A value in the file. ``plain`` is the value as a Python object, without places."""
 
     place: Place
     plain: Any
     node: yaml.Node
 
     def mapping(self, problems: list[Problem]) -> dict[str, Value]:
-        """Its keys and values. What is wrong with them is added to ``problems``."""
+        """Return the keys and values of a mapping. Errors are added to ``problems``."""
         if not isinstance(self.node, yaml.MappingNode):
-            problems.append(self.place.problem("it is not a mapping", "write it as lines of `key: value`"))
+            problems.append(self.place.problem("the value is not a mapping", "write it as lines of `key: value`"))
             return {}
         values: dict[str, Value] = {}
         for key, node in self.node.value:
@@ -47,19 +47,19 @@ class Value:
             keys = f"{self.place.keys}.{name}".lstrip(".")
             place = Place(self.place.file, key.start_mark.line + 1, keys)
             if not name:
-                problems.append(place.problem("a key is not a word", "write lines of `key: value`"))
+                problems.append(place.problem("a key is not a scalar", "write lines of `key: value`"))
             elif name in values:
                 problems.append(
-                    place.problem(f"the key is there twice, first in line {values[name].place.line}", "remove one")
+                    place.problem(f"duplicate key, first in line {values[name].place.line}", "remove one of the two")
                 )
             else:
                 values[name] = Value(place, _plain(node), node)
         return values
 
     def items(self, problems: list[Problem]) -> Iterator[Value]:
-        """Its elements. What is wrong with it is added to ``problems``."""
+        """Yield the elements of a list. Errors are added to ``problems``."""
         if not isinstance(self.node, yaml.SequenceNode):
-            problems.append(self.place.problem("it is not a list", "begin each element's line with `- `"))
+            problems.append(self.place.problem("the value is not a list", "begin each element's line with `- `"))
             return
         for number, node in enumerate(self.node.value):
             place = Place(self.place.file, node.start_mark.line + 1, f"{self.place.keys}[{number}]")
@@ -67,9 +67,9 @@ class Value:
 
 
 def read_yaml(path: Path) -> Value:
-    """The one document of a file.
+    """Read a file with one YAML document.
 
-    :raises ConfigurationError: the file cannot be read, or is no YAML.
+    :raises ConfigurationError: the file cannot be read, or is not valid YAML.
     """
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
@@ -84,7 +84,7 @@ def read_yaml(path: Path) -> Value:
         mark = getattr(error, "problem_mark", None)
         where = str(Place(str(path), mark.line + 1)) if mark else str(path)
         what = getattr(error, "problem", None) or str(error)
-        raise ConfigurationError(f"it is no YAML: {what}", where=where, hint="correct that line") from None
+        raise ConfigurationError(f"invalid YAML: {what}", where=where, hint="correct that line") from None
 
 
 def _plain(node: yaml.Node) -> Any:

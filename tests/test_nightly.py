@@ -100,14 +100,14 @@ sources:
             "'lake' cannot be used as a folder: it is neither a URI nor an absolute path",
         ),
         ("line 12, key sources[0].chunk_rows", "'many' is not a whole number above 0"),
-        ("line 16, key sources[1].kind", "it has no kind that can be copied"),
-        ("line 20, key sources[2].target", "the key is there twice, first in line 19"),
+        ("line 16, key sources[1].kind", "the source has no valid kind"),
+        ("line 20, key sources[2].target", "duplicate key, first in line 19"),
         ("line 18, key sources[2].tables", "'public' does not name a table"),
         (
             "line 19, key sources[2].target",
             "'s3://lake?***' cannot be used as a folder: it has a query",
         ),
-        ("line 17, key sources[2]", "it has no source_conn_id"),
+        ("line 17, key sources[2]", "the source has no source_conn_id"),
         ("line 6, key defaults.chunk_rowz", "no source has such an option"),
     ]
 
@@ -116,13 +116,13 @@ sources:
     ("text", "told"),
     [
         ("", "the file is empty"),
-        ("sources: [", "line 1: it is no YAML"),
-        ("a: 1\nsources:\n  - tables: [!shop.x]", "line 3: it is no YAML"),
-        ("- 1", "it is not a mapping"),
-        ("schedule: 0 0 * * *", "it names no sources"),
-        ("sources: []", "it names no sources"),
-        ("sources: 5", "it is not a list"),
-        ("sources: [5]", "it is not a mapping"),
+        ("sources: [", "line 1: invalid YAML"),
+        ("a: 1\nsources:\n  - tables: [!shop.x]", "line 3: invalid YAML"),
+        ("- 1", "the value is not a mapping"),
+        ("schedule: 0 0 * * *", "the file has no sources"),
+        ("sources: []", "the list has no sources"),
+        ("sources: 5", "the value is not a list"),
+        ("sources: [5]", "the value is not a mapping"),
     ],
 )
 def test_a_file_without_sources_is_no_empty_dag(tmp_path: Path, text: str, told: str) -> None:

@@ -1,1 +1,1 @@
-"""Pure values and algebra: no Airflow, no Spark, no driver."""
+"""Values, records and algorithms without Airflow, Spark or a database driver."""

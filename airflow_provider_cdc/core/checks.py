@@ -1,8 +1,8 @@
-"""Checks as declared things: what each one protects, when it runs, and how it asks.
+"""Declarations of checks: what each check protects, when it runs, and the function that performs it.
 
-Each source declares its checks in its folder ``checks``; the target and the run have theirs in ``operators/checks`` and
-``jobs/checks``. What runs at a moment is selected from these declarations, so no step keeps a list of its own. The
-tables in docs/design/checks.md are generated from them (``dev/docs``).
+Each source declares its checks in its folder ``checks``. The checks of the target and the run are in
+``operators/checks`` and ``jobs/checks``. The checks of a moment are selected from these declarations, so no step has
+its own list. The tables in docs/design/checks.md are generated from them (``dev/docs``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ C = TypeVar("C", contravariant=True)
 
 
 class Moment(Enum):
-    """When a check runs. The value is what the documents call it."""
+    """When a check runs. The value is its name in the documentation."""
 
     PREFLIGHT = "preflight"
     POSITION_FIXED = "once the position is fixed"
@@ -35,8 +35,8 @@ class Moment(Enum):
 class Raised:
     """A check that is part of other work.
 
-    ``by``: ``module:function`` of what raises the error, or makes it. The modules are those of this package, without
-    its name.
+    ``by``: the function that raises or creates the error, as ``module:function``. The module's name is without the
+    name of this package.
     """
 
     when: Moment
@@ -48,18 +48,18 @@ class Check(Generic[C]):
     """One check.
 
     ``id``
-        names it for good: the kind of source, ``target`` or ``run``, a dot, and the subject.
+        the permanent name: the kind of source, ``target`` or ``run``, then a dot, and the subject.
     ``protects``
-        what holds as long as the check finds nothing: one sentence.
+        what holds as long as the check finds no problem: one sentence.
     ``when``
-        the moments at which it is asked.
+        the moments at which ``ask`` is called.
     ``hint``
-        what to do if it finds something. A problem or an error may have a more exact one.
+        what to do if the check finds a problem. The problem or error may have a more specific hint.
     ``ask``
-        yields the problems that there are in a context. It raises an error of its own where a run that has begun has to
-        tell what became of the source: another server, a log that is gone.
+        yields the problems in a context. If a run has begun, it may raise an error instead, for example because the
+        server was replaced or the log is gone.
     ``raised_by``
-        what looks at other moments, while it does its own work, such as reading the log.
+        functions that perform the check at other moments, as a part of other work, such as reading the log.
     """
 
     id: str
@@ -71,16 +71,16 @@ class Check(Generic[C]):
 
     @property
     def moments(self) -> list[Moment]:
-        """All moments at which it runs, in the order of a run."""
+        """All moments at which the check runs, in the order of a run."""
         all_of_it = {*self.when, *(raised.when for raised in self.raised_by)}
         return [moment for moment in Moment if moment in all_of_it]
 
 
 def problems_of(checks: Sequence[Check[C]], moment: Moment, context: C) -> list[Problem]:
-    """Ask those of ``checks`` that run at ``moment``, in their order. A problem that several of them find is told once.
+    """Run those of ``checks`` that are declared for ``moment``, in order. Equal problems are returned once.
 
     :raises CdcError: a check raised it.
-    :raises ValueError: none of the checks runs at that moment: whoever asks means other checks, or another moment.
+    :raises ValueError: no check is declared for this moment, so the caller passed wrong checks or a wrong moment.
     """
     questions = [check.ask for check in checks if check.ask is not None and moment in check.when]
     if not questions:

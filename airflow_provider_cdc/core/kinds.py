@@ -1,7 +1,7 @@
-"""The kinds of sources, as far as this package tells them apart without a source at hand.
+"""The kinds of sources, with the properties that can be used without a source object.
 
-Each kind is registered here, with its positions and features, and in ``sources.registry``, with its classes and its
-connection form. Nothing else outside a kind's own folder and its hook knows a kind by name.
+Each kind is registered here, with its positions and features, and in ``sources.api.registry``, with its classes and its
+connection form. No other code outside a kind's own folder and its hook refers to a kind by name.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ class Kind:
     ``position_key``
         the name of its positions in XComs, manifests and ``_latest.json``.
     ``parse``
-        reads the text of a position; raises `PositionError`.
+        parses the text of a position; raises `PositionError`.
     ``features``
-        the consistencies that only some kinds have, and what options need (`Option.feature`).
+        the consistencies that only some kinds have, and the features that options need (`Option.feature`).
     ``branch``
-        the part of a server's identity within which positions compare; empty: they always do.
+        the key of a server's identity within which positions are comparable; empty: they always are.
     ``takes_over``
-        whether a server that has all of a copy's position, behind the same connection, continues the source of the
-        copy, although it is another server.
+        whether another server with the same connection that includes a copy's position counts as the same source.
     ``keeps_past``
-        whether its log goes back without an option that asks for it.
+        whether the log of the past is retained without an option that requests it.
     """
 
     name: str
@@ -71,15 +70,15 @@ KINDS = {
 
 @lru_cache(maxsize=32)
 def parse_position(kind: str, text: str) -> Position:
-    """Read the text of a position of a source of this kind, as a record has it.
+    """Parse the text of a position, in a record, of a source of this kind.
 
-    Records of large GTID sets are asked for their position again and again.
+    The results are cached, because records with large GTID sets are parsed repeatedly.
 
-    :raises PositionError: it is none, or the kind is not known.
+    :raises PositionError: the text is not a position, or the kind is unknown.
     """
     if kind not in KINDS:
         raise PositionError(
-            f"positions of {kind!r} sources are not known", hint="install the version of this provider that wrote them"
+            f"unknown kind of source: {kind!r}", hint="install the version of this provider that wrote the record"
         )
     return KINDS[kind].parse(text)
 
@@ -90,11 +89,11 @@ def kinds_with(feature: str) -> tuple[Kind, ...]:
 
 
 def has(kind: str, feature: str) -> bool:
-    """Return whether sources of the kind of this name have ``feature``, which may be empty."""
+    """Return whether sources of the kind named ``kind`` have ``feature``. The empty feature belongs to all kinds."""
     return any(one.name == kind for one in kinds_with(feature))
 
 
 def only(feature: str) -> str:
-    """Return the titles of the kinds that have ``feature``, as in "PostgreSQL"; empty: all kinds have it."""
+    """Return the titles of the kinds that have ``feature``, such as "PostgreSQL"; empty: all kinds have it."""
     having = kinds_with(feature)
     return "" if len(having) == len(KINDS) else " and ".join(kind.title for kind in having)

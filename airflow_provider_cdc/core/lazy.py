@@ -1,5 +1,5 @@
-"""Modules that are imported when they are first used: Airflow parses the files of DAGs all the time, and PyArrow alone
-takes as long as all of ours."""
+"""Modules that are imported at their first use. Airflow parses DAG files continually, and importing PyArrow alone takes
+as long as importing all of this package."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class LazyModule:
-    """What stands for a module until something of it is asked for.
+    """Stands for a module, which is imported when an attribute is accessed.
 
-    :param name: its full name.
+    :param name: the module's full name.
     """
 
     def __init__(self, name: str) -> None:

@@ -1,1 +1,1 @@
-"""Filters (``where``): parsing a condition, and evaluating it on rows."""
+"""Filters (``where``): parses a condition, and evaluates it on rows."""

@@ -1,6 +1,6 @@
-"""Takes the part of rows that is copied: of those that were read, and of those that the log puts back.
+"""Selects the rows and columns to copy: of rows that were read, and of rows that were put back from the log.
 
-That both go through here is what makes the filter exact: see docs/design/parts-of-tables.md.
+The filter is exact because both kinds of rows use this code: see docs/design/parts-of-tables.md.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from airflow_provider_cdc.core.tables.table import Table
 
 
 def published_schema(table: Table, schema: pa.Schema) -> pa.Schema:
-    """What the copy of ``table``, whose rows have ``schema``, is published as."""
+    """Return the schema of the published copy of ``table``, whose rows have ``schema``."""
     if not table.selection.columns:
         return schema
     return pa.schema([schema.field(name) for name in table.published_columns])
 
 
 def published_columns(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Rows without the columns that are not published."""
+    """Return ``rows`` without the columns that are not published."""
     return rows.select(table.published_columns) if table.selection.columns else rows
 
 
 def matching(
     table: Table, rows: pa.RecordBatch, unknown: Mapping[str, Sequence[int]] | None = None
 ) -> pa.BooleanArray | None:
-    """Which of a table's ``rows`` (with all columns that the condition looks at) are copied; None: all of them.
+    """Return which of a table's ``rows`` are copied; None: all. ``rows`` must have all columns of the condition.
 
-    :param unknown: by column, the rows with a value that no Arrow type holds: to the condition it is null.
+    :param unknown: by column, the rows with a value that no Arrow type holds; the condition treats it as null.
     """
     return None if table.selection.where is None else holds(table.selection.where, rows, unknown)
 
 
 def published_keys(table: Table, rows: pa.RecordBatch) -> pa.BinaryArray:
-    """What tells the published rows of a keyless table apart: all of their columns."""
+    """Return the canonical bytes of the published rows of a keyless table, which are identified by all columns."""
     return row_bytes.encode(rows, table.published_columns)

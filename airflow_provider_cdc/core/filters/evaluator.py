@@ -1,6 +1,6 @@
-"""Evaluates a condition on rows, by Arrow: true, false or unknown for each of them, as SQL's logic has it.
+"""Evaluates a condition on rows with Arrow: true, false or unknown for each row, in the logic of SQL.
 
-Text compares by code point, floating point as IEEE 754 has it (a NaN is equal to nothing), all else by value.
+Text compares by code point, floating point as in IEEE 754 (a NaN is equal to nothing), all other types by value.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ _COMPARE: Mapping[str, Callable[[pa.Array, pa.Scalar], pa.BooleanArray]] = {
 
 
 def holds(term: Term, rows: pa.RecordBatch, unknown: Mapping[str, Sequence[int]] | None = None) -> pa.BooleanArray:
-    """For which rows the condition is true; not where it is unknown.
+    """Return for each row whether the condition is true; False if it is false or unknown.
 
-    :param unknown: by column, rows whose value counts as null, whatever stands there.
+    :param unknown: by column, the rows whose value counts as null, whatever the array contains.
     """
     columns = {name: _column(rows, name, (unknown or {}).get(name, ())) for name in term.columns}
     return pc.fill_null(_evaluate(term, columns, rows.num_rows), False)
@@ -64,15 +64,15 @@ def _evaluate(term: Term, columns: Mapping[str, pa.Array], rows: int) -> pa.Bool
     if term.op != IN:
         return _COMPARE[term.op](column, values[0])
     if pa.types.is_floating(column.type) or len(values) == 1:
-        # A search would find a NaN, and take the two zeros for different.
+        # is_in would find a NaN, and would treat the two zeros as different.
         return reduce(pc.or_kleene, [pc.equal(column, value) for value in values])
     matches = pc.is_in(column, value_set=pa.array([value.as_py() for value in values], column.type))
-    # Whether NULL is one of them is unknown; the search says no.
+    # For a null, the result of IN is unknown, but is_in returns false.
     return pc.if_else(column.is_valid(), matches, pa.scalar(None, pa.bool_()))
 
 
 def expression(pattern: str, escape: str) -> str:
-    """The regular expression (of RE2) for a pattern of LIKE: all of the text has to fit, line breaks included."""
+    """Return the regular expression (RE2) of a LIKE pattern. It matches the whole text, including line breaks."""
     parts = []
     letters = iter(pattern)
     for letter in letters:

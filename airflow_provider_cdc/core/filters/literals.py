@@ -1,7 +1,7 @@
-"""What the literals of a condition mean to the columns that they are compared with.
+"""Converts the literals of a condition to the types of the columns that they are compared with.
 
-A literal becomes a value of the column's published type, exactly, or is refused: nothing is rounded or cut off.
-(To a column of floating point it is the nearest number of that type, as to the database.)
+A literal is converted exactly to a value of the column's published type, or rejected: nothing is rounded or truncated.
+(For a floating-point column, it becomes the nearest number of that type, as in the database.)
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import Problem
 
 PLAIN, LABEL, UUID = "plain", "label", "uuid"
-"""What the text in a column of Arrow strings is, if it can be compared: any text, one of some labels, a UUID."""
+"""The content of a column of Arrow strings that can be compared: any text, one of some labels, or a UUID."""
 
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _CLOCK = r"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?"
@@ -47,7 +47,7 @@ _ORDERED = ("<", "<=", ">", ">=")
 
 
 class NotComparable(Exception):
-    """A literal and a column cannot be compared: what is wrong, and what to write instead."""
+    """A literal and a column cannot be compared. Holds what is wrong, and what to write instead."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(what)
@@ -55,10 +55,10 @@ class NotComparable(Exception):
 
 
 def problems(term: Term, schema: pa.Schema, texts: Mapping[str, str], place: Callable[[int], str]) -> list[Problem]:
-    """What is wrong with a condition on rows of ``schema``.
+    """Return the problems of a condition on rows of ``schema``.
 
-    :param texts: of the columns of text, those that can be compared: `PLAIN`, `LABEL` or `UUID`.
-    :param place: what to say of where a term stands.
+    :param texts: the text columns that can be compared, each with `PLAIN`, `LABEL` or `UUID`.
+    :param place: describes the place of a term from its offset.
     """
     all_problems = []
     for leaf in term.leaves():
@@ -75,10 +75,10 @@ def problems(term: Term, schema: pa.Schema, texts: Mapping[str, str], place: Cal
 
 
 def unknown_column(name: str, known: Sequence[str]) -> tuple[str, str]:
-    """What to say of a column that is not there: what, and a hint."""
+    """Return the message and the hint for a column that does not exist."""
     by_fold = {column_name.casefold(): column_name for column_name in known}
     alike = get_close_matches(name.casefold(), by_fold, 1)
-    hint = f"did you mean {by_fold[alike[0]]}? Names count letter by letter" if alike else f"it has {', '.join(known)}"
+    hint = f"did you mean {by_fold[alike[0]]}? Names are case-sensitive" if alike else f"it has {', '.join(known)}"
     return f"the table has no column {name}", hint
 
 
@@ -88,35 +88,36 @@ def _check(leaf: Term, kind: pa.DataType, text: str) -> None:
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     if leaf.op == IS_TRUE:
         if not pa.types.is_boolean(plain):
-            raise NotComparable(f"it is published as {kind}, which is no truth value", HINT)
+            raise NotComparable(f"it is published as {kind}, which is not a boolean", HINT)
         return
     if pa.types.is_string(plain) or pa.types.is_large_string(plain):
         if not text:
             raise NotComparable(
-                "it is published as the text that the database prints, which does not sort or compare as its type does",
-                "test it with IS [NOT] NULL only, and filter the rest when reading",
+                "it is published as the text that the database prints, which does not sort or compare like its type",
+                "use only IS [NOT] NULL with it, and filter the rest when reading",
             )
         if text != PLAIN and leaf.op in _ORDERED:
             raise NotComparable(f"a {text} has no order here", "compare it with =, <> or IN")
     elif leaf.op == LIKE:
-        raise NotComparable(f"it is published as {kind}, which is no text", "compare it with =, <, >, IN or BETWEEN")
+        raise NotComparable(f"it is published as {kind}, which is not text", "compare it with =, <, >, IN or BETWEEN")
     for literal in leaf.literals:
         value = value_of(literal, plain)
         if text == UUID and leaf.op != LIKE and not _UUID.fullmatch(value.as_py()):
             raise NotComparable(
-                f"{literal} is not how a uuid is published", "write it in small letters, with hyphens: 8-4-4-4-12"
+                f"{literal} is not the published form of a uuid",
+                "write it in lower case, with hyphens: 8-4-4-4-12",
             )
 
 
 def value_of(literal: Literal, kind: pa.DataType) -> pa.Scalar:
-    """The value of type ``kind`` that ``literal`` stands for.
+    """Return the value of type ``kind`` for ``literal``.
 
-    :raises NotComparable: there is none, or the type has no order that is worth the name.
+    :raises NotComparable: there is no such value, or values of the type cannot be compared.
     """
     for holds, convert in _CONVERSIONS:
         if holds(kind):
             return convert(literal, kind)
-    raise NotComparable(f"values of {kind} cannot be compared", "test it with IS [NOT] NULL only")
+    raise NotComparable(f"values of {kind} cannot be compared", "use only IS [NOT] NULL with it")
 
 
 def _whole(literal: Literal, kind: pa.DataType) -> pa.Scalar:
@@ -125,9 +126,9 @@ def _whole(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     if pa.types.is_unsigned_integer(kind):
         low, high = 0, 2**kind.bit_width - 1
     if number != number.to_integral_value():
-        raise NotComparable(f"{literal} is no whole number, and the column has no others", "write a whole number")
+        raise NotComparable(f"{literal} is not a whole number, but the column has only these", "write a whole number")
     if not low <= number <= high:
-        raise NotComparable(f"{literal} is not among the column's values", f"they go from {low} to {high}")
+        raise NotComparable(f"{literal} is outside the column's range", f"write a number from {low} to {high}")
     return pa.scalar(int(number), kind)
 
 
@@ -138,12 +139,13 @@ def _decimal(literal: Literal, kind: pa.DataType) -> pa.Scalar:
         scaled = number.scaleb(kind.scale)
         if scaled != scaled.to_integral_value():
             raise NotComparable(
-                f"{literal} has more digits after the point than the column, which has {kind.scale}", "write fewer"
+                f"{literal} has more digits after the point than the column, which has {kind.scale}",
+                "write fewer digits",
             )
         if abs(scaled) >= Decimal(10) ** kind.precision:
             raise NotComparable(
-                f"{literal} is not among the column's values",
-                f"they have {counted(kind.precision - kind.scale, 'whole digit')}",
+                f"{literal} is outside the column's range",
+                f"write at most {counted(kind.precision - kind.scale, 'digit')} before the point",
             )
         return pa.scalar(scaled.to_integral_value().scaleb(-kind.scale), kind)
 
@@ -154,26 +156,26 @@ def _float(literal: Literal, kind: pa.DataType) -> pa.Scalar:
         with np.errstate(over="ignore"):
             number = float(np.float32(number))
     if not math.isfinite(number):
-        raise NotComparable(f"{literal} is not among the column's values", f"write one that a {kind} can hold")
+        raise NotComparable(f"{literal} is outside the column's range", f"write a number that a {kind} can hold")
     return pa.scalar(number, kind)
 
 
 def _truth(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     if literal.kind != BOOLEAN:
-        raise NotComparable(f"the column holds truth values, and {literal} is none", "write TRUE or FALSE")
+        raise NotComparable(f"the column has booleans, and {literal} is not one", "write TRUE or FALSE")
     return pa.scalar(literal.text == "TRUE", kind)
 
 
 def _text(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     if literal.kind != TEXT:
-        raise NotComparable(f"the column holds text, and {literal} is none", f"write '{literal.text}'")
+        raise NotComparable(f"the column has text, and {literal} is not text", f"write '{literal.text}'")
     return pa.scalar(literal.text, kind)
 
 
 def _day(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     match = _DATE.fullmatch(literal.text) if literal.kind in (TEXT, DATE) else None
     if match is None:
-        raise NotComparable(f"{literal} is no date", "write it as '2026-01-31'")
+        raise NotComparable(f"{literal} is not a date", "write it as '2026-01-31'")
     return pa.scalar(_date(literal), kind)
 
 
@@ -182,10 +184,10 @@ def _moment(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     zoned = kind.tz is not None
     example = "'2026-01-31 12:00:00Z'" if zoned else "'2026-01-31 12:00:00'"
     if match is None or (literal.kind == DATE and not _DATE.fullmatch(literal.text)):
-        raise NotComparable(f"{literal} is no time", f"write it as {example}, with up to 6 digits of a second")
+        raise NotComparable(f"{literal} is not a time", f"write it as {example}, with up to 6 fractional digits")
     day, hour, minute, second, fraction, zone = match.groups()
     if bool(zone) != zoned:
-        what = "names no zone, and the column's values are points in time" if zoned else "names a zone"
+        what = "has no time zone, but the column's values are points in time" if zoned else "has a time zone"
         raise NotComparable(f"{literal} {what}", f"write it as {example}")
     value = datetime.combine(_date(Literal(literal.kind, day)), datetime.min.time())
     value += _clock(literal, hour or "0", minute or "0", second or "0", fraction)
@@ -193,11 +195,11 @@ def _moment(literal: Literal, kind: pa.DataType) -> pa.Scalar:
         sign = -1 if zone[0] == "-" else 1
         digits = re.sub(r"\D", "", zone).ljust(4, "0")
         if int(digits[:2]) > 15 or int(digits[2:]) > 59:
-            raise NotComparable(f"{literal} has no such zone", f"write it as {example}")
+            raise NotComparable(f"{literal} has an invalid time zone", f"write it as {example}")
         try:
             value -= sign * timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
         except OverflowError:
-            raise NotComparable(f"{literal} is beyond the year 1 or 9999 in UTC", f"write it as {example}") from None
+            raise NotComparable(f"{literal} is outside the years 1 to 9999 in UTC", f"write it as {example}") from None
         value = value.replace(tzinfo=UTC)
     return pa.scalar(value, kind)
 
@@ -205,14 +207,14 @@ def _moment(literal: Literal, kind: pa.DataType) -> pa.Scalar:
 def _time(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     match = _TIME.fullmatch(literal.text) if literal.kind == TEXT else None
     if match is None:
-        raise NotComparable(f"{literal} is no time of the day", "write it as '12:00:00'")
+        raise NotComparable(f"{literal} is not a time of day", "write it as '12:00:00'")
     return pa.scalar((datetime.min + _clock(literal, *match.groups())).time(), kind)
 
 
 def _span(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     match = _SPAN.fullmatch(literal.text) if literal.kind == TEXT else None
     if match is None:
-        raise NotComparable(f"{literal} is no span of time", "write it as '-12:00:00'")
+        raise NotComparable(f"{literal} is not a time span", "write it as '-12:00:00'")
     sign, hours, minute, second, fraction = match.groups()
     span = timedelta(hours=int(hours)) + _clock(literal, "0", minute, second, fraction)
     return pa.scalar(-span if sign else span, kind)
@@ -220,23 +222,23 @@ def _span(literal: Literal, kind: pa.DataType) -> pa.Scalar:
 
 def _number(literal: Literal) -> Decimal:
     if literal.kind != NUMBER:
-        raise NotComparable(f"the column holds numbers, and {literal} is none", "write a number without quotes")
+        raise NotComparable(f"the column has numbers, and {literal} is not one", "write a number without quotes")
     try:
         return Decimal(literal.text)
     except InvalidOperation:
-        raise NotComparable(f"{literal} is no number", "write it as 12 or -1.5") from None
+        raise NotComparable(f"{literal} is not a number", "write it as 12 or -1.5") from None
 
 
 def _date(literal: Literal) -> date:
     try:
         return date.fromisoformat(literal.text)
     except ValueError:
-        raise NotComparable(f"{literal} is no day of the calendar", "write one from year 1 to 9999") from None
+        raise NotComparable(f"{literal} is not a valid date", "write a date in the years 1 to 9999") from None
 
 
 def _clock(literal: Literal, hour: str, minute: str, second: str, fraction: str | None) -> timedelta:
     if int(hour) > 23 or int(minute) > 59 or int(second) > 59:
-        raise NotComparable(f"{literal} is no time", "hours go to 23, minutes and seconds to 59")
+        raise NotComparable(f"{literal} is not a time", "write hours up to 23, minutes and seconds up to 59")
     micros = int((fraction or "").ljust(6, "0"))
     return timedelta(hours=int(hour), minutes=int(minute), seconds=int(second), microseconds=micros)
 

@@ -1,11 +1,11 @@
-"""Reads a condition from its text: the part of SQL that docs/filters.md describes, and nothing beyond it.
+"""Parses the text of a condition: the subset of SQL that docs/filters.md describes, and nothing beyond it.
 
-sqlglot reads it, and takes far more than what is meant here: so its tokens are compared with a list before, and its
-tree with another one after that. What is on neither list is refused, with its place. Words and literals are counted: if
-the tree has lost one, or read one as something else, the text is refused, too.
+sqlglot parses the text, but accepts much more than this subset. So the tokens are checked against a list before, and
+the tree is checked against another list afterwards. Anything else is rejected, with its place. Words and literals are
+counted: the text is also rejected if the tree has lost one, or has interpreted one as something else.
 
-Text stands in single quotes, a column's name in double quotes or backticks, or in none; a quote within is doubled. A
-backslash is a character like any other.
+Text is in single quotes; a column's name is in double quotes, in backticks, or unquoted. A quote within quotes is
+doubled. A backslash is an ordinary character.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
 
 MOST_CHARACTERS, MOST_TERMS, MOST_DEPTH = 20_000, 2_000, 20
 HINT = (
-    "write comparisons (=, <>, <, <=, >, >=), IN, BETWEEN, LIKE and IS [NOT] NULL of a column with literals, put "
-    "together by AND, OR, NOT and parentheses: docs/filters.md has all of it"
+    "write comparisons (=, <>, <, <=, >, >=), IN, BETWEEN, LIKE and IS [NOT] NULL of a column with literals, "
+    "combined by AND, OR, NOT and parentheses; docs/filters.md describes the syntax"
 )
 
 _PUNCTUATION = {"(", ")", ",", "=", "<>", "!=", "<", "<=", ">", ">=", "-", "+"}
 _STRING, _NAME, _NUMERAL = "STRING", "IDENTIFIER", "NUMBER"
-"""What sqlglot calls tokens."""
+"""sqlglot's names of token types."""
 _RESERVED = {"AND", "OR", "NOT", "IN", "BETWEEN", "LIKE", "ESCAPE", "IS", "NULL", "TRUE", "FALSE"}
 _TYPES = {"DATE", "TIMESTAMP"}
 _BEFORE_PARENTHESIS = {"AND", "OR", "NOT", "IN"}
@@ -64,27 +64,28 @@ _FOLLOWS = {
     "(": _TERM | {")"},
     **dict.fromkeys(("AND", "OR", _COMPARISON, "BETWEEN", "LIKE", "ESCAPE", ","), _TERM),
 }
-"""What may come after what. sqlglot reads ``a BETWEEN 1 2``, ``a IN (, 2)``, ``+ a``, and some versions ``a NOT``."""
+"""The kinds that may follow each kind. sqlglot accepts ``a BETWEEN 1 2``, ``a IN (, 2)``, ``+ a``, maybe ``a NOT``."""
 
 
 def parse(text: str) -> Term:
-    """The condition that ``text`` says.
+    """Parse ``text``.
 
-    :raises ConfigurationError: it is none, or says something that is not part of the language; ``where`` has its place.
+    :raises ConfigurationError: the text is not a condition of the language; the error's ``where`` is the place.
     """
-    # It takes a while, and most runs copy whole tables.
+    # Imported here, because the import is slow and most runs copy whole tables.
     from sqlglot.errors import SqlglotError
 
     if not text.strip():
         raise ConfigurationError("the condition is empty", where="column 1", hint="leave it out to copy all rows")
     if len(text) > MOST_CHARACTERS:
         raise ConfigurationError(
-            f"the condition has more than {MOST_CHARACTERS:,} characters", hint="copy more, and filter when reading"
+            f"the condition has more than {MOST_CHARACTERS:,} characters",
+            hint="copy more rows, and filter when reading",
         )
     try:
         tokens = _dialect().tokenize(text)
     except SqlglotError as error:
-        raise ConfigurationError(f"the condition cannot be read: {_first_line(error)}", hint=HINT) from None
+        raise ConfigurationError(f"the condition cannot be parsed: {_first_line(error)}", hint=HINT) from None
     leaves = _check_tokens(text, tokens)
     try:
         statements = _dialect().parser().parse(tokens, text)
@@ -93,19 +94,19 @@ def parse(text: str) -> Term:
     except SqlglotError as error:
         first_error = (error.errors or [{}])[0] if hasattr(error, "errors") else {}
         place = f"line {first_error['line']}, column {first_error['col']}" if first_error.get("line") else ""
-        raise ConfigurationError("the condition cannot be read from here on", where=place, hint=HINT) from None
+        raise ConfigurationError("the condition cannot be parsed from here on", where=place, hint=HINT) from None
     reader = _Reader(text)
     if len(statements) != 1 or statements[0] is None:
-        raise ConfigurationError("it is not one condition", hint=HINT)
+        raise ConfigurationError("the text is not exactly one condition", hint=HINT)
     term = reader.term(statements[0], 0)
     if sorted(reader.seen) != leaves:
         missing = next((at for at in leaves if at not in reader.seen), 0)
-        raise _refused(text, missing, "this is not understood here")
+        raise _refused(text, missing, "this is not allowed here")
     return term
 
 
 def place_in(text: str, at: int) -> str:
-    """Where in ``text`` the character number ``at`` stands, in words."""
+    """Return the line and the column of the offset ``at`` in ``text``, as text."""
     before = text[:at]
     return f"line {before.count(chr(10)) + 1}, column {at - before.rfind(chr(10))}"
 
@@ -125,7 +126,7 @@ def _dialect() -> Any:
 
 
 def _check_tokens(text: str, tokens: Sequence[Any]) -> list[int]:
-    """Refuse what is not part of the language; return where names and literals begin."""
+    """Reject tokens that are not part of the language; return the offsets of names and literals."""
     leaves = []
     depth = 0
     for number, token in enumerate(tokens):
@@ -135,11 +136,11 @@ def _check_tokens(text: str, tokens: Sequence[Any]) -> list[int]:
             raise _refused(text, token.start, "there is a comment before or after this")
         if kind in (_STRING, _NAME):
             if _unquoted(text[token.start : token.end + 1]) != token.text:
-                raise _refused(text, token.start, "this cannot be read: double the quotes that stand within quotes")
+                raise _refused(text, token.start, "this cannot be parsed: double the quotes within quotes")
             leaves.append(token.start)
         elif kind == _NUMERAL:
             if not _NUMBER.fullmatch(token.text):
-                raise _refused(text, token.start, "this is not a number that can be compared with")
+                raise _refused(text, token.start, "this number is too long or has an unsupported form")
             if after is not None and after.start == token.end + 1 and _WORD.match(after.text):
                 raise _refused(text, token.start, "this is not a number")
             leaves.append(token.start)
@@ -148,7 +149,7 @@ def _check_tokens(text: str, tokens: Sequence[Any]) -> list[int]:
         elif word in _PUNCTUATION:
             depth += (word == "(") - (word == ")")
             if depth > MOST_DEPTH:
-                raise _refused(text, token.start, f"it is nested more than {MOST_DEPTH} levels deep")
+                raise _refused(text, token.start, f"the condition is nested more than {MOST_DEPTH} levels deep")
             if word == "," and after is not None and after.text == ")":
                 raise _refused(text, token.start, "nothing follows this comma")
         elif word not in _RESERVED and not (word in _TYPES and after is not None and after.token_type.name == _STRING):
@@ -160,7 +161,7 @@ def _check_tokens(text: str, tokens: Sequence[Any]) -> list[int]:
             and _WORD.fullmatch(token.text)
             and word not in _BEFORE_PARENTHESIS
         ):
-            raise _refused(text, token.start, f"{token.text}(…) is a function, and there are none")
+            raise _refused(text, token.start, f"{token.text}(…) is a function, and functions are not supported")
         if before is not None and not _may_follow(before, token):
             raise _refused(text, token.start, f"this cannot come after {before.text[:30]}")
         if after is None and _END not in _FOLLOWS[_kind(token)]:
@@ -171,7 +172,7 @@ def _check_tokens(text: str, tokens: Sequence[Any]) -> list[int]:
 
 
 def _kind(token: Any) -> str:
-    """What a token is, as far as it matters beside which others it stands."""
+    """Return the kind of a token, which decides which tokens may stand next to it."""
     word = token.text.upper()
     if token.token_type.name in (_STRING, _NAME, _NUMERAL) or word not in _FOLLOWS.keys() | _PUNCTUATION:
         return _OPERAND
@@ -185,21 +186,21 @@ def _may_follow(before: Any, token: Any) -> bool:
 
 
 class _Reader:
-    """Makes terms of sqlglot's tree, and notes where the names and literals begin that it has ``seen``."""
+    """Converts sqlglot's tree to terms. ``seen`` has the offsets of the names and literals that were converted."""
 
     def __init__(self, text: str) -> None:
         self.seen: list[int] = []
         self._text = text
 
     def term(self, node: exp.Expr, depth: int) -> Term:
-        """The term that ``node`` stands for.
+        """Return the term of ``node``.
 
-        :raises ConfigurationError: it is not part of the language.
+        :raises ConfigurationError: the node is not part of the language.
         """
         name = type(node).__name__
         read = _READ.get(name)
         if depth > 2 * MOST_DEPTH:
-            raise self.refused(node, "it is nested too deeply")
+            raise self.refused(node, "the condition is nested too deeply")
         if read is None or node.comments:
             raise self.refused(node, f"{_shown(node)} is not part of the language of conditions")
         return read(self, node, depth)
@@ -212,7 +213,7 @@ class _Reader:
             parts.append(left.expression)
             left = left.this
         terms = [self.term(part, depth + 1) for part in [left, *reversed(parts)]]
-        # What stood in parentheses of its own is the same without them.
+        # AND within AND, and OR within OR, mean the same without parentheses.
         op = AND if kind.__name__ == "And" else OR
         flat = [operand for term in terms for operand in (term.terms if term.op == op else (term,))]
         return Term(op, terms=tuple(flat), at=flat[0].at)
@@ -246,7 +247,7 @@ class _Reader:
         self.only(node, "this", "expressions")
         column, at = self.column(node.this)
         if not node.expressions:
-            raise self.refused(node, "IN takes one literal at least")
+            raise self.refused(node, "IN needs at least one literal")
         return Term(IN, column, tuple(map(self.literal, node.expressions)), at=at)
 
     def like(self, node: exp.Expr, depth: int) -> Term:
@@ -255,7 +256,7 @@ class _Reader:
             self.only(node, "this", "expression")
             node, given = node.this, node.expression
             if type(node).__name__ != "Like":
-                raise self.refused(node, "ESCAPE follows the pattern of a LIKE only")
+                raise self.refused(node, "ESCAPE is allowed only after the pattern of LIKE")
         else:
             given = None
         self.only(node, "this", "expression", "negate")
@@ -265,9 +266,9 @@ class _Reader:
             pattern_literal = self.literal(given)
             escape = pattern_literal.text
             if pattern_literal.kind != TEXT or len(escape) != 1:
-                raise self.refused(given, "ESCAPE takes one character")
+                raise self.refused(given, "ESCAPE needs exactly one character")
         if pattern.kind != TEXT:
-            raise self.refused(node.expression, "LIKE takes a pattern in single quotes")
+            raise self.refused(node.expression, "LIKE needs a pattern in single quotes")
         if what := wrong_pattern(pattern.text, escape):
             raise self.refused(node.expression, what)
         term = Term(LIKE, column, (pattern,), escape=escape, at=at)
@@ -277,7 +278,7 @@ class _Reader:
         self.only(node, "this", "expression")
         column, at = self.column(node.this)
         if type(node.expression).__name__ != "Null":
-            raise self.refused(node, "IS takes NULL or NOT NULL only")
+            raise self.refused(node, "IS may be followed only by NULL or NOT NULL")
         return Term(IS_NULL, column, at=at)
 
     def truth(self, node: exp.Expr, depth: int) -> Term:
@@ -288,11 +289,9 @@ class _Reader:
         return Term(CONSTANT, literals=(Literal(BOOLEAN, "TRUE" if node.this else "FALSE"),))
 
     def column(self, node: exp.Expr) -> tuple[str, int]:
-        """A column's name, and where it stands."""
+        """Return a column's name and its offset."""
         if type(node).__name__ != "Column" or type(node.this).__name__ != "Identifier":
-            raise self.refused(
-                node, f"{_shown(node)} stands where a column has to be, and one side has to be a literal"
-            )
+            raise self.refused(node, f"expected a column in place of {_shown(node)}; the other side must be a literal")
         self.only(node, "this")
         self.only(node.this, "this", "quoted")
         at = int(node.this.meta["start"])
@@ -300,7 +299,7 @@ class _Reader:
         return str(node.this.this), at
 
     def literal(self, node: exp.Expr) -> Literal:
-        """A literal."""
+        """Return a literal."""
         name = type(node).__name__
         if name == "Null":
             raise self.refused(node, "nothing is equal to NULL: write IS NULL or IS NOT NULL")
@@ -310,7 +309,7 @@ class _Reader:
             self.only(node, "this")
             value = self.literal(node.this)
             if value.kind != NUMBER or value.text.startswith("-"):
-                raise self.refused(node, "there is no arithmetic")
+                raise self.refused(node, "arithmetic is not supported")
             return Literal(NUMBER, f"-{value.text}")
         if name == "Cast":
             kind = str(node.args["to"].this.name)
@@ -318,13 +317,13 @@ class _Reader:
                 raise self.refused(node, f"{_shown(node)} is not part of the language of conditions")
             return Literal(DATE if kind == "DATE" else TIMESTAMP, self.literal(node.this).text)
         if name != "Literal" or node.comments:
-            raise self.refused(node, f"{_shown(node)} stands where a literal has to be")
+            raise self.refused(node, f"expected a literal in place of {_shown(node)}")
         self.only(node, "this", "is_string")
         self.seen.append(int(node.meta["start"]))
         return Literal(TEXT if node.args["is_string"] else NUMBER, str(node.this))
 
     def only(self, node: exp.Expr, *known: str) -> None:
-        """Make sure that a node says no more than what ``known`` is read of."""
+        """Check that a node has no other arguments than ``known``, and no comments."""
         if node.comments or {key for key, value in node.args.items() if value} - {*known}:
             raise self.refused(node, f"{_shown(node)} is not part of the language of conditions")
 
@@ -333,7 +332,7 @@ class _Reader:
         while at is not None:
             if starts := [int(one.meta["start"]) for one in at.walk() if "start" in one.meta]:
                 return _refused(self._text, min(starts), what)
-            # Words such as NULL have no place of their own.
+            # Words such as NULL have no offset, so use the parent's.
             at = at.parent
         return ConfigurationError(what, hint=HINT)
 
@@ -356,18 +355,18 @@ _COMPARED = {"EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": "
 
 
 def wrong_pattern(pattern: str, escape: str) -> str:
-    """What is wrong with a pattern of LIKE; empty: nothing."""
+    """Return what is wrong with a LIKE pattern; empty: nothing."""
     if len(pattern) > 1000:
         return "the pattern has more than 1,000 characters"
     if not escape:
-        # Both databases take it for an escape, and SQL does not.
+        # Both databases treat a backslash as the escape character, but standard SQL does not.
         return "a pattern with a backslash needs ESCAPE, for example ESCAPE '!'" if "\\" in pattern else ""
     at = 0
     while at < len(pattern):
         if pattern[at] == escape:
             at += 1
             if at == len(pattern) or pattern[at] not in ("%", "_", escape):
-                return f"after {escape!r} has to come one of %, _ and {escape!r} itself"
+                return f"{escape!r} must be followed by %, _ or {escape!r} itself"
         at += 1
     return ""
 
@@ -377,7 +376,7 @@ def _negated(term: Term) -> Term:
 
 
 def _unquoted(text: str) -> str | None:
-    """What stands between the quotes of ``text``; None: it is not one text in quotes."""
+    """Return the content of the quoted ``text``; None: it is not one quoted text."""
     mark = text[:1]
     inner = text[1:-1].replace(mark * 2, "")
     return text[1:-1].replace(mark * 2, mark) if len(text) > 1 and text[-1] == mark and mark not in inner else None
@@ -387,7 +386,7 @@ def _shown(node: exp.Expr) -> str:
     try:
         text = node.sql()
     except Exception:
-        # It is for people only.
+        # The text is only for a message.
         text = type(node).__name__
     return text if len(text) <= 60 else f"{text[:57]}…"
 

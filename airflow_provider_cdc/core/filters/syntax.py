@@ -1,7 +1,7 @@
-"""A condition on one row: which rows of a table are copied. `condition_text` reads it, `condition_rows` evaluates it.
+"""The syntax tree of a condition on one row. `core.filters.parser` parses it, `core.filters.evaluator` evaluates it.
 
-It is a function of a row's published values and of nothing else: no time, no collation, no setting of a session. So it
-means the same for a row that was read and for one that was put back from the log.
+A condition depends only on a row's published values: not on the time, a collation, or a session's settings. So it has
+the same result for a row that was read and for a row that was put back from the log.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _BINDS = {OR: 1, AND: 2, NOT: 3}
 
 @dataclass(frozen=True)
 class Literal:
-    """A value as the condition spells it: ``kind`` is one of `NUMBER`, `TEXT`, `DATE`, `TIMESTAMP` and `BOOLEAN`;
-    ``text`` is what stands between the quotes, the number with its sign, or ``TRUE`` or ``FALSE``."""
+    """A value as written in the condition: ``kind`` is one of `NUMBER`, `TEXT`, `DATE`, `TIMESTAMP` and `BOOLEAN`;
+    ``text`` is the text between the quotes, the number with its sign, or ``TRUE`` or ``FALSE``."""
 
     kind: str
     text: str
@@ -37,10 +37,14 @@ class Literal:
 class Term:
     """A condition, or a part of one, which is true, false or unknown for a row, as in SQL.
 
-    ``op`` is one of `AND`, `OR` (of two ``terms`` or more), `NOT` (of one); of the `COMPARISONS` and `LIKE` (of
-    ``column`` with one literal), `IN` (with any of the ``literals``), `IS_NULL`; `IS_TRUE` (a ``column`` of truth
-    values by itself: unknown where it is null); `CONSTANT`, whose literal is a truth value. ``escape`` is the
-    character after which `LIKE` takes the next one as it is. ``at`` is where its text begins.
+    ``op`` is one of:
+
+    - `AND`, `OR` (of two ``terms`` or more), `NOT` (of one);
+    - the `COMPARISONS` and `LIKE` (of ``column`` with one literal), `IN` (with any of the ``literals``), `IS_NULL`;
+    - `IS_TRUE` (a boolean ``column`` by itself: unknown if it is null);
+    - `CONSTANT`, whose literal is a boolean.
+
+    ``escape`` is the character after which `LIKE` takes the next character literally. ``at`` is the offset of the term.
     """
 
     op: str
@@ -51,11 +55,11 @@ class Term:
     at: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
-        """The condition as text that stands for it and for no other one."""
+        """Return the canonical text of the condition, which no other condition has."""
         return _text(self, 0)
 
     def leaves(self) -> Iterator[Term]:
-        """The terms that are made of no others."""
+        """Yield the terms that have no terms of their own."""
         if not self.terms:
             yield self
         for term in self.terms:
@@ -63,7 +67,7 @@ class Term:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that it looks at, each once."""
+        """The columns in the condition, each once."""
         return tuple(dict.fromkeys(leaf.column for leaf in self.leaves() if leaf.column))
 
 
@@ -75,7 +79,7 @@ def _text(term: Term, around: int) -> str:
         text = f" {term.op} ".join(_text(operand, binds) for operand in term.terms)
     else:
         text = _leaf(term)
-    # One that is made of others of its own kind says so, too; only NOT NOT is plain enough.
+    # Parentheses also separate AND within AND and OR within OR. Only NOT NOT needs none.
     return f"({text})" if term.terms and binds <= around and not binds == around == _BINDS[NOT] else text
 
 

@@ -1,1 +1,1 @@
-"""Compiled kernels: how they are compiled and cached."""
+"""Compiles and caches kernels (Numba)."""

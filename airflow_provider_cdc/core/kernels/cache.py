@@ -1,7 +1,7 @@
-"""What a kernel's machine code is made of, so that code kept from other sources is never run.
+"""Digests of the sources of a kernel, so that machine code that was compiled from other sources is never run.
 
-Numba keeps machine code by the source of the kernel's own module. But functions and constants of the modules that it
-imports are compiled into it: after an upgrade that changes one of those only, Numba would go on running the old code.
+Numba's cache depends only on the source of the kernel's own module. But functions and constants of imported modules are
+compiled into the kernel, too: after an upgrade that changes only an imported module, Numba would run the old code.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ _IMPORT = re.compile(rf"^from ({_PACKAGE}[\w.]*) import (\([^)]*\)|.*)", re.MULT
 
 @cache
 def digest(module: str) -> str:
-    """A digest of the sources of ``module`` and of all modules of this package that it imports.
+    """Return a digest of the sources of ``module`` and of all modules of this package that it imports.
 
-    :raises OSError: a source is not there to be read.
+    :raises OSError: a source cannot be read.
     """
     sources: dict[str, str] = {}
     _collect(module, sources)

@@ -1,13 +1,14 @@
-"""What the compiled kernels share: how they are compiled, and access to the bytes of a buffer.
+"""Compiles kernels, and gives them access to the bytes of a buffer.
 
-A kernel is a function over ``uint8`` arrays that Numba compiles to machine code without Python objects. Buffers hold
-values at any address, so the loads here are unaligned. **They check no bounds**: a kernel proves first that what it is
-going to read lies inside the array, and returns a code if it does not. Integers of every width come back as ``int64``,
-because Numba makes a float of a sum of signed and unsigned ones; the eight-byte loads give the same bits.
+A kernel is a function over ``uint8`` arrays that Numba compiles to machine code without Python objects. Values in
+buffers may have any address, so the loads here are unaligned. **The loads do not check bounds**: a kernel must first
+check that the bytes to read are inside the array, and return a code if they are not. Integers of every width are
+returned as ``int64``, because Numba converts the sum of a signed and an unsigned integer to a float. The eight-byte
+loads return the same bits as a signed number.
 
-**A sum, difference or product of int64 must not overflow**: Numba promises LLVM that none does, and whatever does may
-then have any value, another one in each place that it is compiled into. What is to wrap around says so
-(`wrapping_add`, `wrapping_multiply`).
+**A sum, difference or product of int64 must not overflow**: Numba promises LLVM that none does, so the result of an
+overflow may be any value, and differ in each place into which it is compiled. Use `wrapping_add` and
+`wrapping_multiply` where the result may wrap around.
 """
 
 from __future__ import annotations
@@ -35,16 +36,16 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def kernel(function: _Function) -> _Function:
-    """Compile ``function`` at its first call, without the GIL, and keep the machine code for later processes.
+    """Compile ``function`` at its first call, without the GIL, and cache the machine code for later processes.
 
-    Where no directory can be written to, there is nowhere to keep it: then every process compiles for itself.
+    If no cache directory is writable, every process compiles the function again.
     """
     compiled: Any
     try:
-        # The qualified name is part of the name under which Numba keeps the code.
+        # The qualified name is part of the name of Numba's cache file.
         function.__qualname__ += f"_{digest(function.__module__)}"
         compiled = numba.njit(cache=True, nogil=True)(function)
-        # For a module in a zip Numba looks only when it has compiled, and then fails.
+        # For a module in a zip, Numba checks the cache directory only after compiling, and then fails. So check it now.
         place = Path(compiled.stats.cache_path)
         place.mkdir(parents=True, exist_ok=True)
         if not os.access(place, os.W_OK):
@@ -55,10 +56,10 @@ def kernel(function: _Function) -> _Function:
 
 
 def inner(function: _Function) -> _Function:
-    """A function that only kernels call, and that creates no array. Its machine code is kept with theirs.
+    """Compile a function that only kernels call, and that creates no array. Its machine code is cached with theirs.
 
-    It counts no references (each call takes two locked instructions for each of its arrays) and cannot be called from
-    Python: it runs about twice as fast as a kernel that a kernel calls, and compiles in about half the time.
+    It does not count references (which takes two locked instructions per array and call), and it cannot be called from
+    Python. So it runs about twice as fast as a kernel that is called by a kernel, and compiles in about half the time.
     """
     compile_inner = numba.njit(
         _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", nogil=True
@@ -67,7 +68,7 @@ def inner(function: _Function) -> _Function:
 
 
 class _View:
-    """A buffer's memory as NumPy sees it; holds the buffer, so that the memory lives as long as the array."""
+    """A buffer's memory for NumPy. It references the buffer, so that the memory lives as long as the array."""
 
     def __init__(self, buffer: pa.Buffer) -> None:
         self.buffer = buffer
@@ -80,10 +81,10 @@ class _View:
 
 
 def bytes_of(buffer: pa.Buffer | None) -> Bytes:
-    """The bytes of ``buffer``, uncopied. Kernels only read them.
+    """Return the bytes of ``buffer`` without copying them. Kernels must only read them.
 
-    NumPy would mark the array of an immutable buffer read-only, which is another type to Numba: each kernel would be
-    compiled twice.
+    NumPy would mark the array of an immutable buffer as read-only, which is another type for Numba, so each kernel
+    would be compiled twice.
     """
     if buffer is None or buffer.size == 0:
         return np.empty(0, np.uint8)
@@ -99,7 +100,7 @@ def _address(context: Any, builder: Any, array_type: Any, array: Any, position: 
 
 
 def _loader(bits: int, big_endian: bool = False) -> Any:
-    """An intrinsic ``(data, position) -> int64`` that reads ``bits`` bits, zero-extended."""
+    """Return an intrinsic ``(data, position) -> int64`` that reads ``bits`` bits, zero-extended."""
 
     def load(typing_context: Any, data: Any, position: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -117,7 +118,7 @@ def _loader(bits: int, big_endian: bool = False) -> Any:
 
 
 def _storer(bits: int) -> Any:
-    """An intrinsic ``(data, position, value)`` that writes the low ``bits`` bits of an int64, little-endian."""
+    """Return an intrinsic ``(data, position, value)`` that writes the low ``bits`` bits of an int64, little-endian."""
 
     def store(typing_context: Any, data: Any, position: Any, value: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -147,7 +148,7 @@ store64 = _storer(64)
 
 @intrinsic
 def copy_bytes(typing_context: Any, target: Any, at: Any, source: Any, position: Any, count: Any) -> Any:
-    """``target[at : at + count] = source[position : position + count]``; the two may overlap."""
+    """Execute ``target[at : at + count] = source[position : position + count]``; the two may overlap."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -160,7 +161,7 @@ def copy_bytes(typing_context: Any, target: Any, at: Any, source: Any, position:
 
 @inner
 def same_bytes(data: Bytes, position: int, other: Bytes, other_position: int, count: int) -> bool:
-    """Whether ``count`` bytes of ``data`` are those of ``other``."""
+    """Return whether ``count`` bytes of ``data`` and ``other`` are equal."""
     index = 0
     while index + 8 <= count:
         if load64(data, position + index) != load64(other, other_position + index):
@@ -174,7 +175,7 @@ def same_bytes(data: Bytes, position: int, other: Bytes, other_position: int, co
 
 
 def _wrapping(operation: str) -> Any:
-    """An intrinsic ``(int64, int64) -> int64`` modulo 2**64."""
+    """Return an intrinsic ``(int64, int64) -> int64`` modulo 2**64."""
 
     def wrapping(typing_context: Any, one: Any, other: Any) -> Any:
         def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -192,7 +193,7 @@ wrapping_multiply = _wrapping("mul")
 
 @inner
 def load_le(data: Bytes, position: int, width: int) -> int:
-    """The little-endian unsigned integer of ``width`` (0 to 8) bytes at ``position``."""
+    """Return the little-endian unsigned integer of ``width`` (0 to 8) bytes at ``position``."""
     value = 0
     for index in range(width):
         value |= load8(data, position + index) << (8 * index)
@@ -201,7 +202,7 @@ def load_le(data: Bytes, position: int, width: int) -> int:
 
 @inner
 def load_be(data: Bytes, position: int, width: int) -> int:
-    """The big-endian unsigned integer of ``width`` (0 to 8) bytes at ``position``."""
+    """Return the big-endian unsigned integer of ``width`` (0 to 8) bytes at ``position``."""
     value = 0
     for index in range(width):
         value = (value << 8) | load8(data, position + index)
@@ -210,13 +211,16 @@ def load_be(data: Bytes, position: int, width: int) -> int:
 
 @inner
 def negative_128(low: int, high: int) -> tuple[int, int]:
-    """``-(high, low)`` as ``(low, high)``."""
+    """Return ``-(high, low)`` as ``(low, high)``."""
     return -low, ~high + (1 if low == 0 else 0)
 
 
 @intrinsic
 def multiply_add_128(typing_context: Any, low: Any, high: Any, factor: Any, addend: Any) -> Any:
-    """``(high, low) * factor + addend`` as ``(low, high)``: 128 bits in two int64; the other two are not negative."""
+    """Return ``(high, low) * factor + addend`` as ``(low, high)``: 128 bits in two int64.
+
+    ``factor`` and ``addend`` must not be negative.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         wide = ir.IntType(128)

@@ -1,1 +1,1 @@
-"""Parquet files: writing them, reading their footers, copying column chunks."""
+"""Parquet files: writes them, parses their footers, and copies column chunks."""

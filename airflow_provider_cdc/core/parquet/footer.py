@@ -1,7 +1,7 @@
-"""The footer of a Parquet file, taken apart and put together again: where its column chunks lie, and what is in them.
+"""Decodes and encodes the footer of a Parquet file: the places and the metadata of its column chunks.
 
 A footer is one structure of Thrift's compact protocol (https://parquet.apache.org/docs/file-format/metadata/). It is
-read without knowing what its fields mean, so that whatever else stands in it is kept as it is.
+decoded without knowing the meaning of all fields, so that unknown fields are preserved.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 MAGIC = b"PAR1"
 
-# The kinds of values of the compact protocol that occur in footers.
+# The types of the compact protocol that occur in footers.
 _TRUE, _FALSE, _BYTE, _I16, _I32, _I64, _DOUBLE, _BINARY, _LIST, _STRUCT = 1, 2, 3, 4, 5, 6, 7, 8, 9, 12
 
 # FileMetaData
@@ -27,14 +27,14 @@ _KNOWN_OF_CHUNK = {_FILE_OFFSET, _META}
 # ColumnMetaData
 _PATH, _UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE = 3, 6, 7, 9, 11
 _UNKNOWN_PLACES = {10, 14, 15}
-"""Places of index pages and Bloom filters, which are not copied."""
+"""Fields with the places of index pages and Bloom filters, which are not copied."""
 
 Struct = dict[int, tuple[int, Any]]
-"""By the field's number: its kind, and its value."""
+"""By field number: the type and the value."""
 
 
 class UnknownFooter(ValueError):
-    """A footer has something in it that is not known here."""
+    """The footer has something that this module does not support."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Chunk:
 
     def __post_init__(self) -> None:
         if not self.fields.keys() <= _KNOWN_OF_CHUNK or _META not in self.fields or _UNKNOWN_PLACES & self._meta.keys():
-            raise UnknownFooter("a column chunk has an index, a filter or a key of its own")
+            raise UnknownFooter("a column chunk has an index, a filter or its own key")
 
     @property
     def _meta(self) -> Struct:
@@ -56,24 +56,24 @@ class Chunk:
     def name(self) -> str:
         """The column's name.
 
-        :raises UnknownFooter: it is a part of one.
+        :raises UnknownFooter: the chunk is a part of a nested column.
         """
         path = self._meta[_PATH][1][1]
         if len(path) != 1:
-            raise UnknownFooter("a column has parts")
+            raise UnknownFooter("a column is nested")
         return str(path[0].decode())
 
     @property
     def start(self) -> int:
-        """Where its bytes begin in the file."""
+        """The offset of the chunk's bytes in the file."""
         first = int(self._meta[_DATA_PAGE][1])
-        # Some writers say 0 where there is none.
+        # Some writers write 0 if there is no dictionary.
         dictionary = int(self._meta.get(_DICTIONARY_PAGE, (_I64, 0))[1])
         return min(first, dictionary) if dictionary else first
 
     @property
     def size(self) -> int:
-        """How many bytes it has in the file."""
+        """The chunk's size in the file, in bytes."""
         return int(self._meta[_COMPRESSED][1])
 
     @property
@@ -81,7 +81,7 @@ class Chunk:
         return int(self._meta[_UNCOMPRESSED][1])
 
     def at(self, start: int) -> Chunk:
-        """The same, with its bytes beginning at ``start``."""
+        """Return the same chunk, with its bytes at the offset ``start``."""
         moved = start - self.start
         meta = dict(self._meta)
         for place in (_DATA_PAGE, _DICTIONARY_PAGE):
@@ -106,7 +106,7 @@ class RowGroup:
         return int(self.fields[_GROUP_ROWS][1])
 
     def with_chunks(self, chunks: list[Chunk], ordinal: int) -> RowGroup:
-        """The same rows, in other chunks."""
+        """Return a row group with the same rows, in other chunks."""
         fields = {
             **self.fields,
             _COLUMNS: (_LIST, (_STRUCT, [one.fields for one in chunks])),
@@ -124,7 +124,10 @@ class RowGroup:
 
 @dataclass
 class Footer:
-    """:raises UnknownFooter: there is something in it that would not come out as it went in."""
+    """The decoded footer of a file.
+
+    :raises UnknownFooter: the footer has something that encoding would not reproduce.
+    """
 
     fields: Struct
 
@@ -133,12 +136,12 @@ class Footer:
         try:
             fields, end = _read_struct(data, 0)
             footer = cls(fields)
-            # Touches all that may not be known.
+            # Raises UnknownFooter at anything unsupported.
             _ = [chunk.name for group in footer.groups for chunk in group.chunks]
         except (IndexError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise UnknownFooter(f"it ends too early, or lacks what each footer has ({error})") from error
+            raise UnknownFooter(f"it ends too early, or lacks a required field ({error})") from error
         if end != len(data) or footer.encoded() != data or _ENCRYPTED & fields.keys():
-            raise UnknownFooter("it is encrypted, or written in another way")
+            raise UnknownFooter("it is encrypted, or encoded in another way")
         return footer
 
     @property
@@ -147,22 +150,22 @@ class Footer:
 
     @property
     def columns(self) -> dict[str, Struct]:
-        """What the schema says of each column, by its name.
+        """The schema's element of each column, by the column's name.
 
-        :raises UnknownFooter: columns have parts.
+        :raises UnknownFooter: a column is nested.
         """
         _, *columns = self.fields[_SCHEMA][1][1]
         if any(_CHILDREN in one for one in columns):
-            raise UnknownFooter("a column has parts")
+            raise UnknownFooter("a column is nested")
         return {one[_NAME][1].decode(): one for one in columns}
 
     @property
     def writer(self) -> tuple[Any, Any]:
-        """What wrote the file, and by which version of the format."""
+        """The program that wrote the file, and the version of the format."""
         return self.fields.get(_CREATED_BY), self.fields.get(_VERSION)
 
     def with_groups(self, groups: list[RowGroup]) -> Footer:
-        """That of a file with the same columns and these row groups."""
+        """Return the footer of a file with the same columns and these row groups."""
         rows = sum(group.rows for group in groups)
         listed = (_LIST, (_STRUCT, [group.fields for group in groups]))
         return Footer({**self.fields, _ROWS: (_I64, rows), _GROUPS: listed})
@@ -194,7 +197,7 @@ def _read_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
     if kind == _BINARY:
         size, at = _read_varint(data, at)
         if at + size > len(data):
-            raise UnknownFooter("it ends within a text")
+            raise UnknownFooter("it ends within a string")
         return data[at : at + size], at + size
     if kind == _STRUCT:
         return _read_struct(data, at)
@@ -206,7 +209,7 @@ def _read_value(data: bytes, at: int, kind: int) -> tuple[Any, int]:
         return data[at], at + 1
     if kind == _DOUBLE:
         return data[at : at + 8], at + 8
-    raise UnknownFooter(f"a value is of kind {kind}")
+    raise UnknownFooter(f"a value has the unsupported type {kind}")
 
 
 def _read_list(data: bytes, at: int) -> tuple[tuple[int, list[Any]], int]:
@@ -216,7 +219,7 @@ def _read_list(data: bytes, at: int) -> tuple[tuple[int, list[Any]], int]:
         size, at = _read_varint(data, at)
     values = []
     for _ in range(size):
-        # In a list, a truth value is a byte.
+        # In a list, a boolean is a byte.
         value, at = _read_value(data, at, _BYTE if kind in (_TRUE, _FALSE) else kind)
         values.append(value)
     return (kind, values), at

@@ -1,7 +1,7 @@
-"""Writes a Parquet file that is another one but for some columns of some row groups.
+"""Writes a copy of a Parquet file in which some columns of some row groups are replaced.
 
-Whatever stays is copied as the bytes that it is, and neither decoded nor encoded: where a change touches one column of
-ten, that is the most part of writing a file anew.
+Unchanged column chunks are copied as bytes, without decoding and encoding them. If a change touches one column of ten,
+this saves most of the work of writing a file.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _TAIL = 8
 
 
 class SplicedFile:
-    """A file in the making, from ``source`` in ``folder``: call `write` for each of its row groups, in order.
+    """A file that is being written from ``source`` in ``folder``: call `write` for each of its row groups, in order.
 
     :param run: the folder that ``name`` is relative to.
-    :param schema: of the file.
-    :raises UnknownFooter: this file cannot be taken apart, or was written in another way than files are now; nothing
-        was written.
+    :param schema: the schema of the file.
+    :raises UnknownFooter: the source file cannot be decoded, or was written differently from present files; nothing was
+        written.
     """
 
     def __init__(self, run: Storage, name: str, schema: pa.Schema, folder: Storage, source: str) -> None:
@@ -40,7 +40,7 @@ class SplicedFile:
             self._footer = _footer_of(self._input)
             now = _written_now(schema)
             if self._footer.columns != now.columns or self._footer.writer != now.writer:
-                raise UnknownFooter("it was written in another way than files are now")
+                raise UnknownFooter("it was written with another schema, writer or format version than present files")
             self._left = self._footer.groups
         except BaseException:
             self._input.close()
@@ -51,7 +51,7 @@ class SplicedFile:
         self._stream.write(MAGIC)
 
     def write(self, columns: pa.Table) -> None:
-        """Write the next row group: with ``columns``, which have as many rows, in place of its own ones."""
+        """Write the next row group, in which ``columns``, which must have as many rows, replace the old columns."""
         group = self._left.pop(0)
         fresh = self._encoded(columns) if columns.num_columns else {}
         chunks = []
@@ -63,7 +63,10 @@ class SplicedFile:
         self._groups.append(group.with_chunks(chunks, len(self._groups)))
 
     def close(self) -> StagedFile:
-        """:raises ValueError: row groups are left."""
+        """Finish the file.
+
+        :raises ValueError: row groups are left.
+        """
         if self._left:
             raise ValueError(f"{len(self._left)} row groups are left")
         footer = self._footer.with_groups(self._groups).encoded()
@@ -71,13 +74,13 @@ class SplicedFile:
         self._stream.close()
         self._input.close()
         self._run.sync(self._name)
-        # The name is durable once its folder is.
+        # The file's name is durable only after an fsync of its folder.
         self._run.sync(self._name.rpartition("/")[0])
         rows = sum(group.rows for group in self._groups)
         return StagedFile(self._name, rows, self._stream.size, self._stream.checksum)
 
     def abort(self) -> None:
-        """Leave nothing behind if that is possible; the error that led here is the one that matters."""
+        """Delete the file if possible. Errors are ignored, so that they do not mask the original error."""
         with suppress(OSError, pa.ArrowException):
             self._input.close()
         with suppress(OSError, pa.ArrowException):
@@ -85,7 +88,7 @@ class SplicedFile:
             self._run.delete_file(self._name)
 
     def _encoded(self, columns: pa.Table) -> dict[str, tuple[Chunk, pa.Buffer]]:
-        """``columns`` as they are to stand in the file, by their names."""
+        """Return the encoded chunks of ``columns``, by the column's name."""
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(
             sink, columns.schema, compression=COMPRESSION, use_dictionary=repetitive(columns)
@@ -101,7 +104,7 @@ class SplicedFile:
 
 @lru_cache(maxsize=16)
 def _written_now(schema: pa.Schema) -> Footer:
-    """The footer of a file without rows."""
+    """Return the footer of a file without rows, as it is written at present."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, compression=COMPRESSION):
         pass
@@ -113,5 +116,5 @@ def _footer_of(stream: Any) -> Footer:
     tail = stream.read_at(_TAIL, end - _TAIL)
     size = int.from_bytes(tail[:4], "little")
     if tail[4:] != MAGIC or size > end - _TAIL:
-        raise UnknownFooter("it is no Parquet file, or an encrypted one")
+        raise UnknownFooter("it is not a Parquet file, or it is encrypted")
     return Footer.parse(bytes(stream.read_at(size, end - _TAIL - size)))

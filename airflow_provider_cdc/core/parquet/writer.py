@@ -1,4 +1,4 @@
-"""Writes rows of one table to Parquet files of bounded size, in bounded memory, and says what is in each file."""
+"""Writes rows of one table to Parquet files of bounded size, in bounded memory, and describes each file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from airflow_provider_cdc.core.storage.folder import Storage
 FILE_BYTES = 128 * 2**20
 ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 64 * 2**20
-"""Bounds on what one writer holds in memory: the Arrow bytes of one row group, and the same again encoded."""
+"""Bounds the memory of one writer: the Arrow bytes of one row group, plus the same size encoded."""
 
 COMPRESSION = "snappy"
-"""Of all codecs that every reader knows, the one that costs the tasks least."""
+"""The cheapest codec of those that every reader supports."""
 QUICKEST = "lz4"
-"""As small, and quicker to read; older readers do not know it."""
+"""The files are as small as with snappy and quicker to read, but older readers do not support it."""
 
 _SAMPLE_ROWS = 4096
 _PAYS_BELOW = 1 / 8
@@ -29,8 +29,8 @@ _PAYS_BELOW = 1 / 8
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A finished file that is not published. ``name`` is relative to the run's folder, ``bytes`` is its size there, and
-    ``checksum`` that of its content. No other try writes a file of this name."""
+    """A finished file that is not published. ``name`` is relative to the run's folder, ``bytes`` is the size, and
+    ``checksum`` the CRC-32 of the content. No other try writes a file with this name."""
 
     name: str
     rows: int
@@ -43,13 +43,14 @@ class StagedFile:
 
 
 class ParquetWriter:
-    """Row groups and files of bounded size. A file is rolled after the row group that takes it over ``file_bytes``.
+    """Writes row groups and files of bounded size. A new file begins after the row group that exceeds ``file_bytes``.
 
-    ``files`` is complete once the writer is closed, and empty if there were no rows. They survive a crash then.
+    ``files`` is complete once the writer is closed, and empty if there were no rows. From then on, the files survive a
+    crash.
 
     :param run: the folder that ``name`` is relative to.
-    :param name: what the names of the files begin with.
-    :param schema: of the files.
+    :param name: the prefix of the names of the files.
+    :param schema: the schema of the files.
     """
 
     def __init__(
@@ -73,11 +74,11 @@ class ParquetWriter:
         self._open: _OpenFile | None = None
 
     def write(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Append rows of the schema."""
+        """Append rows, which must have the schema."""
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         while rows.num_rows:
-            # A batch may be larger than a row group may be.
+            # A batch may be larger than a row group, so it is cut.
             room = max(1, self._room(rows))
             self._append(rows.slice(0, room))
             rows = rows.slice(room)
@@ -113,7 +114,7 @@ class ParquetWriter:
         self._flush()
         self._roll()
         if self.files:
-            # The names are durable once their folder is.
+            # The names of the files are durable only after an fsync of their folder.
             self._run.sync(self._name.rpartition("/")[0])
 
     def abort(self) -> None:
@@ -129,7 +130,8 @@ class _OpenFile:
         self._rows = 0
         run.make_folder(name.rpartition("/")[0])
         self._stream = CheckedStream(run.filesystem.open_output_stream(run.path(name)))
-        # Trying a dictionary on every column and giving it up on most takes three times as long as all the rest.
+        # By default, the writer tries a dictionary on every column and gives it up on most. That takes three times as
+        # long as the rest of its work.
         self._writer = pq.ParquetWriter(
             self._stream, first.schema, compression=compression, use_dictionary=repetitive(first)
         )
@@ -149,7 +151,7 @@ class _OpenFile:
         return StagedFile(self._name, self._rows, self.size, self._stream.checksum)
 
     def abort(self) -> None:
-        """Leave nothing behind if that is possible; the error that led here is the one that matters."""
+        """Delete the file if possible. Errors are ignored, so that they do not mask the original error."""
         with suppress(OSError, pa.ArrowException):
             self._writer.close()
         with suppress(OSError, pa.ArrowException):
@@ -158,9 +160,9 @@ class _OpenFile:
 
 
 class CheckedStream:
-    """A stream that knows the size and the checksum of what was written to it, for that is what should be there.
+    """A stream that computes the size and the CRC-32 of the bytes written to it, to verify the file later.
 
-    CRC-32 finds all damage but one in four thousand million, and costs a hundredth of what writing Parquet does.
+    CRC-32 misses one in four thousand million damages, and costs a hundredth of the time of writing Parquet.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -191,7 +193,7 @@ class CheckedStream:
 
 
 def repetitive(rows: pa.Table) -> list[str]:
-    """The columns whose values repeat so often that a dictionary pays."""
+    """Return the columns whose values repeat so often that a dictionary is worthwhile."""
     sample = rows.slice(0, _SAMPLE_ROWS)
     return [
         field.name
@@ -202,12 +204,12 @@ def repetitive(rows: pa.Table) -> list[str]:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Whether values of an Arrow type can be counted, and a dictionary of them could be smaller."""
+    """Return whether distinct values of an Arrow type can be counted, and a dictionary of them could be smaller."""
     return not (pa.types.is_boolean(kind) or pa.types.is_nested(kind))
 
 
 def write_empty(run: Storage, name: str, schema: pa.Schema) -> StagedFile:
-    """Write a file of exactly this name, without rows."""
+    """Write a file without rows, with exactly this name."""
     written = _OpenFile(run, name, schema.empty_table()).close()
     run.sync(name.rpartition("/")[0])
     return written
