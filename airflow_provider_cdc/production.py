@@ -1,4 +1,4 @@
-"""The production targets of a connection: the folders whose copies have the plain assets of its tables.
+"""The production targets of a connection: the folders whose copies belong to the plain assets of its tables.
 
 Airflow's setting ``production_targets`` in the section ``cdc`` (``AIRFLOW__CDC__PRODUCTION_TARGETS``) names them,
 separated by commas or blanks: ``s3://lake/raw`` for all connections, ``cdc_shop=s3://lake/shop`` for one. As in

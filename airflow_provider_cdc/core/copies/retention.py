@@ -9,8 +9,8 @@ checks for marks before it uses the bases (`check_not_removed`). The second run 
 again before it deletes the first file. However long either of them stalls in between, one of them detects the other and
 stops.
 
-A mark belongs to one manifest: a run that is made again under its id, once its first copies were removed, has copies of
-its own, which no mark of before has to do with, however late that was written.
+A mark belongs to one manifest. If a run is recreated with the same id after its first copies were removed, earlier
+marks do not apply to its new copies, however late such a mark is written.
 """
 
 from __future__ import annotations

@@ -86,8 +86,8 @@ class GtidSet(Position):
     def parse(cls, text: str) -> GtidSet:
         """Parse a set as a user or a server writes it.
 
-        UUIDs may be in any case, without dashes, or in braces; white space may stand around every `:` and `,`
-        and beside the `-` of an interval; intervals may overlap and come in any order. As on the server, an
+        UUIDs may be in any case, without dashes, or in braces; white space is allowed around every `:` and `,`
+        and around the `-` of an interval; intervals may overlap and be in any order. As on the server, an
         interval that ends before it starts is empty.
 
         A number with leading zeros is rejected, although servers accept it: the parser of MySQL 8 reads 010 as

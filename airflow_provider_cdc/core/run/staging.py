@@ -41,7 +41,7 @@ class Staging:
         """
         writer = ParquetWriter(self.folder, _own(name), schema, compression=compression)
         try:
-            # An error of the store that the caller reads from has its class already; told does not change it.
+            # Errors of the source from which the caller reads its rows are CdcErrors, which told does not change.
             with told(self.folder.uri_of(name)):
                 yield writer
                 writer.close()

@@ -118,7 +118,7 @@ class Storage:
         return {posixpath.join(name, info.base_name): int(info.size) for info in infos if info.type == fs.FileType.File}
 
     def times(self, name: str = "") -> dict[str, datetime]:
-        """Return when each file directly in ``name`` was written, by the store's clock; empty if there is no folder."""
+        """Return when each file directly in ``name`` was written, by the store's clock; empty without such a folder."""
         with told(self.uri_of(name)):
             infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
         return {posixpath.join(name, info.base_name): info.mtime for info in infos if info.type == fs.FileType.File}
