@@ -115,7 +115,7 @@ def test_columns_leave_out_what_cannot_be_copied(postgres: PostgresServer, sourc
     assert [plan.consistency for plan in source.preflight(["public.named"], parts=parts)] == ["watermark"]
     # What a condition looks at is read.
     looked_at = requested({"public.named": "what IS NULL"}, {"public.named": ["n"]})
-    with pytest.raises(PreflightError, match="present name of some object"):
+    with pytest.raises(PreflightError, match="present name of an object"):
         source.preflight(["public.named"], parts=looked_at)
 
 
@@ -319,7 +319,7 @@ def test_a_table_whose_rows_lie_in_tables_that_inherit_from_it_is_refused(
 
 
 SPREAD = {
-    "hypertable of TimescaleDB": (
+    "TimescaleDB hypertable": (
         "CREATE SCHEMA _timescaledb_catalog; CREATE TABLE _timescaledb_catalog.hypertable AS "
         "SELECT 'public'::name AS schema_name, 'spread'::name AS table_name"
     ),
