@@ -161,7 +161,7 @@ RELATIONS: tuple[Check[TablesContext], ...] = (
         "postgres.relations",
         "The relations of a table are logged, keep rows at fixed places, and show all rows to this user.",
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
-        "ALTER TABLE … SET LOGGED, let the owner copy the table or give the user BYPASSRLS, or leave the table out",
+        "ALTER TABLE … SET LOGGED, connect as the table's owner or ALTER ROLE … BYPASSRLS, or leave the table out",
         _relations,
     ),
 )
