@@ -206,5 +206,5 @@ def test_one_dropped_start_up_option_is_noticed(primary: PostgresServer) -> None
 
     with Proxy(primary.port, changed_start_up(drop)) as pooler:
         settings = dataclasses.replace(settings_of(primary, "postgres"), port=pooler.port)
-        with pytest.raises(ConfigurationError, match="began with: row_security is on"), session(settings):
+        with pytest.raises(ConfigurationError, match="opened with: row_security is on"), session(settings):
             pass
