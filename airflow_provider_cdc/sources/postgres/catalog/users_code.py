@@ -277,7 +277,7 @@ def unplannable(connection: Connection, tables: Sequence[Table]) -> list[Problem
                 again = _planning_error(connection, [(table, leaf)], path)
                 if again is None:
                     _log.info(
-                        "%s is planned under search_path %s, because the default path fails: %s",
+                        "%s is planned under search_path %s, because the pinned path fails: %s",
                         leaf.sql,
                         path,
                         said(error),
