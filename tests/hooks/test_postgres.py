@@ -106,7 +106,7 @@ def test_the_form_s_test_button_says_what_the_user_lacks(connection: Connect, po
         connection(**fields, password="s3cret")
         works, said = open_hook("shop").test_connection()
         assert not works
-        assert "REPLICATION: this user can neither create a replication slot" in said
+        assert "REPLICATION: this user cannot open a replication connection" in said
         assert 'Hint: GRANT CREATE ON DATABASE "postgres" TO "tester"' in said
         postgres.query("ALTER ROLE tester REPLICATION")
         connection(**fields, password="s3cret", extra={"publication": "made_by_the_owner"})

@@ -1,1 +1,1 @@
-"""The interface between databases and everything else."""
+"""The interface between databases and the rest of the package."""

@@ -1,4 +1,4 @@
-"""Calls of optional capabilities, and what happens where a source does not have one."""
+"""Calls optional capabilities of sources, and handles sources that do not have them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _log = logging.getLogger(__name__)
 
 
 def telling_reach(source: Source) -> TellsReach:
-    """The source, as one that says how far its server has come.
+    """Return the source as one that reports how far its server has advanced.
 
-    :raises ConfigurationError: it does not.
+    :raises ConfigurationError: the source does not report this.
     """
     if not isinstance(source, TellsReach):
         raise ConfigurationError(
-            f"a {source.kind} source does not say how far its server has come",
+            f"a {source.kind} source does not report how far its server has advanced",
             where="parameter source_conn_id",
             hint="name a connection to another kind of source",
         )
@@ -44,17 +44,17 @@ def telling_reach(source: Source) -> TellsReach:
 
 
 def shared_reads(source: Source, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[Source]:
-    """The source to read tables of these consistencies with, while the context is open: `SharesReads`, if one is
-    ``exported``."""
+    """Return a context with the source for reading tables with these consistencies. If one of them is ``exported``, the
+    source shares a snapshot (`SharesReads`)."""
     if "exported" in consistencies and isinstance(source, SharesReads):
         return source.share_reads(lock)
     return nullcontext(source)
 
 
 def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan], run_id: str) -> InitialPoint:
-    """The initial position of a run: now, or the one that ``options.as_of`` means.
+    """Record the initial position of a run: now, or the position that ``options.as_of`` names.
 
-    :raises ConfigurationError: the source cannot go back.
+    :raises ConfigurationError: the source does not support past positions.
     :raises PreflightError: the tables are exact only where their reads end.
     """
     if problems := late_problems(plans, options):
@@ -66,37 +66,41 @@ def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan
         point = going_back(source).record_past(asked_point, plans, options, run_id)
     if isinstance(source, KeepsWindow) and any(plan.base for plan in plans):
         point = source.keep_window(point, plans, options, run_id)
-    # Copies that are exact where the reads end are not at this position.
+    # Copies that are exact where the reads end are not exact at this position.
     if options.standing_slot and isinstance(source, KeepsPast) and not any(plan.at_upper for plan in plans):
         _note_position(source, point, options)
     return point
 
 
 def _note_position(source: KeepsPast, point: InitialPoint, options: StepOptions) -> None:
-    """`KeepsPast.note_position`. It is a second chance for `note_copies`: where it cannot work, the run goes on."""
+    """Call `KeepsPast.note_position`. It is only a fallback for `note_copies`, so if it cannot work, the run continues.
+
+    If the error can pass, or is unexpected, discard the objects that were created for ``point``, and raise the error.
+    """
     try:
         source.note_position(point, options)
     except BaseException as error:
         if isinstance(error, CdcError) and not isinstance(error, TransientError):
             _log.warning("Could not record the position of this run on the standing slot: %s", error)
             return
-        # Nobody would ever find what was made for the point, so it must not stay. The first error is the one to raise.
+        # No later task would find the objects that were created for the point, so remove them. Raise the first error,
+        # even if this fails.
         try:
             if isinstance(source, KeepsForRun):
                 source.discard(point.identity)
         except CdcError as also:
-            _log.warning("What was made for the run may be left: %s", also)
+            _log.warning("Could not remove the objects that were created for the run on the source: %s", also)
         raise
 
 
 def going_back(source: Source) -> GoesBack:
-    """The source, as one that can go back.
+    """Return the source as one whose copies can be exact at a past position.
 
-    :raises ConfigurationError: it cannot.
+    :raises ConfigurationError: the source does not support past positions.
     """
     if not isinstance(source, GoesBack):
         raise ConfigurationError(
-            f"a copy of a {source.kind} source is exact at a position of its own run only",
+            f"a copy of a {source.kind} source can be exact only at a position of its own run",
             where="parameter as_of",
             hint="leave as_of empty",
         )
@@ -104,19 +108,19 @@ def going_back(source: Source) -> GoesBack:
 
 
 def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions, *, may_begin: bool = True) -> None:
-    """Before a run: have the source keep its past from now on, if ``options`` ask for that, and make sure that a copy
-    can be exact where they ask for it.
+    """Before a run, let the source keep its past from now on if ``options`` request this, and check that a copy can be
+    exact at the requested position.
 
-    :param may_begin: whether the run has no other problem: one that is refused changes nothing on the source.
-    :raises PreflightError: a copy cannot be exact there, with every problem found.
-    :raises ConfigurationError: the source cannot go back, or cannot keep its past.
+    :param may_begin: whether the run has no other problem. A run that is rejected changes nothing on the source.
+    :raises PreflightError: a copy cannot be exact at that position; the error lists every problem.
+    :raises ConfigurationError: the source does not support past positions, or cannot keep its past.
     """
     if problems := late_problems(plans, options):
         raise PreflightError(problems)
     if may_begin and options.standing_slot and isinstance(source, KeepsPast):
         source.keep_past(plans, options)
     point = as_of.parse(options.as_of)
-    # Of copies that are rolled forward that is known already.
+    # Copies that are rolled forward have already been checked.
     if point is not None and (live := [plan for plan in plans if not plan.base]):
         going_back(source).check_past(point, live, options)
 
@@ -124,21 +128,21 @@ def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions
 def note_copies(
     source: Source, options: StepOptions, copies: Mapping[str, Mapping[str, Position]], incarnation: str
 ) -> None:
-    """`KeepsPast.note_copies`, where anything is kept."""
+    """Call `KeepsPast.note_copies` if the run has a standing slot."""
     if options.standing_slot and isinstance(source, KeepsPast):
         source.note_copies(options, copies, incarnation)
 
 
 def give_up_past(source: Source, options: StepOptions) -> None:
-    """`KeepsPast.give_up_past`, where anything is kept."""
+    """Call `KeepsPast.give_up_past` if the run has a standing slot."""
     if options.standing_slot and isinstance(source, KeepsPast):
         source.give_up_past(options)
 
 
 def rolling_forward(source: Source) -> RollsForward:
-    """The source, as one whose copies can be rolled forward.
+    """Return the source as one whose copies can be rolled forward.
 
-    :raises ConfigurationError: they cannot.
+    :raises ConfigurationError: copies of the source cannot be rolled forward.
     """
     if not isinstance(source, RollsForward):
         raise ConfigurationError(
@@ -150,7 +154,7 @@ def rolling_forward(source: Source) -> RollsForward:
 
 
 def release_run(source: Source, run_id: str) -> bool:
-    """`KeepsForRun.release`, where the server keeps anything; return whether such a source does."""
+    """Call `KeepsForRun.release` if the source is of this kind; return whether it is."""
     if not isinstance(source, KeepsForRun):
         return False
     source.release(run_id)
@@ -158,15 +162,15 @@ def release_run(source: Source, run_id: str) -> bool:
 
 
 def late_problems(plans: Sequence[TablePlan], options: StepOptions) -> list[Problem]:
-    """Return a problem for each option that cannot be met where tables are exact only at the end of their reads."""
+    """Return a problem for each option that cannot be met if tables are exact only where their reads end."""
     if not (late := [plan for plan in plans if plan.at_upper]):
         return []
     why = f"the copy is exact where its reads end ({late[0].table}: {late[0].reason})"
-    hint = "or let the log tell what rows were before (REPLICA IDENTITY FULL), with consistency auto and without views"
+    hint = "or let the log have the old rows (REPLICA IDENTITY FULL), with consistency auto and without views"
     problems = []
     if options.as_of:
         problems.append(Problem("parameter as_of", f"cannot be met: {why}", f"leave as_of empty; {hint}"))
     if options.keep_slot:
-        what = f"the slot stands at initial_lsn, and {why}"
+        what = f"the slot is at initial_lsn, but {why}"
         problems.append(Problem("parameter keep_slot", what, f"leave keep_slot off; {hint}"))
     return problems

@@ -1,4 +1,4 @@
-"""How a source is reached."""
+"""The settings of a connection to a source."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ConnectionSettings:
-    """How to reach a source. ``password`` never shows in a repr. ``options`` is what else one kind of source needs to
-    be told, such as a ``publication`` that exists already.
+    """The settings of a connection to a source. ``password`` never appears in a repr. ``options`` has settings that
+    only one kind of source has, such as ``publication``, an existing publication.
 
-    ``tls`` holds paths and modes for the driver: ``mode`` (``disabled``, ``preferred``, ``required``, ``verify_ca``,
-    ``verify_identity``), ``ca``, ``cert``, ``key``, and what ``sources.trust`` and the kind of source add to them.
+    ``tls`` has paths and modes for the driver: ``mode`` (``disabled``, ``preferred``, ``required``, ``verify_ca``,
+    ``verify_identity``), ``ca``, ``cert``, ``key``, and the fields that ``sources.session.trust`` and the kind of
+    source add.
     """
 
     kind: str
@@ -26,5 +27,5 @@ class ConnectionSettings:
 
     @property
     def address(self) -> str:
-        """``user@host:port``, fit for messages."""
+        """``user@host:port``, for messages."""
         return f"{self.user}@{self.host}:{self.port}"

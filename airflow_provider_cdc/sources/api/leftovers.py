@@ -1,4 +1,4 @@
-"""What a server still keeps for runs, as far as it tells which DAG runs these are of."""
+"""Objects that a server still keeps for runs, such as replication slots, and the DAG runs that they belong to."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True)
 class LeftByRun:
-    """That the server keeps something for a run, and Airflow's names of the DAG run that it is of."""
+    """A run for which the server still keeps objects, and Airflow's names of its DAG run."""
 
     run_id: str
     dag_id: str
@@ -17,10 +17,10 @@ class LeftByRun:
 
 @runtime_checkable
 class TellsLeft(Protocol):
-    """A source whose server says what it keeps for which run."""
+    """A source whose server shows for which runs it keeps objects."""
 
     def left_by_runs(self) -> list[LeftByRun]:
-        """The runs that it keeps something for, those in progress among them.
+        """Return the runs for which the server keeps objects, including runs in progress.
 
         :raises SourceUnavailable: the server cannot be reached.
         """

@@ -1,6 +1,5 @@
-"""What only some kinds of source can do: protocols that a kind implements only where it has something to do, and the
-functions that ask whether it does.
-"""
+"""Protocols for capabilities that only some kinds of source have. A kind of source implements only those that it
+needs."""
 
 from __future__ import annotations
 
@@ -24,140 +23,145 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class OrdersChunks(Protocol):
-    """A source some of whose chunks are ranges of a key."""
+    """A source in which some chunks are ranges of a key."""
 
     def key_order(self, table: Table) -> str | None:
-        """The key's first column if chunks are ranges of it and its published values sort as the source sorts them:
-        then the values in one chunk are below those in the next. None if nothing of the kind can be said."""
+        """Return the key's first column if chunks are ranges of it and its published values sort as the source sorts
+        them. Then the values in one chunk are below the values in the next chunk. None if this is not guaranteed."""
 
 
 @runtime_checkable
 class SharesReads(Protocol):
-    """A source whose sessions can all read one view of the data (consistency ``exported``)."""
+    """A source whose sessions can all read one snapshot (consistency ``exported``)."""
 
     def share_reads(self, lock: LockPolicy) -> AbstractContextManager[Source]:
-        """The source to read the chunks of such tables with. The caller holds the view open as long as the context is.
+        """Return a context with the source for reading the chunks of such tables. The snapshot stays open as long as
+        the context is open.
 
-        :param lock: how long others may hold it up.
-        :raises LockNotGranted: transactions held it up for longer.
-        :raises SourceUnavailable: the view could not be opened.
+        :param lock: how long other sessions may delay the snapshot.
+        :raises LockNotGranted: transactions delayed the snapshot for longer.
+        :raises SourceUnavailable: the snapshot could not be opened.
         """
 
 
 @runtime_checkable
 class PreparesBeforeWindow(Protocol):
-    """A source whose log has the changes of a prepared transaction where it was prepared, not where it was committed:
-    the window may have the one without the other."""
+    """A source whose log has the changes of a prepared transaction where it was prepared, not where it was committed.
+    The window may contain only one of the two places."""
 
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
-        """Up to ``count`` whole segments right before ``segment``, in log order. Their numbers lead up to its number.
-        None: the log goes no further back.
+        """Return up to ``count`` whole segments directly before ``segment``, in log order. Their numbers precede its
+        number. Empty: the log does not reach further back.
         """
 
 
 @runtime_checkable
 class LogsStatements(Protocol):
-    """A source whose log may have a change as the statement that made it, and not as the rows that it changed."""
+    """A source whose log may have a change as the statement that made it, instead of the changed rows."""
 
     def check_writes(self, summaries: Sequence[SegmentSummary]) -> None:
-        """Make sure that the statements in a window, of which ``summaries`` are those of all segments in log order,
-        changed no copied table. The reader has stopped for those that name one.
+        """Check that the statements in a window changed no copied table. For statements that name a copied table, the
+        reader has already stopped.
 
-        :raises ImageNotWhole: one may have.
+        :param summaries: the summaries of all segments of the window, in log order.
+        :raises ImageNotWhole: a statement may have changed one.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
 
 @runtime_checkable
 class KeepsForRun(Protocol):
-    """A source whose server keeps something for a run (a replication slot), from `record_initial` until it is released.
+    """A source whose server keeps objects for a run (a replication slot), from `record_initial` until they are
+    released.
 
-    Several tries of a run may each have had it keep something.
+    Each of several tries of a run may have created such objects.
     """
 
     def release(self, run_id: str) -> None:
-        """Remove all that any try of the run had the server keep. No error if nothing is left of it.
+        """Remove the objects that any try of the run created on the server. It is no error if none is left.
 
-        :raises SourceUnavailable: the server cannot be reached; what it keeps stays.
+        :raises SourceUnavailable: the server cannot be reached; the objects stay.
         """
 
     def discard(self, identity: Mapping[str, str]) -> None:
-        """Remove what one `record_initial`, which gave ``identity``, had the server keep, for its position does not
-        count. No error if nothing is left of it.
+        """Remove the objects that one `record_initial` created on the server, because its position does not count. It
+        is no error if none is left.
 
-        :raises SourceUnavailable: the server cannot be reached; what it keeps stays.
+        :param identity: the identity that this `record_initial` returned.
+        :raises SourceUnavailable: the server cannot be reached; the objects stay.
         """
 
 
 @runtime_checkable
 class GoesBack(Protocol):
-    """A source of which a copy can be exact at a position in the past, as far back as its log reaches."""
+    """A source whose copies can be exact at a past position, as far back as its log reaches."""
 
     def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
-        """Make sure that a copy of these tables can be exact at ``as_of``: that nothing of what it rests on changed
-        since then.
+        """Check that a copy of these tables can be exact at ``as_of``: nothing that it depends on has changed since.
 
-        :raises PreflightError: with every problem found, and the earliest time that is possible.
+        :raises PreflightError: it cannot; the error lists every problem, and the earliest time that is possible.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
     def record_past(
         self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions, run_id: str = ""
     ) -> InitialPoint:
-        """As `HasPositions.record_initial`, at the position that ``as_of`` means. The first commit after a time is
-        waited for, up to ``options.as_of_wait_seconds``.
+        """Do what `HasPositions.record_initial` does, but at the position that ``as_of`` names. If that is a time, wait
+        for the first commit after it, up to ``options.as_of_wait_seconds``.
 
         :raises PreflightError: a copy of these tables cannot be exact there.
-        :raises SourceUnavailable: nothing was committed after the time yet.
+        :raises SourceUnavailable: no transaction was committed after the time yet.
         """
 
 
 @runtime_checkable
 class KeepsPast(Protocol):
-    """A source whose server keeps its log from run to run only if it is told to (by a standing slot)."""
+    """A source whose server keeps its log from run to run only on request (by a standing slot)."""
 
     def keep_past(self, plans: Sequence[TablePlan], options: StepOptions) -> None:
-        """Have the server keep, from now on, the log that `GoesBack` needs for these tables; where it does so already,
-        nothing changes.
+        """Let the server keep, from now on, the log that `GoesBack` needs for these tables. If it already does, nothing
+        changes.
 
-        :raises LockNotGranted: transactions held it up.
+        :raises LockNotGranted: transactions delayed this for too long.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
     def note_position(self, point: InitialPoint, options: StepOptions) -> None:
-        """Record on the server that a run of ``point`` began. So its copies can be rolled forward even if `note_copies`
+        """Record on the server that a run began at ``point``. So its copies can be rolled forward even if `note_copies`
         fails, unless they are exact at a later position.
 
-        :raises TransientError: the server cannot be reached, or others keep changing the record.
+        :raises TransientError: the server cannot be reached, or other runs keep changing the record.
         """
 
     def note_copies(self, options: StepOptions, copies: Mapping[str, Mapping[str, Position]], incarnation: str) -> None:
-        """Tell the server of copies that a run has published: only those of which it knows are rolled forward. Called
-        on the source `of_run`, before `KeepsForRun.release`: what is kept for the run says that the server's history is
-        the one that the copies are of.
+        """Record on the server the copies that a run has published. Only recorded copies are rolled forward. Called on
+        the source `of_run`, before `KeepsForRun.release`: the objects that the server keeps for the run prove that its
+        history is the history of the copies.
 
-        :param copies: by the lake, the positions of the copies that are the latest ones there now, by the table's name.
-        :param incarnation: of the server when it reached them, if that was after the run's initial position: whatever
-            took it back to before them changed that (`ChunkReader.settle`). Else empty.
-        :raises ExactnessError: another server answers, one whose disk was put back, or nothing is kept any more.
+        :param copies: by lake, the positions of the copies that are now the latest ones there, by table name.
+        :param incarnation: the incarnation of the server when it reached these positions, if that was after the run's
+            initial position; else empty. If the server is set back to before them, its incarnation changes
+            (`ChunkReader.settle`).
+        :raises ExactnessError: the connection reaches another server, or a server whose disk was put back, or the
+            server no longer keeps the log.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
     def give_up_past(self, options: StepOptions) -> None:
-        """Have the server give up what is older than ``options.standing_slot_hours``, but not the log since the last
-        copies that are to be rolled forward: for some days, of each table and lake that it was told of
-        (`note_copies`).
+        """Let the server remove log that is older than ``options.standing_slot_hours``, but not the log since the last
+        copies that may be rolled forward. This applies to every table and lake that `note_copies` recorded, for some
+        days.
 
-        :raises SourceUnavailable: the server cannot be reached; it keeps what it kept.
+        :raises SourceUnavailable: the server cannot be reached; it still keeps all of this log.
         """
 
 
 @runtime_checkable
 class ChecksServer(Protocol):
-    """A source that can be checked before it is known what is to be copied."""
+    """A source that can be checked before the tables to copy are known."""
 
     def check_server(self) -> list[Problem]:
-        """What is wrong with the server's settings and with what the user may do, whichever tables are copied.
+        """Return the problems of the server's settings and of the user's privileges, whichever tables are copied.
 
         :raises ConfigurationError: the connection cannot work, or the server is too old.
         :raises SourceUnavailable: the server cannot be reached.
@@ -166,8 +170,8 @@ class ChecksServer(Protocol):
 
 @dataclass(frozen=True)
 class Runway:
-    """How long the source will have its log from now on: ``seconds``, or None where no setting bounds the time
-    (``unbounded``) or it is not known; and ``why``, in words."""
+    """How long the source will keep its log from now on. ``seconds`` is None if no setting limits the time
+    (``unbounded``), or if the time is unknown. ``why`` is the explanation."""
 
     seconds: float | None
     why: str
@@ -176,10 +180,10 @@ class Runway:
 
 @runtime_checkable
 class TellsRunway(Protocol):
-    """A source that says how long a run may take before the log that it needs is thrown away."""
+    """A source that reports how long a run may take before the log that it needs is removed."""
 
     def runway(self) -> Runway:
-        """How long the server will have its log from now on, as far as its settings tell.
+        """Return how long the server will keep its log from now on, according to its settings.
 
         :raises SourceUnavailable: the server cannot be reached.
         """
@@ -187,21 +191,22 @@ class TellsRunway(Protocol):
 
 @runtime_checkable
 class TellsBacklog(Protocol):
-    """A source that says how much log has been written since a position, for those who watch a run."""
+    """A source that reports how much log has been written since a position, for monitoring a run."""
 
     def backlog(self, initial: Position, identity: Mapping[str, str]) -> int:
-        """The bytes of log from ``initial`` to its present end, about.
+        """Return the approximate number of bytes of log from ``initial`` to the present end of the log.
 
-        :param identity: what `record_initial` gave.
+        :param identity: the identity that `record_initial` returned.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Whether a server has reached a target, in words what it lacks if not, and where it was then.
+    """Whether a server has reached a target.
 
-    ``at`` is opaque: a server that is still there still lacks it.
+    ``lacks`` describes what is missing, if it has not. ``at`` is where the server was at the time. It is opaque: as
+    long as it is the same, the server has not reached the target.
     """
 
     reached: bool
@@ -211,16 +216,16 @@ class Reach:
 
 @runtime_checkable
 class TellsReach(Protocol):
-    """A source that says how far its server has come, be it one that only follows another: a replica, a standby."""
+    """A source that reports how far its server has advanced. The server may be a replica or a standby."""
 
     def has_reached(self, target: AsOf, seen: Reach | None = None) -> Reach:
-        """Whether the server has come to ``target``.
+        """Return whether the server has reached ``target``.
 
-        It has come to a position if it has all of it: MySQL shows these transactions to readers, PostgreSQL has that
-        part of its log on disk, and a standby shows it to readers. It has come to a time if no commit that begins from
-        now on belongs to that time.
+        A server has reached a position if it has all of it: on MySQL, readers see these transactions; on PostgreSQL,
+        that part of the log is on disk; on a standby, readers see it. A server has reached a time if no commit that
+        begins from now on belongs to that time.
 
-        :param seen: the answer before, which may spare the server some work.
+        :param seen: the previous result, which may save the server some work.
         :raises ConfigurationError: the target is a position of another kind of database.
         :raises SourceUnavailable: the server cannot be reached.
         """
@@ -228,7 +233,7 @@ class TellsReach(Protocol):
 
 @runtime_checkable
 class RollsForward(Protocol):
-    """A source whose log tells what every changed row became: a published copy can be rolled forward by it."""
+    """A source whose log has the new row of every change, so that a published copy can be rolled forward."""
 
     def refusals_since(
         self,
@@ -241,30 +246,33 @@ class RollsForward(Protocol):
         keys_only: bool = False,
         bases: int = 1,
     ) -> dict[TableName, str]:
-        """Why copies of ``tables``, exact at ``position`` of the server of ``identity``, cannot be rolled forward to
-        ``to`` (None: to now); tables that can be are not in it.
+        """Return, by table, the reasons why copies cannot be rolled forward. Tables whose copies can be rolled forward
+        are not in the result.
 
-        :param keys_only: of what was touched only the keys are to be read (consistency ``again``).
-        :param bases: how many positions the run may roll copies forward from.
-        :raises ExactnessError: none can be.
+        :param identity: the identity of the server of the copies.
+        :param position: the position at which the copies are exact.
+        :param to: the position or time to roll forward to; None: now.
+        :param keys_only: read only the keys of touched rows (consistency ``again``).
+        :param bases: the number of positions from which the run may roll copies forward.
+        :raises ExactnessError: no copy can be rolled forward.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
     def check_since(self, identity: Mapping[str, str], position: Position) -> None:
-        """Make sure that this is the server of ``identity``, which had ``position``, with its history since then
-        intact, and unchanged whatever the log does not show.
+        """Check that this is the server of ``identity``, which had ``position``, that its history since then is intact,
+        and that nothing else has changed that the log does not show.
 
-        :raises ExactnessError: it is not.
+        :raises ExactnessError: one of these conditions does not hold.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
     def segments_between(
         self, start: Position, end: Position, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
     ) -> list[LogSegment]:
-        """The segments that hold every change after ``start`` up to ``end``, in log order.
+        """Return the segments with all changes after ``start`` up to ``end``, in log order.
 
         :param since: the identity of the server as it was at ``start``.
-        :param identity: that of the run.
+        :param identity: the identity in the run's initial point.
         :param slots: how many segments are read at once.
         :raises LogGone: the log no longer reaches back to ``start``.
         """
@@ -272,69 +280,70 @@ class RollsForward(Protocol):
 
 @runtime_checkable
 class TellsReplaced(Protocol):
-    """A source that tells whether a table was replaced although its log does not say so."""
+    """A source that detects whether a table was replaced without an entry in the log."""
 
     def check_replaced(
         self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
     ) -> None:
-        """Make sure that ``tables``, as a run on the server of ``identity`` recorded them, were not replaced since then
-        but by what the log says.
+        """Check that ``tables``, as a run on the server of ``identity`` recorded them, were not replaced since then
+        without an entry in the log.
 
-        :param until: the identity of the run that rests on them: what is logged after it begins does not matter.
-        :param now: the tables as that run recorded them just before its position; none if that is a past one.
+        :param until: the identity of the run that depends on them. Changes that are logged after that run began are
+            irrelevant.
+        :param now: the tables as that run recorded them just before its position; empty if its position is a past one.
 
-        :raises SchemaChanged: one was.
+        :raises SchemaChanged: a table was replaced.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
 
 @runtime_checkable
 class KeepsWindow(Protocol):
-    """A source whose server keeps the log since the copies that a run rolls forward only if it is told to."""
+    """A source whose server keeps the log since the copies that a run rolls forward only on request."""
 
     def keep_window(
         self, point: InitialPoint, plans: Sequence[TablePlan], options: StepOptions, run_id: str
     ) -> InitialPoint:
-        """Have the server keep, until the run is released (`KeepsForRun`), the log between the copies that ``plans``
-        are rolled forward from and the run's ``point``; return the point with the identity that names it. If it raises,
-        it has discarded what was made for ``point``.
+        """Let the server keep the log between the copies from which ``plans`` roll forward and the run's ``point``,
+        until the run is released (`KeepsForRun`). Return the point with an identity that names this log. If this method
+        raises an error, it has discarded the objects that were created for ``point``.
 
-        :raises PreflightError: the log is not there any more, or a table was altered since its copy.
+        :raises PreflightError: the log no longer exists, or a table was altered since its copy.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
 
 @runtime_checkable
 class TellsHistory(Protocol):
-    """A source that recognizes whether it still has the history of an earlier copy. Its servers leave a mark in the
-    identity of an initial position (`core.history.MARK`)."""
+    """A source that recognizes whether it still has the history of an earlier copy. The identity of an initial position
+    has a mark for this (`core.copies.history.MARK`)."""
 
     def relations(self, identity: Mapping[str, str], position: Position, traces: Sequence[Trace]) -> list[Finding]:
-        """How the history of the server of ``identity``, which has all of ``position``, is related to those of earlier
-        copies of this server.
+        """Return the relations between the history of the server of ``identity``, which has all of ``position``, and
+        the histories of earlier copies of this server.
 
-        `Relation.OTHER` has to be proved: these copies then give way to those of the present history.
+        `Relation.OTHER` must be proved, because copies of the present history then supersede these copies.
 
-        :raises SourceReplaced: another server answers.
+        :raises SourceReplaced: the connection reaches another server.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
 
 @runtime_checkable
 class ToldInPart(Protocol):
-    """A source of whose tables a part can be copied."""
+    """A source whose tables can be copied in part."""
 
     def tables_of(self, plans: Sequence[TablePlan]) -> list[Table]:
-        """The tables that are planned, as they are now.
+        """Return the planned tables as they are now.
 
-        :raises SchemaChanged: one is gone.
+        :raises SchemaChanged: a table no longer exists.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
     def comparable_texts(self, table: Table) -> dict[str, str]:
-        """Of the columns that are published as text, those whose text can be compared, and what it is: ``plain``, a
-        ``label``, or a ``uuid``. All others are the print of some other type."""
+        """Return the columns that are published as text and whose text can be compared, with the kind of the text:
+        ``plain``, ``label`` or ``uuid``. The text of all other columns is the printed form of another type."""
 
     def pushed_condition(self, table: Table) -> str:
-        """What of the condition that a table is copied by the server itself looks at, in its own SQL; empty: nothing,
-        so that it sends all rows."""
+        """Return the part of the table's condition that the server itself evaluates, in its SQL. Empty: none, so the
+        server sends all rows."""

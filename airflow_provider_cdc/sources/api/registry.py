@@ -1,7 +1,7 @@
-"""The kinds of databases that can be copied, each registered here and nowhere else.
+"""The kinds of databases that can be copied. Each kind is registered only here.
 
-Every ``airflow`` command reads this, so it imports nothing: sources and hooks are named, and loaded when one is opened.
-Who copies MySQL does not have to install what PostgreSQL needs.
+Every ``airflow`` command imports this module, so it imports no sources and hooks: it names their classes, and loads a
+class when it is needed. So users who copy MySQL need not install the dependencies of PostgreSQL.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.sources.api.source import Source
 
 Field = Mapping[str, Any]
-"""A field of the connection form, as ``provider_info.schema.json`` of Airflow wants it."""
+"""A field of the connection form, in the format of Airflow's ``provider_info.schema.json``."""
 
 _TLS_PREFIX = "tls_"
 
@@ -28,17 +28,17 @@ class Kind:
     """A kind of database.
 
     ``name``
-        what ``ConnectionSettings.kind`` and manifests call it.
+        the name in ``ConnectionSettings.kind`` and in manifests.
     ``source``, ``hook``
-        where the two classes are: ``module.Class``.
+        the paths of the two classes: ``module.Class``.
     ``connection_types``
-        types of Airflow connections: our own first, with the form, then the stock ones.
+        the types of Airflow connections: first this package's type, which has the form, then Airflow's own types.
     ``form``
-        what the form hides, relabels and shows as examples: ``ui-field-behaviour``.
+        the fields that the form hides, relabels, and fills with placeholders: ``ui-field-behaviour``.
     ``fields``
-        the fields of the form that lie in the connection's extra.
+        the fields of the form that are stored in the connection's extra.
     ``extra``
-        the extra of this package that installs what this kind needs; empty: the package itself does.
+        the extra of this package that installs the dependencies of this kind; empty: the package itself installs them.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Kind:
 
     @property
     def tls_fields(self) -> dict[str, str]:
-        """The names of fields that are TLS settings, and what ``ConnectionSettings.tls`` calls them."""
+        """The fields that are TLS settings, each with its name in ``ConnectionSettings.tls``."""
         return {name: name.removeprefix(_TLS_PREFIX) for name in self.fields if name.startswith(_TLS_PREFIX)}
 
     @property
@@ -62,10 +62,10 @@ class Kind:
         return [name for name in self.fields if not name.startswith(_TLS_PREFIX)]
 
     def load(self, path: str, where: str = "") -> Any:
-        """The class at ``path``, which is ``source`` or ``hook``.
+        """Load the class at ``path``, which is ``source`` or ``hook``.
 
         :param where: the connection, for the message.
-        :raises ConfigurationError: what this kind needs is not installed.
+        :raises ConfigurationError: the dependencies of this kind are not installed.
         """
         module, _, name = path.rpartition(".")
         try:
@@ -74,16 +74,16 @@ class Kind:
             if not self.extra:
                 raise
             raise ConfigurationError(
-                f"what {self.title} needs is not installed: {error}",
+                f"the dependencies of {self.title} are not installed: {error}",
                 where=where,
-                hint=f"pip install 'airflow-provider-cdc[{self.extra}]', in Airflow and where Spark's Python runs",
+                hint=f"pip install 'airflow-provider-cdc[{self.extra}]' for Airflow, and for the Python of Spark",
             ) from error
 
 
 def _text(label: str, description: str, *choices: str) -> Field:
     schema: dict[str, Any] = {"type": ["string", "null"]}
     if choices:
-        # Airflow's form calls what has no other name "null".
+        # Airflow's form shows a choice without a display name as "null".
         schema |= {"enum": [None, *choices], "values_display": {"null": "not set"}}
     return {"label": label, "description": description, "schema": schema}
 
@@ -91,7 +91,7 @@ def _text(label: str, description: str, *choices: str) -> Field:
 _TLS_FIELDS: Mapping[str, Field] = {
     "tls_mode": _text(
         "TLS mode",
-        "Without one: verify_ca if an authority is given, else required; on this machine encrypt where offered.",
+        "Default: verify_ca if an authority is given, else required; for this machine, TLS if the server offers it.",
         "disabled",
         "preferred",
         "required",
@@ -100,12 +100,12 @@ _TLS_FIELDS: Mapping[str, Field] = {
     ),
     "tls_ca": _text("TLS authority", "Path of the PEM file with the authority that signed the server's certificate."),
     "tls_cert": _text(
-        "TLS certificate", "Path of the PEM file with the client's certificate, where the server asks for one."
+        "TLS certificate", "Path of the PEM file with the client's certificate, if the server requests one."
     ),
     "tls_key": _text("TLS key", "Path of the PEM file with the key of the client's certificate, without a passphrase."),
     "tls_trusted_network": {
         "label": "Trusted network",
-        "description": "Nobody else is in the network between: the password may be shown to whoever answers there.",
+        "description": "The network to the server is trusted: the password may be sent to any server that answers.",
         "schema": {"type": ["boolean", "null"]},
     },
 }
@@ -127,7 +127,7 @@ KINDS = (
             **_TLS_FIELDS,
             "tls_server_key": _text(
                 "Server's RSA key",
-                "Path of the PEM file with the server's public key, for the password where TLS is disabled.",
+                "Path of the PEM file with the server's public key, to encrypt the password if TLS is disabled.",
             ),
         },
     ),
@@ -144,7 +144,7 @@ KINDS = (
             "placeholders": {"host": "postgres.example.com", "port": "5432", "login": "cdc", "schema": "shop"},
         },
         fields={
-            "publication": _text("Publication", "One that holds the tables already, for users who may not create any."),
+            "publication": _text("Publication", "One that already has the tables, for users who may not create any."),
             **_TLS_FIELDS,
             "tls_channel_binding": _text(
                 "Channel binding",
@@ -160,10 +160,10 @@ KINDS = (
 
 
 def kind_of(connection_type: str, where: str = "") -> Kind:
-    """The kind of database behind a type of Airflow connection.
+    """Return the kind of database for a type of Airflow connection.
 
     :param where: the connection, for the message.
-    :raises ConfigurationError: it is not one that can be copied.
+    :raises ConfigurationError: this kind of database cannot be copied.
     """
     for kind in KINDS:
         if connection_type in kind.connection_types:
@@ -172,9 +172,9 @@ def kind_of(connection_type: str, where: str = "") -> Kind:
 
 
 def open_source(settings: ConnectionSettings) -> Source:
-    """The source behind ``settings``. Opens no session.
+    """Return the source for ``settings``. Opens no session.
 
-    :raises ConfigurationError: the kind of database is not one that can be copied.
+    :raises ConfigurationError: this kind of database cannot be copied.
     """
     for kind in KINDS:
         if kind.name == settings.kind:

@@ -1,4 +1,4 @@
-"""What a source can do whose touched rows are read again (consistency ``again``), beside `sources.capabilities`."""
+"""Protocols of sources whose touched rows can be read again (consistency ``again``), in addition to `source.Source`."""
 
 from __future__ import annotations
 
@@ -16,32 +16,31 @@ from airflow_provider_cdc.sources.api.window import TrackedTable, UpperBound
 
 
 class LogTail(Protocol):
-    """The log, read on and on from the initial position: which keys were touched, and no more."""
+    """The log, read in steps from the initial position on, for the touched keys only."""
 
     @property
     def order(self) -> int:
-        """Once `read` has ended: what is greater than the orders of all changes so far, and less than those of all that
-        come next."""
+        """After `read` has ended: a number greater than the orders of all changes so far, and less than the orders of
+        all later changes."""
 
     @property
     def transactions(self) -> int:
-        """How many were read so far."""
+        """The number of transactions read so far."""
 
     @property
     def row_images(self) -> int:
-        """How many were read so far."""
+        """The number of row images read so far."""
 
     def go_on_from(self, order: int) -> None:
-        """Have the orders of all changes that come next be greater than ``order``, which is none that is less than
+        """Make the orders of all later changes greater than ``order``, which must not be less than the property
         `order`."""
 
     def read(self, log_end: LogEnd | None = None) -> Iterator[pa.RecordBatch]:
-        """What was touched since the last call, up to ``log_end``; None: up to the log's present end or a little
-        further: batches of ``DELTA_SCHEMA``. A key may come several times: what the last one says counts.
+        """Yield the keys touched since the last call, as batches of ``DELTA_SCHEMA``. If a key occurs several times,
+        its last row counts. After an error, the log must be opened again from the start.
 
-        If it raises, the whole of it has to be opened anew.
-
-        :raises ExactnessError: something in the log broke what the proof rests on.
+        :param log_end: where to stop; None: at the log's present end, or a little further.
+        :raises ExactnessError: something in the log violates a condition of the proof.
         """
 
 
@@ -49,35 +48,39 @@ class KeyReader(ChunkReader, Protocol):
     """A session that also reads rows by their keys."""
 
     def find(self, keys: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
-        """The rows with these keys, given as the log's own bytes, as `read` gives rows. There may be some with other
-        keys among them, which the source takes for equal.
+        """Yield the rows with these keys, in the form of `read`. The result may have rows with other keys that the
+        source considers equal.
 
-        :raises SourceUnavailable: the session broke. Nothing of it counts then.
+        :param keys: the keys, as the log's own bytes.
+        :raises SourceUnavailable: the session broke. All rows that it returned must be discarded.
         """
 
 
 @runtime_checkable
 class ReadsAgain(Protocol):
-    """A source of which a copy can be exact where its reads end, by keys alone (consistency ``again``): rows that were
-    touched are read again, at last in a view that all its sessions share (`SharesReads`). Its readers of keyed tables
-    are `KeyReader`.
+    """A source whose copies can be exact where their reads end, with only keys from the log (consistency ``again``).
+
+    Touched rows are read again, the last time in a snapshot that all sessions share (`SharesReads`). The readers of
+    keyed tables are `KeyReader`.
     """
 
     def follow(
         self, start: Position, identity: Mapping[str, str], tables: Sequence[TrackedTable]
     ) -> AbstractContextManager[LogTail]:
-        """Read the log on from ``start``: the run's initial position; or that of copies, of tables that are rolled
-        ``forward`` from there."""
+        """Read the log from ``start`` on.
+
+        :param start: the run's initial position; for tables that are rolled ``forward``, the position of their copies.
+        """
 
     def settle(self, lock: LockPolicy) -> None:
-        """Wait until every commit that the log holds now can be seen.
+        """Wait until every commit that the log has now is visible to readers.
 
-        :raises LockNotGranted: some could not for longer than the policy has.
+        :raises LockNotGranted: some commits were not visible within the time limit of the policy.
         """
 
     def bound_view(self, tables: Sequence[Table]) -> UpperBound:
-        """Of the source that `SharesReads.share_reads` gave: the position of its view.
+        """Return the position of the shared snapshot. Only for the source that `SharesReads.share_reads` returned.
 
-        :raises SchemaChanged: a table is not there what was recorded of it.
-        :raises SourceUnavailable: the view is gone.
+        :raises SchemaChanged: a table in the snapshot is not as recorded.
+        :raises SourceUnavailable: the snapshot no longer exists.
         """

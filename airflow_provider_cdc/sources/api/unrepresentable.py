@@ -1,9 +1,10 @@
-"""Values that no Arrow type holds, found while rows are decoded: whether they stop the run is not known yet.
+"""Records values that no Arrow type holds while rows are decoded, when it is not yet known whether they stop the run.
 
-A row that was written after the initial position is not in the copy: the rewind takes it out again. A row for which the
-condition of a part does not hold is not copied at all. So with the policy ``error`` a reader notes such values, with a
-placeholder in their stead. Only those in rows that are copied and survive the rewind stop the run (``jobs.selected``,
-``jobs.survivors``). In the columns of a key a placeholder would make two rows one: there they stop the read at once.
+A row that was written after the initial position is not in the copy: the rewind removes it. A row that does not fulfil
+the table's condition is not copied either. So with the policy ``error``, a reader notes such values, and replaces them
+by a placeholder. Only values in rows that are copied and survive the rewind stop the run
+(``jobs.changes.filter_images``, ``jobs.snapshot.survivors``). In key columns, a placeholder could make two rows equal,
+so a value there stops the read at once.
 """
 
 from __future__ import annotations
@@ -19,20 +20,21 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ValueNotRepresentable
 
 MOST = 1000
-"""More of them in one batch are no accident of the moment: they stop the read at once."""
+"""The maximum number of such values of a column in one batch. More of them are not a temporary accident, so they stop
+the read at once."""
 _SHOWN = 60
-"""Characters of a key's value that a message shows."""
+"""The maximum number of characters of a key's value in a message."""
 
 Refusal = Callable[[int], ValueNotRepresentable]
-"""What the value in a row would be refused with."""
+"""Returns the error for the value in the row with the given number."""
 
 
 @dataclass(frozen=True)
 class OddValue:
-    """One value that no Arrow type holds: the row of its batch, and its column.
+    """One value that no Arrow type holds: the number of its row in the batch, and its column.
 
-    ``refusal`` makes the error that it is unless the row goes. None: the policy says what is published in its stead,
-    and the value is noted only because conditions take it for null.
+    ``refusal`` creates the error that is raised if the row stays in the copy. None: another value is published instead,
+    by the policy, and this value is noted only because conditions treat it as null.
     """
 
     row: int
@@ -41,7 +43,7 @@ class OddValue:
 
     @property
     def stops(self) -> bool:
-        """Whether it stops the run if its row is published."""
+        """Whether the value stops the run if its row is published."""
         return self.refusal is not None
 
     @property
@@ -53,11 +55,11 @@ class OddValue:
 def note(odd: list[OddValue] | None, column: str, rows: np.ndarray[Any, Any], refusal: Refusal | None) -> None:
     """Note the odd values of one column of a batch, or raise the error of the first of them.
 
-    :param odd: where to; None: nowhere.
-    :param column: its name.
-    :param rows: one byte for each row of the batch, not 0 where the value is odd; one at least is.
+    :param odd: the list to which they are added; None: raise the error.
+    :param column: the name of the column.
+    :param rows: one byte for each row of the batch, other than 0 if the value is odd. At least one value is odd.
     :param refusal: see `OddValue`.
-    :raises ValueNotRepresentable: they cannot be noted.
+    :raises ValueNotRepresentable: ``odd`` is None.
     """
     row_numbers = np.flatnonzero(rows)
     if odd is not None:
@@ -67,12 +69,12 @@ def note(odd: list[OddValue] | None, column: str, rows: np.ndarray[Any, Any], re
 
 
 def check_noted(table: Table, rows: pa.RecordBatch, odd: Collection[OddValue]) -> None:
-    """Make sure that what was noted of a batch that was read may wait until it is known which of its rows are copied.
+    """Check that the noted values of a batch need not stop the read before it is known which rows are copied.
 
-    :raises ValueNotRepresentable: a value that tells rows apart is among them; or so many are that they are no accident
-        of the moment, and no condition leaves rows out.
+    :raises ValueNotRepresentable: a noted value identifies rows; or a column has more than `MOST` noted values, and no
+        condition excludes rows.
     """
-    # Which rows of a keyless table are copied is known before they are told apart.
+    # In a keyless table with a condition, rows are selected before their values identify them.
     by_condition = table.selection.where is not None
     of_column: dict[str, list[OddValue]] = {}
     for value in odd:
@@ -85,7 +87,7 @@ def check_noted(table: Table, rows: pa.RecordBatch, odd: Collection[OddValue]) -
 
 
 def naming_key(table: Table, rows: pa.RecordBatch, odd: Collection[OddValue], value: OddValue) -> ValueNotRepresentable:
-    """The error of ``value``, which says the key of its row. The rest of a row is nobody's business in a log.
+    """Return the error of ``value``, with the key of its row. The other values of the row must not appear in a log.
 
     :param rows: the batch, with the columns of the key.
     :param odd: all odd values of the batch.
@@ -103,7 +105,7 @@ def _shown(value: pa.Scalar) -> str:
     try:
         plain = value.as_py()
     except (OverflowError, ValueError):
-        # Python's dates begin with the year 1.
+        # Python's dates begin with the year 1, so use Arrow's text.
         plain = value.cast(pa.string()).as_py()
     text = f"x'{plain.hex()}'" if isinstance(plain, bytes) else repr(plain) if isinstance(plain, str) else str(plain)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

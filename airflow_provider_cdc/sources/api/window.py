@@ -1,4 +1,4 @@
-"""A run's window: its two ends, the segments of the log that it is cut into, and the net change of each."""
+"""The window of a run: its two ends, the log segments that it consists of, and the net changes of each segment."""
 
 from __future__ import annotations
 
@@ -27,25 +27,25 @@ DELTA_SCHEMA = pa.schema(
 ``table``
     index into the run's list of tables.
 ``key``
-    keyed tables: ``core.row_bytes.encode`` of the key columns. Keyless tables: of all columns.
+    keyed tables: ``core.tables.row_bytes.encode`` of the key columns. Keyless tables: of all columns.
 ``order``, ``suborder``
-    place in the whole log: the pair grows along it. The first change of a key is the one with the smallest pair.
+    the place in the whole log: the pair increases along the log. The first change of a key has the smallest pair.
 ``before``
-    keyed tables: the row before the segment as the log's own bytes (``Source.decode_images`` reads them); null: no row.
-    Keyless tables: the row itself. Tables of which only the keys are read: the key, as the log's own bytes.
+    keyed tables: the row before the segment, as the log's own bytes (``Source.decode_images`` decodes them); null: no
+    row. Keyless tables: the row itself. Tables of which only keys are read: the key, as the log's own bytes.
 ``count``
-    keyless tables: times added minus times removed. Keyed tables: 0. Tables of which only the keys are read: 1 if the
-    last change of the key left a row there, 0 if it left none; ``order`` is that of the last change then.
+    keyless tables: times added minus times removed. Keyed tables: 0. Tables of which only keys are read: 1 if the row
+    exists after the last change of the key, else 0; ``order`` is then the order of the last change.
 ``pending``
-    null, or the id of a prepared transaction that the segment prepares but does not decide: the changes count only if
-    ``SegmentSummary.decided`` of some segment names that id, and then at that order.
+    null, or the id of a prepared transaction that the segment prepares, but neither commits nor rolls back. The changes
+    count only if ``SegmentSummary.decided`` of a segment has that id, and then with the order given there.
 ``after``
-    keyed tables that are rolled forward: the row after the segment, as ``before``. Null for all others.
+    keyed tables that are rolled forward: the row after the segment, in the form of ``before``. Null for other tables.
 """
 
 
 BUCKETS = 64
-"""Into so many buckets keys are divided (``core.row_bytes.buckets``)."""
+"""The number of buckets into which keys are divided (``core.tables.row_bytes.buckets``)."""
 
 CHANGE_SCHEMA = pa.schema(
     [
@@ -61,10 +61,11 @@ CHANGE_SCHEMA = pa.schema(
 """One row change of one log segment, as it was logged.
 
 ``table``, ``order``, ``pending``
-    as in ``DELTA_SCHEMA``; changes of one table come in this order. Those of a transaction that the segment prepares
-    and commits all have the order of its commit.
+    as in ``DELTA_SCHEMA``. The changes of one table are in this order. All changes of a transaction that the segment
+    prepares and commits have the order of its commit.
 ``position``, ``commit_time``
-    of the transaction's commit, the position as text: the feed publishes it as it is; null while it is pending.
+    of the transaction's commit; null while the transaction is pending. The position is text, which the change feed
+    publishes unchanged.
 ``before``, ``after``
     the rows as the log's own bytes; null: no row.
 """
@@ -72,11 +73,11 @@ CHANGE_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class UpperBound:
-    """A bound on everything that reads before now could have seen.
+    """A bound on everything that completed reads could have seen.
 
-    ``upper`` is ``snapshot_upper``, a position of the source; ``log_end`` is the same bound as a place in the log up to
-    which the window is to be read. ``incarnation`` is what `ChunkReader.settle`
-    returns for parts that the server still stands by: those with another one are read again.
+    ``upper`` is ``snapshot_upper``, a position of the source. ``log_end`` is the same bound as the place in the log up
+    to which the window is read. ``incarnation`` is the value of `ChunkReader.settle` for parts that no crash has
+    undone. Parts with another value are read again.
     """
 
     upper: Position
@@ -88,9 +89,9 @@ class UpperBound:
 class LogSegment:
     """A part of the log that one task reads: ``name`` from byte (or LSN) ``start`` up to ``stop``; None: to its end.
 
-    ``mark``: what the log must have before that if it still is the one that was read, in the source's own notation;
-    empty: nothing. ``also``: what follows ``name`` in the log and is read as one with it, each from its beginning;
-    ``stop`` then is in the last. ``bytes`` of log, about; 0: that is not known.
+    ``mark``: what the log must have before this part if it is still the log of the reads, in a notation of the source;
+    empty: no such requirement. ``also``: the names that follow ``name`` in the log and are read together with it, each
+    from its beginning; ``stop`` is then in the last of them. ``bytes``: the approximate size; 0: unknown.
     """
 
     number: int
@@ -103,19 +104,19 @@ class LogSegment:
 
     @property
     def last_name(self) -> str:
-        """Of ``name`` and ``also``, the one in which it ends."""
+        """The one of ``name`` and ``also`` in which the segment ends."""
         return (self.name, *self.also)[-1]
 
 
 @dataclass(frozen=True)
 class TrackedTable:
-    """A table as the log reader follows it.
+    """A table whose changes the log reader returns, and how.
 
-    ``index`` is what ``DELTA_SCHEMA.table`` says. ``upper`` is the exact position up to which changes count: of a table
-    that was read at one, that; of one that is rolled forward, the position to publish. None for other tables, whose
-    changes count up to the window's end. ``forward``: the rows after the changes are wanted, too. ``changes``: and each
-    single change. ``keys_only``: of its changes only the keys are read. ``looked_at``: nothing is read, but the
-    reader stops for what it could not read.
+    ``index`` is the value in ``DELTA_SCHEMA.table``. ``upper`` is the exact position up to which changes count: for a
+    table that was read at one position, this position; for a table that is rolled forward, the position to publish. It
+    is None for other tables, whose changes count up to the window's end. ``forward``: the reader also returns the rows
+    after the changes. ``changes``: it also returns each single change. ``keys_only``: it reads only the keys of
+    changes. ``looked_at``: it returns no changes, but stops at changes that it could not read.
     """
 
     index: int
@@ -132,28 +133,29 @@ class TrackedTable:
         return not self.looked_at and (self.upper is not None or self.table.keyless)
 
     def known_upper(self) -> Position:
-        """``upper`` of a table that is ``bounded`` by it.
+        """Return ``upper`` of a table that is ``bounded`` by it.
 
-        :raises PositionError: it is not known.
+        :raises PositionError: ``upper`` is not known.
         """
         if self.upper is None:
             raise PositionError(
-                "the position that the table was read at is not known, and it has no key to tell its changes by",
+                "the position at which the table was read is unknown, and the table has no key to identify its changes",
                 where=str(self.table.name),
                 hint="trigger a new run",
             )
         return self.upper
 
     def pending(self, transaction: str) -> str:
-        """The id of what a prepared transaction did to this table, if that is ``bounded``."""
+        """Return the id for the changes of a prepared transaction to this table, if the table is ``bounded``."""
         return f"{transaction}/{self.index}"
 
 
 @dataclass(frozen=True)
 class StatementWrite:
-    """Changes of rows of a ``table`` that is not copied, which the log has as statements only.
+    """Row changes of a ``table`` that is not copied, which the log has only as statements.
 
-    ``read`` are the other tables that they read, but for copied ones. The last change is at ``place``.
+    ``read`` are the other tables that the statements read, without copied tables. ``place`` is the place of the last
+    change.
     """
 
     table: TableName
@@ -163,8 +165,8 @@ class StatementWrite:
 
 @dataclass(frozen=True)
 class Committed:
-    """Where a prepared transaction was committed: its ``order`` among the row changes of the log, the position as text
-    (as in ``CHANGE_SCHEMA``), and the time in microseconds since 1970 (None: the log does not say)."""
+    """The commit of a prepared transaction: its ``order`` among the row changes of the log, its position as text (as in
+    ``CHANGE_SCHEMA``), and its time in microseconds since 1970 (None: the log does not have it)."""
 
     order: int
     position: str
@@ -173,13 +175,15 @@ class Committed:
 
 @dataclass
 class SegmentSummary:
-    """What one segment held. ``decided`` maps a prepared transaction's id to the order at which it was committed here.
+    """A summary of one segment.
 
-    ``rolled_back`` are ids rolled back here. ``seconds`` is the time it took to read it. ``parts`` is how many net
-    changes the segment was given as, one after the other: whose keys do not fit into memory is netted in parts.
-    ``writes`` are the tables that are not copied and were written to by statements, by their names; ``redefined`` those
-    of which some statement may have changed whether they are views, or have triggers (`sources.optional`).
-    ``commits`` says more of what ``decided`` has, if single changes are wanted.
+    ``decided`` maps the ids of prepared transactions that the segment commits to the orders of their commits.
+    ``rolled_back`` has the ids that the segment rolls back. ``seconds`` is the time that the read took. ``parts`` is
+    the number of net changes that the reader returned for the segment, one after the other: if the keys do not fit into
+    memory, the segment is netted in parts. ``writes`` has the tables, by name, that are not copied and that statements
+    changed. ``redefined`` has the tables of which a statement may have changed whether they are views or have triggers
+    (`optional_capabilities.LogsStatements`). ``commits`` has the details of the commits in ``decided``, if single
+    changes are read.
     """
 
     segment: LogSegment

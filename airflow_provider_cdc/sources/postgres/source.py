@@ -60,16 +60,16 @@ from airflow_provider_cdc.sources.postgres.steps.check_identity import check_ide
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 _ALTERED_SECONDS = 60.0
-"""How long a type that is being altered is waited for."""
+"""How long to wait for transactions that alter a type."""
 
 
 class PostgresSource:
-    """``sources.capabilities.Source`` for PostgreSQL; each method is a function of the module that its name says.
+    """`sources.api.source.Source` for PostgreSQL. Each method calls a function of the module for its subject.
 
-    What decodes the log is imported where it is used: its kernels take a second to load, and the steps that only check,
-    plan and record do without.
+    Modules that decode the log are imported where they are used: their kernels take a second to load, and the steps
+    that only check, plan and record do not need them.
 
-    :param view: the snapshot that reads with ``exported`` share; `share_reads` gives a source that has one.
+    :param view: the exported snapshot for reads with ``exported``; `share_reads` yields a source that has one.
     """
 
     kind: ClassVar[str] = "postgres"
@@ -191,8 +191,8 @@ class PostgresSource:
 
     def check_tables(self, tables: Sequence[Table]) -> None:
         with session(self.settings) as connection:
-            # Unlike a table, a type is not locked against those who write its values: the log may have rows with its
-            # new labels while nobody sees these yet.
+            # Altering a type, unlike a table, does not block sessions that write its values. So the log may have rows
+            # with new labels before other sessions see these labels.
             if altering := type_catalog.altering(connection, tables):
                 transaction_waits.settle(self.settings, connection, _ALTERED_SECONDS, altering)
             schema_difference.check_unchanged(connection, tables)

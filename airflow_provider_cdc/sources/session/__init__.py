@@ -1,1 +1,1 @@
-"""Sessions that both kinds of databases share."""
+"""Code for sessions that both kinds of databases share."""

@@ -1,4 +1,4 @@
-"""Sessions that serve several readers, one after the other: opening one costs more than reading a small table."""
+"""Keeps sessions open for several readers in turn, because opening one takes longer than reading a small table."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ Session = TypeVar("Session")
 
 
 class Kept:
-    """The open sessions of one Spark task, or of one thread: never used by two at a time."""
+    """The open sessions of one Spark task or of one thread. They are never used concurrently."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[ExitStack, Any]] = {}
 
     @contextmanager
     def use(self, kind: str, opened: Callable[[], AbstractContextManager[Session]]) -> Iterator[Session]:
-        """The session of this kind. If the block fails, the session is closed, and the next call opens another.
+        """Return a context with the session of this kind. If the block fails, the session is closed, and the next call
+        opens another session.
 
-        Errors in the block pass through the context manager that ``opened`` returned, too.
+        Errors in the block also pass through the context manager that ``opened`` returned.
         """
         if kind not in self._open:
             stack = ExitStack()
@@ -34,7 +35,7 @@ class Kept:
             raise
 
     def close(self) -> None:
-        """End all sessions."""
+        """Close all sessions."""
         while self._open:
             stack, _ = self._open.popitem()[1]
             stack.close()
@@ -42,7 +43,7 @@ class Kept:
 
 @contextmanager
 def keeping() -> Iterator[Kept]:
-    """A `Kept` that ends with the block."""
+    """Yield a `Kept`, and close its sessions at the end of the block."""
     sessions = Kept()
     try:
         yield sessions
@@ -53,5 +54,5 @@ def keeping() -> Iterator[Kept]:
 def session_of(
     kept: Kept | None, kind: str, opened: Callable[[], AbstractContextManager[Session]]
 ) -> AbstractContextManager[Session]:
-    """The kept session of this kind, or a new one where none are kept."""
+    """Return the kept session of this kind, or a new session if ``kept`` is None."""
     return opened() if kept is None else kept.use(kind, opened)

@@ -1,9 +1,9 @@
-"""Who may be shown a password: the same rules for every kind of database.
+"""Decides to which servers a password may be sent, by the same rules for every kind of database.
 
-Whoever sits between us and the server can pose as it, and must not learn the password. So whatever reveals it (the
-password itself, or the password encrypted for a key that the other side has just sent) goes only to a server that is
-known to be the right one: its certificate was verified, or it is on this machine, or it is in a network that the
-connection calls trusted.
+An attacker in the network can impersonate the server, and must not learn the password. Data that reveals the password
+is the password itself, or the password encrypted for a key that the other side has just sent. Such data is sent only to
+a server whose identity is certain: its certificate was verified, or it is on this machine, or it is in a network that
+the connection declares as trusted.
 """
 
 from __future__ import annotations
@@ -29,9 +29,10 @@ _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True)
 class Trust:
-    """What the settings amount to.
+    """The TLS mode and the trust that follow from the settings.
 
-    ``mode`` is never empty. ``may_reveal``: the password may be shown to the server, once TLS is as the mode demands.
+    ``mode`` is never empty. ``may_reveal``: the password may be revealed to the server, once TLS is as the mode
+    requires.
     """
 
     mode: str
@@ -39,15 +40,16 @@ class Trust:
 
     @property
     def encrypted(self) -> bool:
-        """Whether a session without TLS is refused."""
+        """Whether sessions without TLS are rejected."""
         return self.mode not in (DISABLED, PREFERRED)
 
 
 def trust_in(settings: ConnectionSettings, more: Collection[str] = ()) -> Trust:
-    """What TLS has to be like for this connection, and what the server may be shown.
+    """Return the TLS mode for a connection, and whether the password may be revealed to the server.
 
-    Without a mode: ``verify_ca`` if there is an authority, else ``required``, or ``preferred`` where nobody is in
-    between. A given authority is always checked, whatever the mode.
+    The default mode is ``verify_ca`` if an authority is given; otherwise ``preferred`` for this machine and for trusted
+    networks (without a client certificate), else ``required``. If an authority is given, it is always checked, whatever
+    the mode is.
 
     :param more: further fields that ``ConnectionSettings.tls`` may have for this kind of database.
     :raises ConfigurationError: the settings contradict each other, or have unknown fields or values.
@@ -58,15 +60,15 @@ def trust_in(settings: ConnectionSettings, more: Collection[str] = ()) -> Trust:
     unknown = sorted(set(tls) - set(fields))
     if unknown or (mode and mode not in MODES):
         raise ConfigurationError(
-            f"TLS settings cannot have {unknown if unknown else f'the mode {mode!r}'}",
+            f"unknown TLS settings: {unknown if unknown else f'the mode {mode!r}'}",
             where=settings.address,
-            hint=f"they are {', '.join(fields)}; mode is one of {', '.join(MODES)}",
+            hint=f"use only {', '.join(fields)}; mode is one of {', '.join(MODES)}",
         )
     if ca and mode == DISABLED:
         raise ConfigurationError(
-            "TLS is disabled, and an authority is there to verify the server's certificate",
+            "TLS is disabled, but an authority is given to verify the server's certificate",
             where=settings.address,
-            hint="clear tls_mode, or tls_ca",
+            hint="clear tls_mode or tls_ca",
         )
     nobody_between = is_local(settings.host) or _is_yes(settings, "trusted_network")
     if ca:
@@ -77,7 +79,7 @@ def trust_in(settings: ConnectionSettings, more: Collection[str] = ()) -> Trust:
 
 
 def is_local(host: str) -> bool:
-    """Whether a host is this machine, by its address or the path of its socket: nobody is in between."""
+    """Return whether a host is this machine, by its address or the path of its socket."""
     if host.startswith(("/", "@")) or host == "localhost":
         return True
     try:
@@ -87,26 +89,28 @@ def is_local(host: str) -> bool:
 
 
 def warning(settings: ConnectionSettings) -> str:
-    """What a step's log should say about how the server is reached; empty: nothing."""
+    """Return a warning for a step's log about an insecure connection; empty if there is none."""
     if is_local(settings.host):
         return ""
     if _is_yes(settings, "trusted_network"):
         return (
-            f"{settings.address}: tls_trusted_network is set: whoever is in that network can read the password, "
+            f"{settings.address}: tls_trusted_network is set: an attacker in that network can read the password, "
             "unless the server's certificate is verified (tls_ca)"
         )
     mode = settings.tls.get("mode")
     if mode in (DISABLED, PREFERRED) and not settings.tls.get("ca"):
         return (
-            f"{settings.address}: tls_mode is {mode}: whoever is on the way can read and change what is copied; "
+            f"{settings.address}: tls_mode is {mode}: an attacker in the network can read and change the copied data; "
             "verify the server's certificate (tls_ca)"
         )
     return ""
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """A driver's error, and what caused it, with nothing but its message: neither the frames that it passed, of which
-    some hold the password as a local variable, nor its attributes, of which psycopg's hold the connection's parameters.
+    """Reduce a driver's error and its causes to their messages, and return the error.
+
+    Their frames are removed, because some have the password as a local variable. Their attributes are removed, because
+    those of psycopg have the parameters of the connection.
     """
     visited: set[int] = set()
     todo: list[BaseException | None] = [error]

@@ -71,7 +71,7 @@ def test_a_night_without_a_past_copies_the_present_and_says_so(
         {"as_of": INTERVAL_END.partition("{#")[0]},
     ]
     for given in refused:
-        with pytest.raises(AirflowFailException, match=r"its past begins at|lies before the standing slot"):
+        with pytest.raises(AirflowFailException, match=r"covers it only since|lies before the standing slot"):
             preflight(tmp_path, first, **given)
     found, context = preflight(tmp_path, first)
     assert found["options"]["as_of"] == ""

@@ -62,5 +62,5 @@ def test_mysql_is_copied_where_nothing_of_postgresql_is_installed() -> None:
         "except ConfigurationError as error: print(error)\n"
     )
     said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
-    assert "what PostgreSQL needs is not installed" in said
+    assert "the dependencies of PostgreSQL are not installed" in said
     assert "pip install 'airflow-provider-cdc[postgres]'" in said

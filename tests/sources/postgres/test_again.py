@@ -290,9 +290,9 @@ def test_what_rests_on_the_initial_position_is_refused(run: Run, source: Postgre
 
 
 MOVES = {
-    "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20); INSERT INTO p VALUES (15)": "has rows there",
+    "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20); INSERT INTO p VALUES (15)": "has rows in the",
     "CREATE TABLE p2 (id int NOT NULL, v text); INSERT INTO p2 VALUES (15); "
-    "ALTER TABLE p ATTACH PARTITION p2 FOR VALUES FROM (10) TO (20)": "has rows there",
+    "ALTER TABLE p ATTACH PARTITION p2 FOR VALUES FROM (10) TO (20)": "has rows in the",
     "ALTER TABLE p DETACH PARTITION p1": "attached or detached",
     "ALTER TABLE p DETACH PARTITION p1; ALTER TABLE p ATTACH PARTITION p1 FOR VALUES FROM (0) TO (10)": "attached or",
     "ALTER TABLE p ADD COLUMN more int": "other columns",

@@ -1,9 +1,10 @@
-"""Tables as the catalog has them at the slot's very point.
+"""Reads the catalog entries of tables as of the point at which a slot was created.
 
-DDL is not in the log. So schemas are read before the point and after it, and have to agree; but what was done before
-the point and undone after it shows in neither: a partition that was attached and detached, a column that came and went,
-two tables that swapped their names for a while. The slot's exported snapshot shows what held at the point. Functions
-of the server look at the catalog as it is now, whatever the snapshot, so these queries call none.
+DDL is not in the log. So schemas are read before the point and after it, and must be equal. But neither read shows a
+change that was made before the point and undone after it: a partition that was attached and detached, a column that was
+added and dropped, two tables that swapped their names for a while. The exported snapshot of the slot shows the catalog
+at the point. The queries here call no catalog functions of the server, because those functions show the present
+catalog, whatever the snapshot.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ WHERE inhparent = ANY(%s::oid[]) AND NOT inhdetachpending
 
 @dataclass(frozen=True)
 class Seen:
-    """A table at the point: its OID, the numbers and versions of its columns, and `Table.details` ``tree``."""
+    """A table at the point: its OID, the numbers and versions of its columns, and ``tree`` of `Table.details`."""
 
     oid: int
     columns: frozenset[str]
@@ -52,7 +53,7 @@ class Seen:
 
 
 def read_at(connection: Connection, snapshot: str, names: Sequence[TableName]) -> dict[TableName, Seen]:
-    """What an exported snapshot shows of tables; those that are not there are left out."""
+    """Return the tables that exist in an exported snapshot, by name."""
     with connection.transaction():
         query(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         query(connection, f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
@@ -66,9 +67,10 @@ def read_at(connection: Connection, snapshot: str, names: Sequence[TableName]) -
 
 
 def partitions_changed(connection: Connection, snapshot: str, view: Table) -> bool:
-    """Whether what a database view reads has other partitions, or heirs, in an exported snapshot than were recorded.
+    """Return whether the tables that a database view reads have other partitions or children in an exported snapshot
+    than were recorded.
 
-    One that came since, and is gone again before the view is read, shows nowhere else.
+    No other check detects a partition that was added since the record and removed before the view is read.
     """
     reads = view.details["reads"]
     with connection.transaction():
@@ -79,29 +81,29 @@ def partitions_changed(connection: Connection, snapshot: str, view: Table) -> bo
 
 
 def changed_since(seen: Seen | None, table: Table) -> str:
-    """What is otherwise in a later view than it was when the table was recorded, in words; empty if nothing is.
+    """Describe how a table in a later snapshot differs from the recorded table; empty if it does not.
 
-    What changes no row and no meaning is left out, as `schema_difference` does. A partition that was made or attached
-    since may have rows of the table in that view: `came_since` names those.
+    Differences that change no row and no meaning are ignored, as in `schema_difference`. Partitions that were created
+    or attached since may have rows of the table in that snapshot: `came_since` returns these partitions.
     """
     if seen is None or seen.oid != table.details["oid"]:
-        return "another table has its name there"
+        return "another table has its name in the later snapshot"
     if {column.partition("/")[0] for column in seen.columns} != {str(one.details["number"]) for one in table.columns}:
-        return "it has other columns there"
+        return "it has other columns in the later snapshot"
     tree = set(table.details["tree"])
-    # Of a root the log tells what came with a partition as if it had been there before.
+    # If the log reports changes as the root's, the rows of an attached partition look as if they had always existed.
     if not tree <= seen.tree or (table.details.get("as_root", True) and seen.tree != tree):
-        return "partitions were attached or detached, and the copy is to be exact at a later position"
+        return "partitions were attached or detached, and the copy would be exact at a later position"
     return ""
 
 
 def came_since(seen: Seen, table: Table) -> set[int]:
-    """The OIDs of the partitions that a later view shows, and that were not there when the table was recorded."""
+    """Return the OIDs of the partitions in a later snapshot that the table did not have when it was recorded."""
     return {int(version.partition("/")[0]) for version in seen.tree - set(table.details["tree"])}
 
 
 def changed_around(seen: Seen | None, table: Table) -> str:
-    """What was otherwise at the point than before and after it, in words; empty if nothing was."""
+    """Describe how a table at the point differs from the table before and after it; empty if it does not."""
     if seen is None or seen.oid != table.details["oid"]:
         return "another table had its name for a while"
     if seen.columns != {f"{column.details['number']}/{column.details['version']}" for column in table.columns}:

@@ -1,8 +1,8 @@
-"""Tables some or all of whose rows lie in other tables: a SELECT shows those rows, and a copy would miss them.
+"""Finds tables whose rows are partly or entirely stored in other tables. A copy would miss the rows that SELECT shows.
 
-Only partitions are copied with their root. Where tables inherit in the old way (``INHERITS``), nothing keeps a key of
-the parent unique, and children may have columns of their own. TimescaleDB makes such children, and Citus
-keeps rows on other servers.
+Only partitions are copied with their root. With table inheritance (``INHERITS``), nothing keeps a key of the parent
+unique, and children may have columns of their own. TimescaleDB creates such children, and Citus stores rows on other
+servers.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ _DISTRIBUTED = "SELECT logicalrelid::oid FROM pg_catalog.pg_dist_partition WHERE
 
 
 def inheritance_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
-    """What is wrong with tables whose own relations do not hold all their rows."""
+    """Yield a problem for each table whose own relations do not have all of its rows."""
     hypertables = _listed(connection, "_timescaledb_catalog.hypertable", _HYPERTABLES, tables)
     distributed = _listed(connection, "pg_catalog.pg_dist_partition", _DISTRIBUTED, tables)
     for table in tables:
         where, children = str(table.name), list(table.details["children"])
-        out = f"leave it out: add the pattern !{exactly(table.name)}"
+        out = f"leave the table out: add the pattern !{exactly(table.name)}"
         if table.details["oid"] in hypertables:
-            yield Problem(where, "is a hypertable of TimescaleDB: its rows lie in other tables, its chunks", out, where)
+            yield Problem(where, "is a TimescaleDB hypertable: its rows are in other tables, its chunks", out, where)
         elif table.details["oid"] in distributed:
-            yield Problem(where, "is distributed by Citus: its rows lie in other tables, its shards", out, where)
+            yield Problem(where, "is distributed by Citus: its rows are in other tables, its shards", out, where)
         elif children:
             more = f" and {len(children) - _SHOWN} more" if len(children) > _SHOWN else ""
             yield Problem(
                 where,
                 f"other tables inherit from it ({', '.join(children[:_SHOWN])}{more}): a SELECT shows their rows, too",
-                f"{out}; each of the others can be copied by itself, or ALTER TABLE … NO INHERIT",
+                f"{out}, and copy the other tables individually; or ALTER TABLE … NO INHERIT",
                 where,
             )
 
 
 def check_whole(connection: Connection, tables: Sequence[Table]) -> None:
-    """Make sure that tables hold all their rows themselves, or in their partitions.
+    """Check that tables have all of their rows in themselves or in their partitions.
 
-    :raises SchemaChanged: one does not.
+    :raises SchemaChanged: a table does not.
     """
     for problem in inheritance_problems(connection, tables):
         raise SchemaChanged(problem.what, where=problem.where, hint=problem.hint)

@@ -1,4 +1,4 @@
-"""Which relations the patterns of a run name."""
+"""Resolves the patterns of a run to relations."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ _KINDS = {
 
 
 def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
-    """The tables that ``patterns`` name (``sources.patterns``), sorted, each once; a problem for each that names none.
+    """Return the tables that ``patterns`` name (`sources.planning.patterns`), sorted and without duplicates, and a
+    problem for each pattern that names no table.
 
-    A partition is a part of its root, so only the root is a table. A view counts as a table only where a pattern
-    without a star names it. Schemas of the server's own match no pattern.
+    A partition is a part of its root, so only the root counts as a table. A view counts as a table only if a pattern
+    without a star names it. No pattern matches system schemas.
     """
     kinds = {
         TableName(schema, name): _PARTITION if partition else _KINDS[kind]
@@ -63,7 +64,7 @@ def _matches_nothing(
             "SELECT pg_partition_root(%s::regclass)::text",
             (quote(others[0].schema, others[0].name),),
         )[0]
-        return Problem(pattern, f"is a partition of {root}", "name the partitioned table: its partitions come with it")
+        return Problem(pattern, f"is a partition of {root}", "name the partitioned table; its partitions are included")
     if others:
         kind = kinds[others[0]]
         hint = "name it without a star, or name the tables that it reads"
@@ -71,7 +72,7 @@ def _matches_nothing(
             pattern, f"is a {kind}, not a table", hint if kind in _VIEWS else "name the tables that it reads"
         )
     if wanted.schema.startswith("pg_") or wanted.schema == "information_schema":
-        return Problem(pattern, "lies in a schema of the server's own", "leave it out: its changes are not logged")
+        return Problem(pattern, "is in a system schema", "leave it out: its changes are not logged")
     if "*" in pattern:
         return Problem(
             pattern, "matches no table of this database", "correct the pattern, or the connection's database"

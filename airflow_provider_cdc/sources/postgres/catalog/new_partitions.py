@@ -1,7 +1,7 @@
-"""Partitions that came since a table was recorded: whether they hold no row of it at the position of a shared view.
+"""Checks that partitions that were added since a table was recorded are empty in an exported snapshot.
 
-The log does not tell of such a partition, and nobody reads it. Where it is empty in the view, all of its rows came
-after the view's position, and the copy at that position misses none.
+The log does not report the rows of such a partition, and no task reads it. If the partition is empty in the snapshot,
+all of its rows were added after the snapshot's position, and the copy at that position misses no row.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _RELATIONS = """
 SELECT c.oid, c.relkind::text, c.relfilenode, n.nspname, c.relname FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s::oid[]) ORDER BY c.oid
 """
-# The functions look at the relation as it is now: what was truncated since the view looks empty in it.
+# The functions show the relation as it is now. A relation that was truncated since the snapshot looks empty in it.
 _SAME_FILE = """
 SELECT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = %(oid)s)
     AND pg_relation_filenode(%(oid)s::oid) = %(filenode)s
@@ -24,9 +24,9 @@ SELECT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 
 
 
 def why_not_empty(connection: Connection, snapshot: str, partitions: Collection[int]) -> str:
-    """Why partitions are not known to be empty in an exported snapshot, in words; empty if they are.
+    """Return the reason why a partition may not be empty in an exported snapshot; empty if all of them are empty.
 
-    :param partitions: OIDs of relations that the snapshot shows.
+    :param partitions: the OIDs of relations that exist in the snapshot.
     """
     with connection.transaction():
         query(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
@@ -36,18 +36,18 @@ def why_not_empty(connection: Connection, snapshot: str, partitions: Collection[
                 continue
             relation = quote(schema, name)
             if kind != "r":
-                return f"the new partition {relation} is no plain table"
+                return f"the new partition {relation} is not a plain table"
             try:
                 with connection.transaction():
                     ((has_rows,),) = query(connection, f"SELECT EXISTS (SELECT FROM ONLY {relation})")
-                    # The lock is held, so the name stands for what was read.
+                    # The transaction holds the lock, so the name still means the relation that was read.
                     ((same,),) = query(connection, _SAME_FILE, {"oid": oid, "filenode": filenode})
             except psycopg.Error as error:
                 if may_pass(error.sqlstate or ""):
                     raise
-                return f"whether the new partition {relation} has rows there cannot be seen: {said(error)}"
+                return f"cannot read whether the new partition {relation} has rows in the snapshot: {said(error)}"
             if has_rows:
-                return f"the new partition {relation} has rows there, of which the log does not tell"
+                return f"the new partition {relation} has rows in the snapshot that are not in the log"
             if not same:
                 return f"the new partition {relation} was renamed, truncated or rewritten since"
     return ""

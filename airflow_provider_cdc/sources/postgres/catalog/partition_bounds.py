@@ -1,12 +1,12 @@
-"""Partitioned tables that have no room for another partition.
+"""Finds partitioned tables that have no room for another partition.
 
-A partition that was attached with its rows, and detached or dropped again, leaves no trace, neither in the catalog nor
-in the log. But the server lets no two partitions of a table overlap. So where the partitions leave no value over, and
-all of them were there all the time, no other one can have been there in between.
+A partition that was attached with its rows, and detached or dropped again, leaves no trace in the catalog or in the
+log. But the server does not allow partitions of a table to overlap. So if the partitions cover all values, and all of
+them existed all the time, no other partition can have existed in between.
 
-Hash partitions leave nothing over if they have all remainders. Ranges leave nothing over if they follow each other from
-MINVALUE to MAXVALUE; a row with a NULL in the key then goes to a default partition alone, of which a table has at most
-one. Lists always leave something over.
+Hash partitions cover all values if all remainders are present. Ranges cover all values if they extend without gaps from
+MINVALUE to MAXVALUE; then only a default partition, of which a table has at most one, can have rows with a NULL in the
+key. Lists never cover all values.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 NO_ROOM = "HASH partitions with all remainders, or ranges from MINVALUE to MAXVALUE that leave no gap"
-"""What a table has that `without_room` finds, in words."""
+"""A description, for hints, of the partitions of the tables that `without_room` finds."""
 
-# Of each partitioned table of the trees: its kind, whether rows may have a NULL in its key, and the bounds of its
+# For each partitioned table of the trees: its kind, whether rows may have a NULL in its key, and the bounds of its
 # partitions.
 _BOUNDS = """
 SELECT w, t.relid::oid, p.partstrat::text, 0 = ANY(p.partattrs::int2[]) OR EXISTS (
@@ -40,7 +40,7 @@ _RANGE = re.compile(
 
 
 def without_room(connection: Connection, tables: Sequence[Table]) -> set[str]:
-    """The names of those partitioned tables to which, as they are, no partition with rows can be attached."""
+    """Return the names of the partitioned tables to which no further partition with rows can be attached."""
     roots = {table.details["oid"]: str(table.name) for table in tables if table.details["kind"] == "p"}
     closed: dict[int, list[bool]] = defaultdict(list)
     for root, _, kind, has_nulls, bounds in query(connection, _BOUNDS, (list(roots),)):

@@ -1,8 +1,8 @@
-"""Replica identities: of which tables the log tells the keys of all rows that were touched.
+"""Replica identities: finds the tables for which the log has the keys of all touched rows.
 
-A row's key is known from the log if every relation that holds rows of the table identifies old rows by it: by its
-primary key (REPLICA IDENTITY DEFAULT), by an index (USING INDEX), or by the whole row (FULL). Then an INSERT tells the
-new row, a DELETE the old key, and an UPDATE the new row, and the old key if any byte of it changed.
+The log has a row's key if the replica identity of every relation that holds rows of the table includes the key: by the
+primary key (REPLICA IDENTITY DEFAULT), by an index (USING INDEX), or by the whole row (FULL). Then the log has the new
+row of an INSERT, the old key of a DELETE, and the new row of an UPDATE, with the old key if any byte of it changed.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 FULL = "f"
 _GENERATED_COLUMNS_SINCE = 180_000
 
-# The columns that identify old rows; all of them (null) with FULL, and none (empty) without an identity. A virtual
-# column makes FULL none: while a publication has such a table, the server refuses the application's UPDATE and DELETE.
+# The columns that identify old rows: null (all columns) with FULL, empty without an identity. FULL counts as no
+# identity if there is a virtual column: while a publication has such a table, the server rejects the application's
+# UPDATE and DELETE.
 IDENTIFYING = """
 SELECT c.oid, c.relreplident, CASE WHEN c.relreplident = 'f' AND NOT EXISTS (
     SELECT FROM pg_attribute v WHERE v.attrelid = c.oid AND v.attgenerated = 'v' AND NOT v.attisdropped
@@ -35,9 +36,9 @@ FROM pg_class c WHERE c.oid = ANY(%s::oid[])
 
 
 def followed(connection: Connection, tables: Sequence[Table], publication: str = "") -> list[bool]:
-    """Of each table, whether the log tells the key of every row that is touched.
+    """Return, for each table, whether the log has the key of every touched row.
 
-    :param publication: the one that the log is read through; empty: one that is made for the run.
+    :param publication: the publication through which the log is read; empty: a publication that is created for the run.
     """
     columns = logged_columns(connection, publication)
     oids = [leaf.oid for table in tables for leaf in leaves(table)]
@@ -55,16 +56,17 @@ def followed(connection: Connection, tables: Sequence[Table], publication: str =
 
 
 def whole_rows(connection: Connection, tables: Sequence[Table]) -> list[bool]:
-    """Of each table, whether the log tells what every row that is touched was before, as a publication may have it."""
+    """Return, for each table, whether the log has all old rows of a published table: FULL without virtual columns."""
     oids = [leaf.oid for table in tables for leaf in leaves(table)]
     whole = {oid for oid, _, names in query(connection, IDENTIFYING, (oids,)) if names is None}
     return [whole.issuperset(leaf.oid for leaf in leaves(table)) for table in tables]
 
 
 def logged_columns(connection: Connection, publication: str = "") -> Callable[[Table], list[str]]:
-    """Tells the names of a table's columns that the log has: no virtual ones, and stored ones only since PostgreSQL 18.
+    """Return a function that returns the names of the columns of a table that the log has. The log has no virtual
+    columns, and has stored generated columns only since PostgreSQL 18.
 
-    :param publication: see `followed`. One that does not exist is yet to be made for the run.
+    :param publication: see `followed`. A publication that does not exist will be created for the run.
     """
     stored = connection.info.server_version >= _GENERATED_COLUMNS_SINCE
     if stored and publication:
@@ -75,25 +77,28 @@ def logged_columns(connection: Connection, publication: str = "") -> Callable[[T
 
 
 def no_identity(table: Table) -> str:
-    """The statement that makes the log tell a table's keys."""
+    """Return the statement after which the log has a table's keys."""
     name = quote(table.name.schema, table.name.name)
     if table.key:
-        return f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT (or FULL; likewise each of its partitions)"
+        return f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT (or FULL; also for each of its partitions)"
     return f"ALTER TABLE {name} ADD PRIMARY KEY (…)"
 
 
 def needs_log(plan: TablePlan) -> bool:
-    """Whether a run needs the log of a table from its own position on: not if all of it is read in the view at which
-    the run is exact, or if its last copy is rolled forward to that position."""
+    """Return whether a run needs the log of a table from the initial position on.
+
+    The run does not need it if the whole table is read in the snapshot at which the run is exact, or if the last copy
+    is rolled forward to that position.
+    """
     return not plan.base and not (plan.at_upper and plan.consistency == "exported")
 
 
 def identity_problem(table: Table) -> Problem | None:
-    """What is wrong with a table's replica identity: without FULL the log lacks what a row was before."""
+    """Return the problem of a table whose replica identity is not FULL: the log does not have its old rows."""
     if table.details["kind"] in (VIEW, MATERIALIZED):
         return Problem(
             str(table.name),
-            "is a view, of which the log does not tell: it is exact only at the position where it is read",
+            "is a view, and the log has no changes of views: it is exact only at the position where it is read",
             "choose consistency auto, again or exported",
             str(table.name),
         )
@@ -104,7 +109,7 @@ def identity_problem(table: Table) -> Problem | None:
         return None
     return Problem(
         str(table.name),
-        "the log does not tell what a changed row was before: its replica identity is not FULL",
+        "its replica identity is not FULL, so the log does not have the old rows of changes",
         "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names),
         str(table.name),
     )

@@ -1,8 +1,8 @@
-"""Whether a view may be evaluated in our sessions, and means the same in each of them.
+"""Checks that a database view can be evaluated in sessions of a run, and gives the same rows in each of them.
 
-A view is copied as its rows are in a shared view of the data. So everything that it consists of has to be known to
-depend on the rows of tables alone, and on what our sessions pin: the server's own functions that are immutable, and
-those stable ones that depend on nothing but the pinned settings. Whatever is not known is refused.
+A view is copied with the rows that it has in an exported snapshot. So every part of the view must be known to depend
+only on rows of tables and on settings that sessions pin. Such parts are the immutable functions of the server, and the
+stable functions that depend only on pinned settings. Every part that is not known is rejected.
 """
 
 from __future__ import annotations
@@ -23,13 +23,15 @@ from airflow_provider_cdc.sources.postgres.catalog.view_definitions import (
 )
 from airflow_provider_cdc.sources.postgres.server.session import Connection, may_pass, query, said
 
-_HINT = "leave the view out, or copy what it reads; a materialized view of it can be copied, whatever it calls"
+_HINT = (
+    "leave the view out, or copy the tables that it reads, or a materialized view of it, whatever functions it calls"
+)
 _KINDS = {"f": "a foreign table", "S": "a sequence", "t": "a TOAST table"}
 _READ = frozenset("rpvm")
 
-# Of PostgreSQL 15 to 18; several have a shorter name until 15. What is missing here: what is random (TABLESAMPLE),
-# depends on the user or the clock (SQLVALUEFUNCTION), takes locks (ROWMARKCLAUSE), runs checks of domains
-# (COERCETODOMAIN), reads XML or JSON by settings and rules of their own, and whatever later versions bring.
+# Node types of PostgreSQL 15 to 18; several have a shorter name in 15. Not listed are nodes that are random
+# (TABLESAMPLE), depend on the user or the clock (SQLVALUEFUNCTION), take locks (ROWMARKCLAUSE), run checks of domains
+# (COERCETODOMAIN), or read XML or JSON by settings and rules of their own, and the new nodes of later versions.
 _NODES = frozenset(
     """
     QUERY RTE RANGETBLENTRY RTEPERMISSIONINFO RANGETBLREF RANGETBLFUNCTION ALIAS FROMEXPR JOINEXPR TARGETENTRY
@@ -58,11 +60,12 @@ _STABLE = frozenset(
     )
     for sign in ("eq", "ne", "lt", "le", "gt", "ge", "cmp")
 }
-"""Stable functions that depend on nothing but how values are printed, and the time zone, both of which are pinned."""
+"""Stable functions that depend only on the time zone and on settings for printing values. All of these are pinned."""
 _OF_THE_CLOCK = frozenset({"timezone(text,time with time zone)"})
-"""Of functions with these names: whether it is summer in a zone is that of today."""
+"""Functions with names in `_STABLE` that depend on the clock: they apply the daylight saving time of today."""
 
-# Of the others, text such as 'now' means another value at each time, or a setting says what it means.
+# The types whose text always means the same value. Text of other types may depend on the time (such as 'now') or on a
+# setting.
 _CONVERTIBLE = frozenset(
     {16, 17, 18, 19, 20, 21, 23, 25, 26, 114, 650, 700, 701, 829, 869, 1042, 1043, 1186, 1560, 1562}
 )
@@ -76,8 +79,9 @@ SELECT p.oid::regprocedure::text, p.proname::text, p.provolatile::text, p.oid >=
 FROM pg_proc p WHERE p.oid = ANY(%(functions)s::oid[]) OR p.oid IN (
     SELECT o.oprcode::oid FROM pg_operator o WHERE o.oid = ANY(%(operators)s::oid[])) ORDER BY 1
 """
-# Base types and ranges, whose operators and output are functions that somebody made. Of the others, those that rows and
-# arrays are compared by, and the casts that the functions of JSON use, which no tree names.
+# User-defined base types and ranges, whose operators and output are user-defined functions. Also other types with a
+# user-defined default operator class, by which rows and arrays are compared, or with a user-defined cast to JSON, which
+# JSON functions use. The tree of a view names neither.
 _OF_USERS = """
 WITH RECURSIVE part(oid) AS (
     SELECT unnest(%(types)s::oid[])
@@ -94,19 +98,19 @@ WHERE (t.oid >= %(own)s AND t.typtype NOT IN ('c', 'e', 'd') AND t.typoutput <> 
 
 
 def view_problems(connection: Connection, table: Table) -> Iterator[Problem]:
-    """Why a view cannot be copied."""
+    """Yield the reasons why a view cannot be copied."""
     where, kind = str(table.name), table.details["kind"]
     if kind == MATERIALIZED:
         ((filled,),) = query(connection, "SELECT relispopulated FROM pg_class WHERE oid = %s", (table.details["oid"],))
         if not filled:
-            hint = "REFRESH MATERIALIZED VIEW, or leave it out"
+            hint = "REFRESH MATERIALIZED VIEW, or leave the view out"
             yield Problem(where, "the materialized view was never filled (WITH NO DATA)", hint, where)
     if kind != VIEW:
         return
     reasons = list(_reasons(connection, read_definition(connection, table.details["oid"])))
     for reason in reasons:
         yield Problem(where, f"the view {reason}", _HINT, where)
-    # What was refused is not planned: that would run users' code.
+    # Do not plan a rejected view: planning could run user-defined code.
     if not reasons and (reason := _not_planned(connection, table)):
         yield Problem(where, f"the server cannot plan a SELECT of the view: {reason}", _HINT, where)
 
@@ -114,41 +118,42 @@ def view_problems(connection: Connection, table: Table) -> Iterator[Problem]:
 def _reasons(connection: Connection, definition: Definition) -> Iterator[str]:
     for relation in definition.relations.values():
         if relation.of_server or relation.oid < FIRST_OWN_OID:
-            yield f"reads {relation.name}, which is the server's own and has no position"
+            yield f"reads {relation.name}, which is a system relation and has no position"
         elif relation.kind not in _READ:
-            yield f"reads {relation.name}, {_KINDS.get(relation.kind, 'which is no table')}, which has no position"
+            yield f"reads {relation.name}, {_KINDS.get(relation.kind, 'which is not a table')}, which has no position"
         elif relation.persistence != "p":
             yield f"reads {relation.name}, which is not logged"
         elif relation.is_parent:
-            yield f"reads {relation.name}, from which other tables inherit: what these were cannot be known"
+            yield f"reads {relation.name}, from which other tables inherit: earlier children are unknown"
     if unknown := sorted(definition.nodes - _NODES):
-        yield f"has parts that are not known to mean the same in every session ({', '.join(unknown)})"
+        yield f"has parts that may mean something else in another session ({', '.join(unknown)})"
     if definition.has_system_columns:
-        yield "reads system columns, which say where a row lies, and not what it is"
+        yield "reads system columns, which depend on where a row is stored and not on its values"
     called = {"functions": list(definition.functions), "operators": list(definition.operators), "own": FIRST_OWN_OID}
     functions = query(connection, _CALLED, called)
     for signature, name, volatility, of_users, by_users_operator in functions:
         if of_users or by_users_operator:
-            yield f"calls {signature}, or an operator of it, which somebody made: what it does is not known"
+            yield f"calls {signature}, or an operator that uses it, which is user-defined: its effect is unknown"
         elif volatility == "v" or (volatility == "s" and (name not in _STABLE or signature in _OF_THE_CLOCK)):
             yield f"calls {signature}, whose result depends on more than the rows of tables"
     if definition.types & (NAMES_OF_OBJECTS | _XML):
-        yield "has values whose text depends on names of objects or on settings (regclass, xml and the like)"
+        yield "has values whose text depends on names of objects or on settings (types such as regclass and xml)"
     if definition.converted_to - _CONVERTIBLE:
         (names,) = query(
             connection,
             "SELECT string_agg(oid::regtype::text, ', ' ORDER BY oid) FROM pg_type WHERE oid = ANY(%s::oid[])",
             (list(definition.converted_to - _CONVERTIBLE),),
         )[0]
-        yield f"reads values of another type as {names}, which is not known to mean the same at any time"
+        yield f"converts values of other types to {names} by their text, whose meaning may depend on time or settings"
     makes_json = any("json" in name for _, name, *_ in functions)
     types = {"types": list(definition.types), "own": FIRST_OWN_OID, "json": makes_json}
     for (name,) in query(connection, _OF_USERS, types):
-        yield f"has values of the type {name}, whose functions somebody made"
+        yield f"has values of the type {name}, whose functions are user-defined"
 
 
 def _not_planned(connection: Connection, table: Table) -> str:
-    """What the server says to a SELECT of the view, as of a privilege, or of a policy of a table; empty: nothing."""
+    """Return the server's error for a SELECT of the view, such as a missing privilege or a policy of a table; empty if
+    there is none."""
     (leaf,) = table.details["leaves"]
     try:
         with connection.transaction():

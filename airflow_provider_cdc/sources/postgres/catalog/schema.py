@@ -1,4 +1,4 @@
-"""Tables as the server describes them: names, columns, keys, sizes, and the relations that hold their rows."""
+"""Reads tables from the catalog: names, columns, keys, sizes, and the relations that hold their rows."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 
 RENAMED = "another table has its name now"
 REWRITTEN = "was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
-HINT = "leave the definition of copied tables alone during a run, and trigger a new run"
+HINT = "do not change the definition of copied tables during a run; trigger a new run"
 
 LOGGED = ("r", "p")
-"""The kinds of relations whose changes the log tells."""
+"""The kinds of relations whose changes are in the log."""
 _ROW_BYTES = 100
-"""A guess, for tables that were never analyzed."""
+"""The assumed size of a row in tables that were never analyzed."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A relation that holds rows: a plain table itself, or a partition at the end of a tree.
+    """A relation that holds rows: a plain table itself, or a leaf of a partition tree.
 
-    ``filenode`` names its present file: a row that nobody touches keeps its place as long as that stays the same.
-    ``identity`` is its replica identity. ``state`` of a partition is other after any change to its description.
-    ``order`` is empty, or says of each of its columns, in its own order, which one of the table's it is.
+    ``filenode`` names its present file: while the file is the same, untouched rows stay at their places. ``identity``
+    is its replica identity. ``state`` of a partition changes with any change of its entry in the catalog. ``order`` is
+    empty if the leaf has its columns in the order of the table; otherwise it lists, for each of the leaf's columns, the
+    index of the table's column.
     """
 
     oid: int
@@ -47,7 +48,7 @@ class Leaf:
 
 
 def leaves(table: Table) -> list[Leaf]:
-    """The relations that hold the rows of a table that `read_tables` read."""
+    """Return the relations that hold the rows of a table, as `read_tables` read them."""
     return [
         Leaf(oid, schema, name, filenode, identity, state, tuple(order))
         for oid, schema, name, filenode, identity, state, order in table.details["leaves"]
@@ -55,37 +56,45 @@ def leaves(table: Table) -> list[Leaf]:
 
 
 def columns_of(table: Table, leaf: Leaf) -> list[Column]:
-    """The columns of a table, in the order in which one of its leaves has them."""
+    """Return the columns of a table in the order of one of its leaves."""
     return [table.columns[index] for index in leaf.order] if leaf.order else list(table.columns)
 
 
 def read_tables(connection: Connection, names: Sequence[TableName], publication: str = "") -> tuple[Table, ...]:
-    """The tables' schemas, in the order of ``names``.
+    """Return the schemas of tables, in the order of ``names``.
 
-    :param publication: one that exists, through which the log is going to tell of the tables; empty: none does yet.
+    :param publication: an existing publication through which the log will be read; empty if it does not exist yet.
 
-    Columns come in the order in which the log holds them, without dropped ones. ``Column.type`` is what the server
-    prints as its type. ``Column.details`` has ``oid`` and ``typmod`` of the type; ``kind``: ``base``, ``enum``,
-    ``domain``, ``composite``, ``range``, ``multirange`` or ``array``; ``base``, ``base_oid`` and ``base_typmod`` of the
-    type beneath all domains; ``definition``, a digest of everything that someone could alter of it, but for its labels;
-    ``labels``, the versions of these, if it has any; ``relation``, the OID of the table; ``number``, which no other
-    column ever had; ``version``, which is another after each change of the column; and where they apply,
-    ``names_objects``: true, if a part of the type is one of ``types.NAMES_OF_OBJECTS``, ``generated``: ``stored`` or
-    ``virtual``, and of a virtual one its ``expression``, and ``computed``, which is another after that was altered.
+    Columns are in the order of the log, without dropped columns. ``Column.type`` is the type as the server prints it.
+    ``Column.details`` has:
 
-    ``Table.details`` has ``oid``; ``kind``: ``r`` or ``p``, or of a view ``v`` or ``m``; ``reads`` of a ``v``:
-    `Definition.versions`; ``identity``, its replica identity; ``leaves``, what `leaves` reads; ``tree``, how partitions
-    hang together; ``children``, the tables that inherit from it and are no
-    partitions; ``via_root``: whether the log tells the changes of any partitions as their root's, ``as_root``: and so
-    of its own; ``version`` and ``placed`` of `placing`; ``key``, the OID of the constraint, or else of the index, that
-    keeps the key unique; ``key_version``, which is another after that was lifted for a while; and ``keys``, the columns
-    of every key that it has, by its version.
+    - ``oid`` and ``typmod`` of the type;
+    - ``kind``: ``base``, ``enum``, ``domain``, ``composite``, ``range``, ``multirange`` or ``array``;
+    - ``base``, ``base_oid`` and ``base_typmod`` of the type beneath all domains;
+    - ``definition``, a digest of everything in the type that can be altered, except its labels;
+    - ``labels``, the versions of the labels, if there are any;
+    - ``relation``, the OID of the table; ``number``, which no other column ever had;
+    - ``version``, which changes with each change of the column;
+    - ``names_objects``: true if a part of the type is one of ``types.NAMES_OF_OBJECTS``;
+    - ``generated``: ``stored`` or ``virtual``; for a virtual column also its ``expression``, and ``computed``, which
+      changes whenever the expression is altered.
+
+    ``Table.details`` has:
+
+    - ``oid``; ``kind``: ``r`` or ``p``, or ``v`` or ``m`` for a view; for ``v`` also ``reads``: `Definition.versions`;
+    - ``identity``, the replica identity; ``leaves``, for `leaves`; ``tree``, the structure of the partition tree;
+    - ``children``, the tables that inherit from it and are not partitions;
+    - ``via_root``: whether the log reports changes of partitions under their root; ``as_root``: whether this applies to
+      partitions of this table;
+    - ``version`` and ``placed`` of `publication_scope`;
+    - ``key``, the OID of the constraint (else of the index) that keeps the key unique; ``key_version``, which changes
+      if the key was dropped for a while; ``keys``, the columns of every key of the table, by key version.
 
     The key is the index by which the log identifies rows, if one was named (USING INDEX), else the primary key, else
-    the first unique index of whole NOT NULL columns. Deferrable keys do not count: within a transaction two rows may
-    share one, and then its first change would not tell which row had it before.
+    the first unique index of whole NOT NULL columns. Deferrable keys do not count: within a transaction, two rows may
+    share one, so the first change of the key in the log would not identify the row that had it before.
 
-    :raises SchemaChanged: a table does not exist, or no longer.
+    :raises SchemaChanged: a table does not exist.
     """
     if not names:
         return ()
@@ -106,7 +115,7 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
                 hint="restore it or its privileges, or trigger a new run without it",
             )
         oid, kind, identity = relations[name]
-        # Of a view the log tells nothing, so no key helps.
+        # The log has no changes of a view, so a key has no use.
         usable = _usable(columns[oid], keys.get(oid, [])) if kind in LOGGED else []
         key_index, key, key_oid, key_version = usable[0] if usable else ("", (), 0, "")
         table_leaves, rows, size = held.get(oid, ([], 0, 0))
@@ -145,7 +154,7 @@ def _relations(connection: Connection, names: Sequence[TableName]) -> dict[Table
     }
 
 
-# PostgreSQL 18 marks a column as NOT NULL although its constraint was never checked.
+# PostgreSQL 18 marks a column as NOT NULL even if its constraint was never validated.
 _COLUMNS = """
 SELECT a.attrelid, a.attname, a.attnum, a.xmin::text, format_type(a.atttypid, a.atttypmod), a.atttypid, a.atttypmod,
     a.attgenerated, (SELECT ARRAY[d.oid::text, pg_get_expr(d.adbin, d.adrelid)] FROM pg_attrdef d
@@ -245,7 +254,7 @@ WHERE i.inhparent = ANY(%s::oid[]) GROUP BY i.inhparent
 
 
 def _leaves(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]]:
-    """The leaves, each with the names of its columns, estimated rows and bytes, by the table's OID."""
+    """Return, by table OID, the leaves (each with the names of its columns), the estimated rows, and the bytes."""
     leaves_by_root: dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]] = {}
     for root, oid, schema, name, filenode, identity, state, columns, tuples, pages, size, block in query(
         connection, _LEAVES, (list(oids), list(oids))
@@ -258,7 +267,7 @@ def _leaves(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[list
 
 
 def _order(columns: Sequence[str], own: Sequence[str]) -> list[int]:
-    """`Leaf.order` of a leaf whose columns are called ``own``, in that order."""
+    """Return `Leaf.order` of a leaf that has the columns ``own``, in that order."""
     if list(columns) == list(own):
         return []
     places = {name: index for index, name in enumerate(columns)}

@@ -1,4 +1,4 @@
-"""What changed of tables since they were recorded, in all that a copy could show."""
+"""Detects changes to tables since they were recorded, as far as a copy could show them."""
 
 from __future__ import annotations
 
@@ -20,43 +20,47 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import (
 from airflow_provider_cdc.sources.postgres.server.session import Connection, quote
 
 AT_UPPER = "at_upper"
-"""In a table's details: true, if it is to be exact where its reads end."""
+"""A key of a table's details: true if the copy is exact at the position where the reads end."""
 
 
 def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
-    """What changed of a table since it was recorded, in words; empty if nothing did that a copy could show.
+    """Describe the change of a table since it was recorded; empty if there is no change that a copy could show.
 
-    With ``versions``, no catalog row of the partition tree or of the columns may have changed at all: that is for the
-    moment in which the position is fixed, about which nothing else is known. During the reads it would stop runs for no
-    reason. What is not compared by version then cannot make a wrong row, even if it was changed and changed back:
+    With ``versions``, no catalog row of the partition tree or of the columns may have changed at all. This mode is for
+    the moment at which the position is fixed, because nothing else shows what happened then. During the reads it would
+    stop runs without need. What is not compared by version during the reads cannot cause a wrong row, even if it was
+    changed and changed back:
 
-    - columns (renamed, of another type, NOT NULL): a column that was dropped and made anew has another number. What
-      each column was called and was of, `in_place` looks at with every read, and the log says with the changes.
-      What is left (statistics, storage, defaults, privileges) changes no row.
-    - NOT NULL, once it is set: whatever was there before is read and published as a column that may have none.
-    - labels that were added to an enum: no row of the position has one, so all that have are in the log, and go back to
-      what they were. The others keep their versions. Not in the key: a label that is renamed before the row is read
-      makes another key of it than the log has. Nor if the copy is exact where the reads end (`AT_UPPER`): a label that
-      is there by then may be renamed before it is read.
-    - the replica identity: the log says it of each relation, and with each change whether the old row is whole. But a
-      change that is told as the root's says it of the root (``as_root``): there the versions go on to count.
-    - partitions that were made or attached since: they held none of the table's rows at the position. The log does not
-      tell of them, nor are they read; of a row that moved into one it has the DELETE where it was. Where it does tell
-      (``as_root``) of rows that came with a partition, it would seem that they had been there before: so none may.
-    - other keys than the recorded one: they tell nothing apart.
+    - Columns (their names, types, NOT NULL): a column that was dropped and added again has another number.
+      `check_in_place` checks the names and types of the columns with every read, and the log has them with the changes.
+      The other properties (statistics, storage, defaults, privileges) change no row.
+    - NOT NULL that was set since: the column is read and published as nullable, as recorded.
+    - Labels that were added to an enum: no row of the position has one, so all rows with such a label are in the log,
+      and are rewound. The other labels keep their versions. This does not apply to columns of the key: if a label is
+      renamed before a row is read, the row has another key than in the log. Nor does it apply if the copy is exact
+      where the reads end (`AT_UPPER`): a label that exists at that position may be renamed before it is read.
+    - The replica identity: the log has it for each relation, and marks with each change whether the old row is whole.
+      But if the log reports changes under the root, it has the identity of the root (``as_root``): then versions are
+      still compared.
+    - Partitions that were created or attached since: they had none of the table's rows at the position. They are not in
+      the log, and are not read. For a row that moved into such a partition, the log has a DELETE at its old place. If
+      the log does report changes under the root (``as_root``), the rows of an attached partition would look as if they
+      had existed before, so no partition may be added.
+    - Keys other than the recorded one: they identify nothing.
 
-    A key is known by its constraint, whose index may be replaced (REINDEX CONCURRENTLY), for the server lets nobody
-    drop it meanwhile. A unique index without a constraint is known by its OID, and REINDEX CONCURRENTLY gives it
-    another one. Afterwards the catalog holds nothing of the old index: it looks just as if that had been dropped, rows
-    that share a key had come and gone, and an index had been made again. So that stops the run. So does a new version
-    of its row: DROP INDEX CONCURRENTLY that is cut short leaves it dead, and REINDEX INDEX brings it back to life.
+    A key is identified by its constraint. The index of the constraint may be replaced (REINDEX CONCURRENTLY), because
+    the server does not allow the constraint to be dropped meanwhile. A unique index without a constraint is identified
+    by its OID, and REINDEX CONCURRENTLY gives it another one. Then the catalog has no trace of the old index. The
+    result is the same as if the index had been dropped, rows with equal keys had been added and removed, and an index
+    had been created again. So the run stops. A new version of the index's row stops the run, too: an interrupted DROP
+    INDEX CONCURRENTLY leaves the index invalid, and REINDEX INDEX makes it valid again.
     """
     if recorded.details["oid"] != now.details["oid"]:
         return RENAMED
     before = [_shape(column, versions) for column in recorded.columns]
     after = [_shape(column, versions) for column in now.columns]
     if not versions and len(before) == len(after):
-        # Of a view the log tells nothing that would take a row out again.
+        # The log has no changes of a view by which a row could be rewound.
         rewound = not recorded.details.get(AT_UPPER) and recorded.details["kind"] in LOGGED
         fixed = {*recorded.key} if rewound else {column.name for column in recorded.columns}
         pairs = zip(recorded.columns, now.columns, strict=True)
@@ -71,7 +75,7 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
     if recorded.details["identity"] != now.details["identity"]:
         return "its replica identity has changed"
     if now.details.get("reads") != recorded.details.get("reads"):
-        return "it, or something that it reads, was altered, rewritten, truncated, or got or lost partitions"
+        return "it, or a relation that it reads, was altered, rewritten or truncated, or its partitions changed"
     if now.details["children"] != recorded.details["children"]:
         return "other tables inherit from it now"
     if what := publication_scope.moved(recorded.details, now.details):
@@ -85,7 +89,7 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
         new = there.get(old.oid)
         if new is None:
             return "partitions were attached or detached"
-        # A materialized view that was refreshed is read as of the shared view (`view_reads`).
+        # A refreshed materialized view is still read as of the exported snapshot (`view_reads`).
         if old.filenode != new.filenode and recorded.details["kind"] != view_definitions.MATERIALIZED:
             return f"{old.sql} {REWRITTEN}"
         if old.identity != new.identity:
@@ -100,18 +104,17 @@ def _another_key(recorded: Table, now: Table) -> str:
         return "its key has changed"
     table, index = quote(recorded.name.schema, recorded.name.name), quote(recorded.key_index)
     return (
-        f"its key has changed: {index} was altered or made anew (REINDEX CONCURRENTLY of an index without a constraint "
-        "does so), "
-        "and nothing shows that no two rows shared a key in between "
+        f"its key has changed: {index} was altered or created again (REINDEX CONCURRENTLY of an index without a "
+        "constraint does this), so two rows may have shared a key in between "
         f"(ALTER TABLE {table} ADD UNIQUE USING INDEX {index} makes it a constraint, which survives a REINDEX)"
     )
 
 
 def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
-    """Make sure that tables are what they were when they were recorded, and were so all the time since, in all that a
-    copy could show (`difference` says why).
+    """Check that tables are as recorded, and have been so all the time since, as far as a copy could show a change
+    (`difference` has the reasons).
 
-    :raises SchemaChanged: one is not.
+    :raises SchemaChanged: a table has changed.
     """
     recorded = list(tables)
     for table, now in zip(recorded, read_tables(connection, [table.name for table in recorded]), strict=True):
@@ -130,7 +133,7 @@ def _shape(column: Column, versions: bool) -> tuple[Any, ...]:
 
 
 def _as_before(recorded: Column, now: Column, labels_may_grow: bool) -> Column:
-    """The column as it is now, without what was added to it meanwhile and changes no row that was there before."""
+    """Return the column as it is now, without additions that change no row that existed before."""
     labels = str(recorded.details.get("labels", ""))
     details = dict(now.details)
     if labels and labels_may_grow and set(labels.split()) <= set(str(details.get("labels", "")).split()):

@@ -1,4 +1,4 @@
-"""What the catalog says of types: what lies beneath them, and a digest of how they are defined."""
+"""Reads types from the catalog: their base types, and a digest of their definitions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.sources.postgres.catalog.types import NAMES_OF_OBJECTS
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
-# A type that cannot change under a name: what initdb made.
+# OIDs below are of types that initdb created, which cannot change.
 _FIRST_OWN_OID = 16384
 
 # The type beneath all domains; its modifier is that of the innermost domain.
@@ -34,15 +34,15 @@ WITH RECURSIVE part(root, oid) AS (
         UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) AS x(oid))
 """
 
-# Everything that a type is made of, and of that everything that someone could have altered and that its values show.
+# All parts of a type, with everything in them that can be altered and that affects the type's values.
 #
-# - Labels are compared by the version of their rows (xmin), so that it is noticed also when one was renamed and named
-#   back. They are apart: those that were there stay what they are if others are added, wherever in their order.
-# - Fields are compared by what they are: values show neither their names, nor whether one is NOT NULL. While a column
-#   is of the type, the server lets nobody give a field another type, and one that was dropped, or added and dropped,
-#   stays in the catalog.
-# - A type's own row is not: no statement changes how a type prints, and a GRANT on it, a new owner or name, and a
-#   domain's default or NOT NULL change no value that is stored.
+# - Labels are compared by the version of their rows (xmin), so that a label that was renamed and renamed back is
+#   detected. They are separate from the digest: existing labels stay the same if others are added, at any place.
+# - Fields are compared by number, type and modifier: values show neither their names, nor whether a field is NOT NULL.
+#   While a column has the type, the server does not allow the type of a field to be changed, and a field that was
+#   dropped, or added and dropped, stays in the catalog.
+# - The type's own row is not compared: no statement changes how a type is printed. A GRANT, a new owner or name, and
+#   the default or NOT NULL of a domain change no stored value.
 _DEFINITIONS = f"""{_PARTS}
 SELECT p.root, bool_or(t.oid = ANY(%s::oid[])),
     md5(string_agg(concat_ws('|', t.oid, t.typtype, t.typtypmod, t.typoutput::oid,
@@ -54,8 +54,8 @@ SELECT p.root, bool_or(t.oid = ANY(%s::oid[])),
 FROM part p JOIN pg_type t ON t.oid = p.oid GROUP BY p.root
 """
 
-# Whoever alters a type of labels or of fields holds one of these locks until others can see what it did. It also holds
-# one on each of its transaction's ids; if it has none yet, its commit is still to come.
+# A transaction that alters an enum or a composite type holds one of these locks until other sessions see the change. It
+# also holds a lock on each of its transaction ids. If it has no id yet, it has not committed.
 _ALTERING = f"""{_PARTS}
 SELECT DISTINCT x.transactionid::text FROM part p JOIN pg_type t ON t.oid = p.oid JOIN pg_locks l ON l.granted
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -79,8 +79,11 @@ _TYPE_KINDS = {
 
 
 def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[str, str, int, int, bool, str, str]]:
-    """Kind, name, OID and modifier of the type beneath, whether a part of it is one of ``NAMES_OF_OBJECTS``, the digest
-    of the definition, and the versions of its labels, by the type's OID."""
+    """Return the descriptions of types, by OID.
+
+    Each has the kind of the type; the name, OID and modifier of its base type; whether a part of it is one of
+    ``NAMES_OF_OBJECTS``; the digest of its definition; and the versions of its labels.
+    """
     type_oids = list(oids)
     arguments = type_oids, list(NAMES_OF_OBJECTS), _FIRST_OWN_OID
     parts = {
@@ -94,6 +97,6 @@ def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[s
 
 
 def altering(connection: Connection, tables: Iterable[Table]) -> set[str]:
-    """The transactions that alter a type that a column is of, or a part of one, and that nobody sees the end of yet."""
+    """Return the ids of the unfinished transactions that alter the type of a column, or a part of such a type."""
     oids = {column.details["oid"] for table in tables for column in table.columns if column.details.get("definition")}
     return {xid for (xid,) in query(connection, _ALTERING, (list(oids),))} if oids else set()

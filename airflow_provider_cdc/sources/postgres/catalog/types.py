@@ -1,7 +1,7 @@
-"""The table of PostgreSQL types: for each one its Arrow type, and how it looks in each of the two formats.
+"""The table of PostgreSQL types: the Arrow type of each, and how its values are represented in both formats.
 
-A value reaches us in one of two ways: by COPY, as ADBC makes Arrow of it, and in the log, as the text of its type's
-output function (``images``). ``ColumnType`` holds what both need, so that they cannot disagree.
+A value is read in one of two formats: by COPY, which ADBC converts to Arrow, and in the log, as the text of its type's
+output function (``images``). Both decoders use ``ColumnType``, so they cannot disagree.
 
 =====================================  ===================  =====================================================
 PostgreSQL                             Arrow                remarks
@@ -21,28 +21,28 @@ all others                             utf8                 what the type's outp
                                                             ``SESSION_SETTINGS``
 =====================================  ===================  =====================================================
 
-A domain is what its base type is. "The policy" is `TableOptions.unrepresentable`; with ``string`` the column
+A domain is treated as its base type. "The policy" is `TableOptions.unrepresentable`; with ``string``, the column
 is utf8 like all others. ``null`` never applies to a column that identifies rows (a key column, every column of a
-keyless table): two rows might become one. There it stops the run, as ``error`` does.
+keyless table), because two rows could become one. For such a column it stops the run, as ``error`` does.
 
-What is needed of a column beyond its name: ``Column.nullable``, and of ``Column.details``:
+This module needs the name of a column, ``Column.nullable``, and from ``Column.details``:
 
 ``oid``, ``typmod``
-    of the declared type, ``pg_attribute.atttypid`` and ``atttypmod``.
+    the declared type: ``pg_attribute.atttypid`` and ``atttypmod``.
 ``kind``
     ``base``, ``enum``, ``domain``, ``composite``, ``range``, ``multirange`` or ``array``.
 ``base_oid``, ``base_typmod``
-    of the type beneath all domains; the same as the first two if there is none. (Where they are missing, a domain is
+    the type beneath all domains; the same as the first two if there is no domain. (If they are missing, a domain is
     read as text.)
 ``names_objects``
     true if a part of the type (a field of a composite, say) is one of ``NAMES_OF_OBJECTS``.
 ``expression``
-    of a virtual column: how the table computes it, in SQL.
+    only for a virtual column: the SQL expression by which the table computes it.
 ``relation``
-    of every column, the OID of the table (of the root, if it is partitioned): the log must speak of the same one.
+    the OID of the table (of the root, if it is partitioned): the log must name the same relation.
 
-Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData), and the server
-itself, which the tests compare each entry with.
+Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData). The tests compare
+each entry with the server itself.
 """
 
 from __future__ import annotations
@@ -63,19 +63,19 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "TimeZone": "UTC",
     "bytea_output": "hex",
     "extra_float_digits": "3",
-    # Unless it is named, the schema of temporary tables is looked in first.
+    # Unless it is named, the schema of temporary tables is searched first.
     "search_path": "pg_catalog, pg_temp",
     "standard_conforming_strings": "on",
     "xmlbinary": "base64",
-    # Not text, but the same hazard: rows that a policy hides would be missing without a word.
+    # Not about text, but needed as well: rows that a policy hides would be silently omitted.
     "row_security": "off",
 }
-"""What every session sets that reads tables or the log: all settings that say how output functions print a value. What
-it means is the database's own: ``lc_monetary`` says which currency ``money`` is in."""
+"""The settings of every session that reads tables or the log: all settings that determine how output functions print a
+value. ``lc_monetary``, which determines the currency of ``money``, is left as the database has it."""
 
 
 class Family(Enum):
-    """Columns whose values are decoded and finished alike."""
+    """Groups of columns whose values are decoded and finished in the same way."""
 
     INTEGER = "integer"
     FLOAT = "float"
@@ -88,7 +88,7 @@ class Family(Enum):
     TIMESTAMP = "timestamp"
     TIME = "time"
     OUTPUT = "output"
-    """Text that the server prints, for want of a better Arrow type."""
+    """Text that the server prints, because there is no better Arrow type."""
 
 
 @dataclass(frozen=True)
@@ -96,15 +96,15 @@ class ColumnType:
     """One column's entry in the table of types.
 
     ``select``
-        the expression that a SELECT reads it with.
+        the expression by which a SELECT reads the column.
     ``value``
-        what that reads: the column, or how the table computes it.
+        the value that ``select`` reads: the column, or the expression by which the table computes it.
     ``policy``
-        what becomes of values that ``arrow`` cannot hold: ``error`` or ``null``.
+        how values that ``arrow`` cannot represent are handled: ``error`` or ``null``.
     ``nullable``
-        whether the published column may hold nulls; ``stored_nulls``: whether the table may.
+        whether the published column may have nulls; ``stored_nulls``: whether the column of the table may.
     ``precision``, ``scale``
-        of decimals.
+        the precision and scale of decimals.
     """
 
     name: str
@@ -120,32 +120,33 @@ class ColumnType:
 
 
 def unmapped(column: Column) -> str | None:
-    """Why ``column`` cannot be copied; None if it can."""
+    """Return the reason why ``column`` cannot be copied; None if it can."""
     beneath = {int(column.details.get(name, 0)) for name in ("oid", "base_oid")}
     if beneath & NAMES_OF_OBJECTS or column.details.get("names_objects"):
         return (
-            f"a value of type {column.type} is printed as the present name of some object, "
-            "which may be another one than at the initial position"
+            f"a value of type {column.type} is printed as the present name of an object, which may differ from its "
+            "name at the initial position"
         )
     return None
 
 
 def leaving_out(table: Table, column: str) -> str:
-    """The beginning of a hint: how to leave a column out; empty if it is part of what tells rows apart by a key."""
+    """Return the beginning of a hint how to leave a column out; empty if the column belongs to the key."""
     return "" if column in table.key else f"leave the column {column} out (option columns), "
 
 
 def column_types(table: Table) -> tuple[ColumnType, ...]:
-    """The entries for all columns of ``table``, in order. One that is not read has an entry whatever its type is.
+    """Return the entries for all columns of ``table``, in order. A column that is not read has an entry, too, whatever
+    its type is.
 
-    :raises ConfigurationError: a column that is read cannot be copied; ``unmapped`` gives the reason beforehand.
+    :raises ConfigurationError: a column that is read cannot be copied; ``unmapped`` returns the reason beforehand.
     """
     read = {column.name for column in table.as_read.columns}
     return tuple(_column_type(table, column, column.name in read) for column in table.columns)
 
 
 def arrow_schema(table: Table) -> pa.Schema:
-    """The Arrow schema of ``table``'s rows, the same by SELECT and from the log."""
+    """Return the Arrow schema of ``table``'s rows. It is the same for rows read by SELECT and for rows from the log."""
     return pa.schema([pa.field(column.name, column.arrow, nullable=column.nullable) for column in column_types(table)])
 
 
@@ -164,9 +165,10 @@ def comparable_texts(table: Table) -> dict[str, str]:
 
 
 def select_list(table: Table, *, decimals: bool = False) -> str:
-    """What a SELECT of all columns says before FROM. Each expression is named after its column.
+    """Return the select list for all columns. Each expression is named after its column.
 
-    :param decimals: as the server keeps them. Otherwise as text, because ADBC would make text of them, and slowly.
+    :param decimals: read decimals as numeric values. Otherwise they are read as text, because ADBC would convert them
+        to text itself, but slowly.
     """
     expressions = [
         column.value if decimals and column.family is Family.DECIMAL else column.select
@@ -178,12 +180,12 @@ def select_list(table: Table, *, decimals: bool = False) -> str:
 
 
 def quote(name: str) -> str:
-    """``name`` as a quoted identifier."""
+    """Return ``name`` as a quoted identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def base_type(column: Column) -> tuple[int, int]:
-    """The OID and the type modifier of the type beneath all domains."""
+    """Return the OID and the type modifier of the type beneath all domains."""
     details = column.details
     return (
         int(details.get("base_oid", details["oid"])),
@@ -213,8 +215,12 @@ def _column_type(table: Table, column: Column, is_read: bool) -> ColumnType:
 
 
 def _value(table: Table, column: Column) -> str:
-    """What is read of a column. A partition may compute a virtual one otherwise than its root, by which the server goes
-    where it reads the root; and by which one it goes is not the view's to say, but that of the moment."""
+    """Return the expression that is read for a column.
+
+    A partition may compute a virtual column in another way than its root. If the server reads the root, it uses the
+    root's expression, and always the present expression, not the one of the snapshot. So for partitioned tables, the
+    recorded expression is read.
+    """
     expression = column.details.get("expression")
     if expression is None or table.details.get("kind") != "p":
         return quote(column.name)
@@ -232,12 +238,12 @@ def _native(oid: int, typmod: int) -> tuple[Family, pa.DataType]:
 
 
 def _printed(quoted: str, oid: int, kind: str) -> str:
-    """An expression for the text that the output function gives. A cast to text would not do: some types have a cast
-    that says something else, and anybody can create more."""
+    """Return an expression for the text that the output function prints. A cast to text is no substitute: some types
+    have a cast with another result, and users can create more casts."""
     function = _OUTPUT_FUNCTIONS.get(oid) or _OUTPUT_OF_KIND.get(kind)
     if function is not None:
         return f"pg_catalog.textin(pg_catalog.{function}({quoted}))"
-    # format() makes '' of NULL. IS NULL would not do: it is true for a row of NULLs, which is printed as (,).
+    # format() returns '' for NULL. IS NULL cannot be used: it is also true for a row of NULLs, which is printed as (,).
     return f"CASE WHEN {quoted} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {quoted}) END"
 
 
@@ -265,10 +271,10 @@ _NATIVE: Mapping[int, tuple[Family, pa.DataType]] = {
     3802: (Family.TEXT, pa.utf8()),  # jsonb
 }
 _PLAIN_TEXTS = frozenset({19, 25, 1042, 1043})
-"""name, text, char(n), varchar: not json, whose text is a print."""
+"""name, text, char(n), varchar. Not json, because its text is a printed representation."""
 _UNREPRESENTABLE = (Family.DECIMAL, Family.DATE, Family.TIMESTAMP, Family.TIME)
 
-# Calling these takes half the time of format(), which serves for the rest.
+# Calling these functions takes half the time of format(), which is used for all other types.
 _OUTPUT_FUNCTIONS: Mapping[int, str] = {
     18: "charout",
     26: "oidout",
@@ -312,4 +318,4 @@ NAMES_OF_OBJECTS = frozenset(
     {24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191, 1033}
     | {1008, 2207, 2208, 2209, 2210, 2211, 3735, 3770, 4090, 4097, 4192, 1034}
 )
-"""OIDs of types of which a value is printed as the present name of some object."""
+"""OIDs of types whose values are printed as the present name of an object."""

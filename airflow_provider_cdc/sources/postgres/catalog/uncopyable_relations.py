@@ -1,4 +1,4 @@
-"""Why relations cannot be copied: how they store, log and show their rows."""
+"""Finds relations that cannot be copied because of how they store, log or show their rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 
 
 def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]:
-    """What is wrong with the relations that hold a table's rows."""
+    """Yield the problems of the relations that hold a table's rows."""
     yield from view_problems(connection, table)
     oids = [leaf.oid for leaf in leaves(table)]
     for name, kind, persistence, access, heap, secured, forced, user in query(
@@ -27,7 +27,10 @@ def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]
         where = str(table.name)
         if kind == "f":
             yield Problem(
-                where, f"its partition {name} is a foreign table, which has no log here", "leave the table out", where
+                where,
+                f"its partition {name} is a foreign table, whose changes are not in the log",
+                "leave it out",
+                where,
             )
             continue
         if persistence != "p":
@@ -37,11 +40,11 @@ def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]
                 f"ALTER TABLE {name} SET LOGGED, or leave the table out",
                 where,
             )
-        # The handler does the storing, whatever name the access method has. A view stores nothing.
+        # The handler determines the storage, whatever the name of the access method. A view stores nothing.
         if not heap and kind != VIEW:
             yield Problem(
                 where,
-                f"{name} is stored by {access}, whose rows may have no fixed places",
+                f"{name} uses the access method {access}, whose rows may not stay at fixed places",
                 "leave the table out",
                 where,
             )
@@ -52,7 +55,7 @@ def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]
                 (
                     f"ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY, or "
                     if forced
-                    else "let the table's owner copy it, or "
+                    else "connect as the owner of the table, or "
                 )
                 + f"ALTER ROLE {user} BYPASSRLS",
             )

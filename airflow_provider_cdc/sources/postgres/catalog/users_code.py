@@ -1,16 +1,15 @@
-"""Users' code that the server runs in our sessions, and the search_path that it needs.
+"""User code that the server runs in the sessions of a run, and the search_path that this code needs.
 
-Our sessions look for names in ``pg_catalog`` alone, so no object of a user can stand for one of the server's. But the
-server runs code of the database's users in them, which may rely on the path that the user's sessions have by
-themselves:
+The sessions of a run look up names only in ``pg_catalog``, so no user object can take the place of a system object. But
+the server also runs user code in these sessions, and this code may depend on the user's default search_path:
 
-- event triggers, when a publication is made, altered, commented on or dropped;
-- functions in SQL, when a SELECT is planned: the planner puts their bodies in place of their calls in the expressions
-  of indexes and of extended statistics, and looks up the names in them.
+- event triggers, when a publication is created, altered, commented on or dropped;
+- SQL functions, when a SELECT is planned: the planner inlines their calls in the expressions of indexes and extended
+  statistics, and looks up the names in their bodies.
 
-So such a statement runs under the user's own path, where there is an event trigger, or where its table cannot be
-planned without it. Each name of ours in these statements is either qualified or a type of ``pg_catalog``, which comes
-first in the path for reads. So nothing of ours can mean a user's object.
+So such a statement runs under the user's own path if there is an event trigger, or if its table cannot be planned
+otherwise. Each name in these statements is either qualified or a type of ``pg_catalog``, which comes first in the path
+for reads. So no name can refer to a user object.
 """
 
 from __future__ import annotations
@@ -43,16 +42,16 @@ from airflow_provider_cdc.sources.postgres.server.session import (
 )
 
 PINNED = f"SELECT pg_catalog.set_config('search_path', {literal(session_setup.SETTINGS['search_path'])}, true)"
-"""Restores the session's own path, where `own_path` was set in a transaction."""
+"""A query that restores the session's pinned path after `own_path` was set in a transaction."""
 
 NO_INDEX = """
 SELECT pg_catalog.set_config('enable_indexscan', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true),
     pg_catalog.set_config('enable_indexonlyscan', 'off', true)
 """
-"""Where a search_path may lead to another function than when an index was built: the planner may then think that a
-partial index has all rows that are asked for, or that an expression is the column itself."""
+"""A query that disables indexes, for a search_path that may lead to other functions than when an index was built. The
+planner may then wrongly assume that a partial index has all requested rows, or that an expression equals the column."""
 
-# The server's own functions and operators are in no dependency.
+# Built-in functions and operators have no entries in pg_depend.
 INDEXES_BY_USERS = """
 SELECT count(*)::text FROM pg_catalog.pg_index i JOIN pg_catalog.pg_depend d
     ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = i.indexrelid
@@ -61,23 +60,24 @@ WHERE i.indrelid = {0} AND (i.indpred IS NOT NULL OR EXISTS (
     SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
     WHERE a.attrelid = i.indexrelid AND i.indkey[a.attnum - 1] = 0 AND t.typcategory IN ('N', 'D')))
 """
-"""How many dependencies on functions and operators of users those indexes of a relation, given by its OID, have that
-are partial, or have an expression of a type that conditions are pushed down for (`pushed`)."""
+"""A query that counts dependencies on user-defined functions and operators, for the relation with the given OID. It
+considers indexes that are partial, or that have an expression of a type for which conditions are pushed down
+(`pushed_conditions`)."""
 
 _PLANNED_AT_ONCE = 50
-"""Planning locks a relation and all of its indexes."""
+"""How many relations one statement plans. Planning locks a relation and all of its indexes."""
 _DRY_RUN = "SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = '30s'"
 _TRIED_AT_ONCE = 200
 _PUBLICATION_TAKEN = (psycopg.errors.UndefinedObject, psycopg.errors.InsufficientPrivilege)
 _LONGEST = 1000
-"""Characters of a message of the server."""
+"""The longest quoted message of the server, in characters."""
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class EventTrigger:
-    """An event trigger that is not disabled. ``tags``: the commands that it is for; empty: all."""
+    """An event trigger that is not disabled. ``tags``: the commands for which it fires; empty: all commands."""
 
     name: str
     event: str
@@ -97,7 +97,7 @@ WHERE t.evtenabled <> 'D' AND t.evtevent IN ('ddl_command_start', 'ddl_command_e
 
 
 def event_triggers(connection: Connection) -> list[EventTrigger]:
-    """The event triggers that publications may set off."""
+    """Return the event triggers that commands on publications may fire."""
     return [
         EventTrigger(name, event, tuple(tags), function, function_name)
         for name, event, tags, function, function_name in query(connection, _EVENT_TRIGGERS)
@@ -105,19 +105,19 @@ def event_triggers(connection: Connection) -> list[EventTrigger]:
 
 
 def own_path(connection: Connection) -> str:
-    """The search_path that sessions of this user have by themselves (ALTER ROLE, ALTER DATABASE, postgresql.conf)."""
+    """Return the default search_path of this user's sessions (ALTER ROLE, ALTER DATABASE, postgresql.conf)."""
     arguments = parameters_of(connection)
     arguments["options"] = re.sub(r"-c search_path=(\\.|[^ ])* ?", "", arguments.get("options", ""))
     with psycopg.connect(autocommit=True, **arguments) as other:  # type: ignore[arg-type]
-        # No query: that would look up names in the path.
+        # SHOW instead of a query, which would look up names in the path.
         row = other.execute("SHOW search_path").fetchone()
     assert row is not None
     return str(row[0])
 
 
 def execute(connection: Connection, sql: str) -> None:
-    """Run a command on a publication: under the user's own path if it may set off an event trigger. The session's
-    settings are what they were before.
+    """Run a command on a publication, under the user's own path if the command may fire an event trigger. The session's
+    settings are the same afterwards.
 
     :raises ConfigurationError: an event trigger raises an error.
     """
@@ -140,7 +140,7 @@ def execute(connection: Connection, sql: str) -> None:
 
 
 def _settings(connection: Connection) -> dict[str, str]:
-    """What our sessions rely on. The query holds no operator, which a user's path could lead elsewhere."""
+    """Return the settings that sessions depend on. The query has no operator, which a user's path could redefine."""
     names = [*session_setup.SETTINGS, *session_setup.SET_AT_ONCE, "role"]
     expressions = ", ".join(f"pg_catalog.current_setting({literal(name)}, true)" for name in names)
     (row,) = query(connection, f"SELECT {expressions}")
@@ -148,14 +148,14 @@ def _settings(connection: Connection) -> dict[str, str]:
 
 
 def set_path(connection: Connection, path: str) -> None:
-    """Set the path until the transaction ends."""
+    """Set the search_path until the transaction ends."""
     query(connection, "SELECT pg_catalog.set_config('search_path', %s, true)", (path,))
 
 
 def _refused(
     connection: Connection, error: psycopg.Error, triggers: Sequence[EventTrigger], sql: str
 ) -> Problem | None:
-    """The problem, if an event trigger raised an error that stays: only what functions raise has a context."""
+    """Return the problem if an event trigger raised a permanent error: only errors of functions have a context."""
     if not error.diag.context or may_pass(error.sqlstate or ""):
         return None
     return _problem(connection, error, triggers, sql)
@@ -164,7 +164,7 @@ def _refused(
 def _problem(connection: Connection, error: psycopg.Error, triggers: Sequence[EventTrigger], sql: str) -> Problem:
     context = error.diag.context or ""
     tags = re.findall("(?:^|; )((?:CREATE|ALTER|DROP) PUBLICATION|COMMENT)", sql)
-    # What fails without a context may be the work of an earlier command's trigger.
+    # A trigger of an earlier command may be the cause of an error without a context.
     concerned = [entry for entry in triggers if not context or not entry.tags or {*entry.tags} & {*tags}]
     raising = [entry for entry in concerned if f"{entry.function_name}(" in context] or concerned or list(triggers)
     entry = raising[0]
@@ -177,23 +177,22 @@ def _problem(connection: Connection, error: psycopg.Error, triggers: Sequence[Ev
         else f"{command}, fails; it may have dropped the publication, or changed its owner or the session's role: "
         f"{said(error)}",
         f"qualify the names in its function with their schemas, or ALTER FUNCTION {entry.function} SET "
-        f"search_path = …; grant {quote(user)} what the function uses, or make it SECURITY DEFINER; "
-        "let it RETURN for this user; or let the tables' owner make the publication, and name it in the connection "
-        "(publication), so that runs need no "
-        "such command",
+        f"search_path = …; grant {quote(user)} the privileges that it needs, or make it SECURITY DEFINER; "
+        "let it RETURN for this user; or let the owner of the tables create a publication, and name it in the "
+        "connection (publication), so that runs need no such command",
     )
 
 
 def _shortened(text: str) -> str:
-    """A message of bounded length: the context of an error in a recursion has thousands of lines."""
+    """Limit the length of a message: the context of an error in a recursion may have thousands of lines."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
 def publication_refused(connection: Connection, tables: Sequence[Table]) -> list[Problem]:
-    """Why event triggers would refuse what a run does with its publication: it is tried, and rolled back.
+    """Return the problems of event triggers that would reject a run's commands on its publication.
 
-    Without event triggers nothing is tried. It waits for no lock longer than a second, and takes no more than 30 s for
-    a command.
+    The commands are executed and rolled back, unless there are no event triggers. Waiting for a lock takes 1 s at most,
+    and a command 30 s at most.
     """
     triggers = event_triggers(connection)
     if not triggers:
@@ -214,28 +213,31 @@ def publication_refused(connection: Connection, tables: Sequence[Table]) -> list
     except psycopg.Error as error:
         if problem := _refused(connection, error, triggers, sql):
             return [problem]
-        # The publication was made just now, by this user. But what the server itself refuses to publish (an unlogged
-        # table, say) is told with the tables.
+        # This user has just created the publication, so a trigger causes these errors. Other checks report tables that
+        # the server itself refuses to publish, such as unlogged tables.
         by_trigger = isinstance(error, _PUBLICATION_TAKEN) or not sql.startswith("ALTER")
         if by_trigger and not may_pass(error.sqlstate or ""):
             return [_problem(connection, error, triggers, sql)]
-        _log.info("Whether event triggers refuse a publication could not be tried: %s", said(error))
+        _log.info("Could not test whether event triggers reject a publication: %s", said(error))
     return []
 
 
 def planned_under(connection: Connection) -> str:
-    """The path under which tables are read that cannot be planned under our own."""
+    """Return the search_path for reads of tables that cannot be planned under the pinned path."""
     return ", ".join(part for part in ("pg_catalog", own_path(connection), "pg_temp") if part)
 
 
 def is_unplannable(error: psycopg.Error | adbc_driver_manager.Error) -> bool:
-    """Whether an error may be one of users' code, which the planner ran or looked into."""
+    """Return whether an error may come from user code that the planner ran or inlined."""
     return not may_pass(error.sqlstate or "") and not is_denied(error.sqlstate or "")
 
 
 def _is_of_users(error: psycopg.Error) -> bool:
-    """Whether an error is one of users' code, and not of the table: that it is gone, or that this user may not read it,
-    or not all of its rows, is told otherwise. Only what functions raise has a context."""
+    """Return whether an error comes from user code and not from the table.
+
+    Other checks report that a table no longer exists, or that this user may not read it or all of its rows. Only errors
+    of functions have a context.
+    """
     of_table = is_denied(error.sqlstate or "") or isinstance(error, _GONE)
     return bool(error.diag.context) if of_table else is_unplannable(error)
 
@@ -245,20 +247,20 @@ _FOREIGN = "SELECT oid FROM pg_class WHERE oid = ANY(%s::oid[]) AND relkind = 'f
 
 
 def may_be_read_under_own_path(table: Table) -> bool:
-    """Whether each name in the statements that read a table is qualified. The expression of a virtual column is not,
-    which is asked for where a partition may have another one."""
+    """Return whether each name in the statements that read a table is qualified. Names in the expression of a virtual
+    column are not. Such an expression is read if a partition may have another one."""
     return not (table.details["kind"] == "p" and any("expression" in column.details for column in table.columns))
 
 
 def unplannable(connection: Connection, tables: Sequence[Table]) -> list[Problem]:
-    """A problem for each table of which the server cannot plan a SELECT, under our path or under the user's own.
+    """Return a problem for each table for which the server cannot plan a SELECT, under the pinned path or the user's.
 
-    :raises psycopg.errors.LockNotAvailable: a table is locked against readers.
+    :raises psycopg.errors.LockNotAvailable: a lock on a table blocks readers.
     """
     every = [(table, leaf) for table in tables for leaf in leaves(table)]
-    # The planner may ask the other server about a foreign table, which is refused otherwise.
+    # Planning a foreign table may contact the other server. Another check rejects foreign tables.
     foreign = query(connection, _FOREIGN, ([leaf.oid for _, leaf in every],))
-    # A view is planned where it is known to call nothing of users (`safe_views`).
+    # `safe_views` plans views, after it has checked that they call no user-defined code.
     listed = [(table, leaf) for table, leaf in every if (leaf.oid,) not in foreign and table.details["kind"] != VIEW]
     problems: dict[str, Problem] = {}
     path = ""
@@ -274,7 +276,12 @@ def unplannable(connection: Connection, tables: Sequence[Table]) -> list[Problem
             if may_be_read_under_own_path(table):
                 again = _planning_error(connection, [(table, leaf)], path)
                 if again is None:
-                    _log.info("%s is planned under search_path %s, since without it: %s", leaf.sql, path, said(error))
+                    _log.info(
+                        "%s is planned under search_path %s, because the pinned path fails: %s",
+                        leaf.sql,
+                        path,
+                        said(error),
+                    )
                     continue
                 error = again
             problems[str(table.name)] = _unplannable(connection, table, leaf, error)
@@ -303,7 +310,8 @@ def _select(table: Table, leaf: Leaf) -> str:
     return f"SELECT {columns} FROM ONLY {leaf.sql} WHERE ctid OPERATOR(pg_catalog.>=) '(0,0)'::pg_catalog.tid"
 
 
-# What of a relation has expressions or a condition that call functions of users, also by operators, and these.
+# The indexes and extended statistics of a relation whose expressions or conditions call user-defined functions, also by
+# operators, each with the function.
 _EXPRESSIONS = """
 SELECT CASE d.classid WHEN 'pg_class'::regclass THEN concat('index ', d.objid::regclass)
     ELSE concat('statistics ', (SELECT format('%%I.%%I', n.nspname, s.stxname) FROM pg_statistic_ext s
@@ -327,12 +335,14 @@ def _unplannable(connection: Connection, table: Table, leaf: Leaf, error: psycop
     causes = ", ".join(f"{what} (function {function})" for what, function, _ in expressions)
     ((user,),) = query(connection, "SELECT session_user::text")
     function = expressions[0][1] if expressions else "…"
-    grant = f"grant {quote(user)} what the function uses; or " if is_denied(error.sqlstate or "") else ""
+    grant = (
+        f"grant {quote(user)} the privileges that the function needs; or " if is_denied(error.sqlstate or "") else ""
+    )
     return Problem(
         str(table.name),
         f"the server cannot plan a SELECT of {leaf.sql}{f': {causes}' if causes else ''}: {_shortened(said(error))}",
         f"{grant}ALTER FUNCTION {function} SET search_path = …, or qualify the names in its body with their schemas "
-        f"(CREATE OR REPLACE FUNCTION leaves the index as it is); or ALTER ROLE {quote(user)} SET search_path = … to "
-        "where it finds them, in schemas that it may use",
+        f"(CREATE OR REPLACE FUNCTION does not change the index); or ALTER ROLE {quote(user)} SET search_path = … to "
+        "schemas that have these names and that the role may use",
         str(table.name),
     )

@@ -1,8 +1,8 @@
-"""What the definition of a view reads and calls, as the server stores it.
+"""Parses the stored definition of a view: the relations that it reads, and the functions that it calls.
 
-The server stores a view as a tree of nodes, as text. What counts in it is which relations it names, which functions and
-operators it calls, of which types its values are, and which kinds of nodes it consists of. In that text a name or a
-constant cannot be taken for any of these: blanks and brackets in names are escaped, and constants are lists of bytes.
+The server stores a view as a tree of nodes, in text form. This module extracts the relations that the tree names, the
+functions and operators that it calls, the types of its values, and the kinds of its nodes. A name or a constant in the
+text cannot be mistaken for any of these: blanks and brackets in names are escaped, and constants are lists of bytes.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass, field
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 VIEW, MATERIALIZED = "v", "m"
-"""`Table.details` ``kind`` of the two."""
+"""The values of ``kind`` in `Table.details` for views and materialized views."""
 FIRST_OWN_OID = 16384
-"""OIDs below are of objects that initdb made."""
+"""The first OID of user-defined objects. OIDs below are of objects that initdb created."""
 
 _TREES = "SELECT ev_action::text, xmin::text FROM pg_rewrite WHERE ev_class = %s AND ev_type = '1'"
 _RELATIONS = """
@@ -30,9 +30,9 @@ SELECT p.relid::oid, concat_ws('/', i.inhparent, i.xmin)
 FROM pg_partition_tree(%s) p JOIN pg_inherits i ON i.inhrelid = p.relid WHERE p.level > 0
 """
 
-# Of each type that somebody made, and of all that it is made of: the versions of its labels and of its fields, and of
-# the casts to JSON that functions of JSON look for by themselves. JSON has the names of fields, and a row's text has
-# each field that was added, so these must not change, nor change back.
+# For each user-defined type and all of its parts: the versions of its labels, of its fields, and of the casts to JSON
+# that JSON functions look up by themselves. JSON contains the names of fields, and the text of a row has every field
+# that was added, so none of these may change, even if the change is undone.
 _TYPES = """
 WITH RECURSIVE part(oid) AS (
     SELECT unnest(%s::oid[])
@@ -49,7 +49,7 @@ SELECT t.oid,
         WHERE c.castsource = t.oid AND c.casttarget = 'pg_catalog.json'::regtype)
 FROM part p JOIN pg_type t ON t.oid = p.oid WHERE t.oid >= %s
 """
-# What the server puts in the place of virtual columns. The view's own tree only names these.
+# The expressions that the server substitutes for virtual columns. The tree of the view only names the columns.
 _COMPUTED = """
 SELECT d.adbin::text, concat_ws('/', d.oid, d.xmin) FROM pg_attrdef d
 JOIN pg_attribute a ON (a.attrelid, a.attnum) = (d.adrelid, d.adnum)
@@ -82,9 +82,9 @@ class Relation:
 
 @dataclass
 class Definition:
-    """All that a view's definition consists of, with those of the views that it reads. ``versions`` is another list
-    after any change of these, of the files of the tables, of their partitions and virtual columns, or of types that
-    somebody made."""
+    """All parts of a view's definition, including the definitions of the views that it reads. ``versions`` changes with
+    any change of these definitions, of the files of the tables, of their partitions and virtual columns, or of
+    user-defined types."""
 
     relations: dict[int, Relation] = field(default_factory=dict)
     nodes: set[str] = field(default_factory=set)
@@ -96,14 +96,14 @@ class Definition:
     versions: list[str] = field(default_factory=list)
 
     def take(self, tree: str) -> set[int]:
-        """Add a tree of nodes; return the OIDs of the relations that it names."""
+        """Add the contents of a tree, and return the OIDs of the relations that it names."""
         self.nodes |= set(_NODE.findall(tree))
         self.functions |= _oids(_FUNCTION, tree)
         self.operators |= _oids(_OPERATOR, tree)
         for several, single in _OPERATORS.findall(tree):
             self.operators |= {int(oid) for oid in f"{several} {single}".split()}
         self.types |= _oids(_TYPE, tree)
-        # The type comes after the expression that is converted, so any that follows may be the one.
+        # The result type follows the converted expression, which may have result types of its own.
         for conversion in _CONVERSION.finditer(tree):
             self.converted_to |= _results(tree, conversion.end())
         self.has_system_columns = self.has_system_columns or bool(_SYSTEM_COLUMN.search(tree))
@@ -115,7 +115,7 @@ def _oids(what: re.Pattern[str], tree: str) -> set[int]:
 
 
 def _results(tree: str, at: int) -> set[int]:
-    """The types that a conversion that begins at ``at`` results in: that of its own node."""
+    """Return the result type of the conversion node whose contents begin at ``at``."""
     depth = 1
     for step in re.finditer(r"(?<!\\)[{}]| :resulttype (\d+)", tree[at:]):
         if step[0] == "{":
@@ -130,7 +130,7 @@ def _results(tree: str, at: int) -> set[int]:
 
 
 def read_definition(connection: Connection, view: int) -> Definition:
-    """The definition of a view, given by its OID."""
+    """Return the definition of the view with the OID ``view``."""
     found = Definition()
     waiting, seen = {view}, set[int]()
     versions: set[str] = set()
@@ -161,11 +161,11 @@ def read_definition(connection: Connection, view: int) -> Definition:
 
 
 def partitions(versions: Iterable[str]) -> set[str]:
-    """The partitions of which `Definition.versions` tells, with what each is a partition of, and since when."""
+    """Return the entries of `Definition.versions` for partitions. Each has the partition's parent, and a version."""
     return {version for version in versions if version.partition(" ")[2].startswith("in ")}
 
 
 def files(versions: Iterable[str]) -> Mapping[int, int]:
-    """The file of each relation of which `Definition.versions` tells, by its OID; 0: it has none, or any."""
+    """Return the file of each relation in `Definition.versions`, by OID. 0 means that it has no file, or any file."""
     plain = (one.split("/") for one in versions if one.count("/") == 2 and " " not in one)
     return {int(oid): int(filenode) for oid, _, filenode in plain}

@@ -1,9 +1,8 @@
-"""Whether a view was read as it was at the position of the shared view of the data.
+"""Checks that a database view was read as of the position of the exported snapshot.
 
-The rows of a table are as the shared view has them, as long as the table has the file that it had then: a statement
-that writes it anew leaves an older view nothing, or, where it is a materialized view, the new rows. And what a view
-reads is what the catalog says at the moment of the read. So the read looks, while its locks are held, at what it has
-locked.
+A read sees the rows of the snapshot as long as the table still has the same file. If a statement rewrites the table, an
+older snapshot sees no rows, or, in a materialized view, the new rows. Also, the server uses the view's definition at
+the moment of the read. So the read checks the relations that it has locked, while it holds the locks.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from airflow_provider_cdc.errors import SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.sources.postgres.catalog import view_definitions
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, Leaf
 
-# The functions look at what is there now, and the catalog's rows are those of the shared view.
+# The functions return the present state, and the catalog's rows are as of the exported snapshot.
 _LOCKED = f"""
 SELECT l.relation::text, COALESCE(pg_catalog.pg_relation_filenode(l.relation), 0)::text, COALESCE(c.relkind::text, ''),
     COALESCE(c.relfilenode, 0)::text
@@ -25,15 +24,15 @@ WHERE l.pid = pg_catalog.pg_backend_pid() AND l.locktype = 'relation' AND l.rela
     AND COALESCE(c.relkind, 'r') NOT IN ('i', 'I', 't')
     AND pg_catalog.pg_index_has_property(l.relation::regclass, 'clusterable') IS NULL
 """
-_RETRY = "the task can be retried as it is"
+_RETRY = "retry the task"
 
 
 def check_view_read(ask: Callable[[str], Sequence[Sequence[Any]]], table: Table, leaf: Leaf) -> None:
-    """Make sure that what was read of a view, in the transaction at hand, is what it was in the shared view.
+    """Check that the rows that the current transaction has read of a view are as of the exported snapshot.
 
-    :param ask: returns the rows of a query whose columns are all text.
-    :raises SourceUnavailable: a materialized view was refreshed after the shared view: another one shows its new rows.
-    :raises SchemaChanged: the view reads another relation than it did, or one that was written anew.
+    :param ask: runs a query whose columns are all text, and returns its rows.
+    :raises SourceUnavailable: a materialized view was refreshed after the snapshot; a new snapshot shows its new rows.
+    :raises SchemaChanged: the view reads another relation than before, or a relation that was rewritten.
     """
     known = view_definitions.files(table.details.get("reads", ()))
     for oid, now, kind, then in ask(_LOCKED):

@@ -1,1 +1,1 @@
-"""What is checked of a PostgreSQL server, its tables, slots and log, as declarations grouped by subject."""
+"""Declarations of the checks of a PostgreSQL server, its tables, slots and log, grouped by subject."""

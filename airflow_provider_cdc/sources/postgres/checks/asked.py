@@ -1,4 +1,4 @@
-"""The checks of PostgreSQL by what they are asked of, in the order in which they are asked."""
+"""The checks of PostgreSQL, grouped by their subject (server, run, request), in the order in which they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What checks go by: each question that several of them need is asked once, when the first one needs its answer."""
+"""The contexts that checks receive. A query that several checks need runs once, when the first check needs it."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection
 
 @dataclass
 class ServerContext:
-    """A server."""
+    """The server that is checked."""
 
     connection: Connection
 
 
 @dataclass(kw_only=True)
 class RunContext(ServerContext):
-    """The server that a run goes on with.
+    """The server of a run that continues.
 
-    :param expected: its identity, as the run recorded it.
-    :param position: where the run's slot was made.
+    :param expected: the server's identity, as the run recorded it.
+    :param position: the position at which the run's slot was created.
     """
 
     expected: Mapping[str, str]
@@ -38,7 +38,7 @@ class RunContext(ServerContext):
 
     @cached_property
     def identity(self) -> Mapping[str, str]:
-        """What the server is now."""
+        """The server's identity now."""
         return identity(self.connection)
 
 
@@ -46,8 +46,8 @@ class RunContext(ServerContext):
 class TablesContext(ServerContext):
     """The tables that a run copies.
 
-    :param plans: of ``tables``, in their order.
-    :param publication: the one that the log of ``logged`` is read through; empty: a run makes one for itself.
+    :param plans: the plans of ``tables``, in the same order.
+    :param publication: the publication through which the log of ``logged`` is read. Empty: the run creates its own.
     """
 
     tables: Sequence[Table] = ()
@@ -56,22 +56,22 @@ class TablesContext(ServerContext):
 
     @property
     def logged(self) -> list[Table]:
-        """The tables of which the run needs the log."""
+        """The tables whose changes the run needs from the log."""
         return [table for table, plan in zip(self.tables, self.plans, strict=True) if needs_log(plan)]
 
     def planned(self, consistency: str) -> list[Table]:
-        """The tables that are read so."""
+        """Return the tables that are read with ``consistency``."""
         return [table for table, plan in zip(self.tables, self.plans, strict=True) if plan.consistency == consistency]
 
     @property
     def reads_again(self) -> bool:
-        """Whether rows are read again, and not rewound: of the log only keys are wanted then."""
+        """Whether rows are read again instead of rewound. If so, the run needs only keys from the log."""
         return any(plan.at_upper for plan in self.plans)
 
 
 @dataclass(kw_only=True)
 class UserContext(TablesContext):
-    """The same, and the user who copies them. Without tables it is about the server alone."""
+    """The tables, and the user who copies them. Without tables, the context covers the server alone."""
 
     settings: ConnectionSettings
 
@@ -95,9 +95,9 @@ class UserContext(TablesContext):
 
 @dataclass(kw_only=True)
 class RequestContext(UserContext):
-    """What a run is asked for, and the tables that are meant.
+    """The patterns and options of a run, and the tables that the patterns name.
 
-    :param unresolved: of patterns that name no table.
+    :param unresolved: the problems of patterns that name no table.
     """
 
     patterns: Sequence[str]

@@ -1,6 +1,7 @@
-"""The server that a run began on, and what it keeps for the run.
+"""Checks of the server that a run began on, and of the run's slots and publications.
 
-These raise errors of their own: whether a run can go on, or its history is another one, is told by the class.
+These checks raise errors themselves. The class of the error shows whether the run can continue, and whether the source
+has begun another history.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _SINCE_A_COPY = Raised(Moment.ROLL_FORWARD, "sources.postgres.steps.roll_forward
 def _primary(context: RunContext) -> Iterable[Problem]:
     if value(context.connection, "pg_is_in_recovery()"):
         raise SourceReplaced(
-            "a standby answers now",
+            "the connection now reaches a standby",
             where="pg_is_in_recovery",
             hint="point the connection to the primary that the run began on, or trigger a new run",
         )
@@ -35,7 +36,7 @@ def _same_server(context: RunContext) -> Iterable[Problem]:
     for name in session_setup.OF_THE_SERVER:
         if found[name] != expected[name]:
             raise SourceReplaced(
-                f"the run began where {name} is {expected[name]}, but a server answers where it is {found[name]}",
+                f"this is not the server that the run began on: {name} was {expected[name]}, here it is {found[name]}",
                 where=name,
                 hint="point the connection back to the first server, or trigger a new run on this one",
             )
@@ -56,8 +57,9 @@ def _publications(context: RunContext) -> Iterable[Problem]:
 
 
 def _check_publication(connection: Connection, expected: Mapping[str, str], kind: str) -> None:
-    """
-    :param kind: what the names of what ``expected`` says of it begin with.
+    """Check that a publication is the same as when the run began.
+
+    :param kind: the prefix of the publication's keys in ``expected``.
     """
     if f"{kind}_state" not in expected:
         return
@@ -67,7 +69,7 @@ def _check_publication(connection: Connection, expected: Mapping[str, str], kind
         raise ExactnessError(
             "the publication was altered since the run began" if state else "the publication was dropped",
             where=f"publication {name}",
-            hint="leave it alone during a run, and trigger a new run",
+            hint="do not alter the publication during a run; trigger a new run",
         )
 
 
@@ -76,18 +78,18 @@ def _check_slot(connection: Connection, name: str, initial: Lsn) -> None:
     hint = "trigger a new run, or clear lock_and_record and the tasks after it"
     slot = slots.state(connection, name)
     if slot is None:
-        raise LogGone("the slot that kept the log for this run is gone", where=where, hint=hint)
+        raise LogGone("the slot that kept the log for this run no longer exists", where=where, hint=hint)
     if slot.lost:
         raise LogGone(
-            f"the server threw away the log that the slot kept ({slot.wal_status})",
+            f"the server removed log that the slot had kept (wal_status: {slot.wal_status})",
             where=where,
-            hint=f"{hint}; raise {slot.limit} so that the log outlives it",
+            hint=f"{hint}; raise {slot.limit} so that the server keeps the log until the run ends",
         )
     if slot.confirmed != initial:
         raise LogGone(
-            f"the slot was moved from {initial} to {slot.confirmed}: someone else reads from it",
+            f"the slot was moved from {initial} to {slot.confirmed}: another program reads from it",
             where=where,
-            hint=f"leave the slots that are called {slots.PREFIX}… alone, and trigger a new run",
+            hint=f"do not use or drop slots named {slots.PREFIX}…, and trigger a new run",
         )
     slots.warn_if_short(slot)
 
@@ -95,7 +97,7 @@ def _check_slot(connection: Connection, name: str, initial: Lsn) -> None:
 HISTORY: tuple[Check[RunContext], ...] = (
     Check(
         "postgres.still-primary",
-        "The server that answers is still a primary.",
+        "The server is still a primary.",
         _WHEN,
         "point the connection to the primary that the run began on, or trigger a new run",
         _primary,
@@ -103,7 +105,7 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "postgres.same-server",
-        "The server that the run began on answers, on the same timeline, and has not lost what it had.",
+        "The server is the one that the run began on, is on the same timeline, and has lost no log that it had.",
         _WHEN,
         "point the connection back to the first server, or trigger a new run on this one",
         _same_server,
@@ -111,17 +113,17 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "postgres.slot",
-        "The run's slots are there, stand where they were made, and have kept their log.",
+        "The run's slots exist, are at the positions where they were created, and still have their log.",
         _WHEN,
-        "leave the slots that are called cdc_… alone, let the server keep more log, and trigger a new run",
+        "do not use or drop slots named cdc_…, let the server keep more log, and trigger a new run",
         _slots,
         (_EACH_SESSION, Raised(Moment.LOG_READ, "sources.postgres.log.segments:check_slot")),
     ),
     Check(
         "postgres.publication-untouched",
-        "The publication was not altered, not even to what it is again.",
+        "The publication was not altered, even if the change was undone.",
         _WHEN,
-        "leave the publication alone during a run, and trigger a new run",
+        "do not alter the publication during a run; trigger a new run",
         _publications,
         (Raised(Moment.POSITION_FIXED, "sources.postgres.steps.snapshot:_check_publication"),),
     ),

@@ -1,5 +1,8 @@
-"""What has to have held since a past position for a copy to be exact there (`GoesBack`): that the log tells all changes
-of the tables, and that they are what they were. The record of the standing slot says so."""
+"""Checks of a run that is exact at a past position (`GoesBack`).
+
+Since that position, the log must have all changes of the tables, and the tables must not have been altered. The record
+of the standing slot shows both.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
 
 @dataclass(frozen=True)
 class Past:
-    """A standing slot of the server: its name, what is on record of it, and where it stands."""
+    """A standing slot of the server: its name, its record, its marks, and its position."""
 
     name: str
     record: Standing
@@ -34,13 +37,13 @@ class Past:
 
     @property
     def earliest(self) -> str:
-        """What to do to ask for something that the slot has the log of."""
+        """A hint that names the earliest time and position for which the slot still has the log."""
         return f"ask for {said(self.marks[0].latest)} or later, or for the LSN {self.confirmed} or a greater one"
 
 
 @dataclass(kw_only=True)
 class PastContext(TablesContext):
-    """The tables of a run that is to be exact at a past position."""
+    """The tables of a run that is exact at a past position."""
 
     past: Past
     position: Lsn
@@ -48,7 +51,7 @@ class PastContext(TablesContext):
 
     @cached_property
     def parents(self) -> set[str]:
-        """The names of tables that others inherited from."""
+        """The names of tables that other tables inherit from, or once inherited from."""
         return parents_among(self.connection, self.tables)
 
     @cached_property
@@ -57,13 +60,13 @@ class PastContext(TablesContext):
         return without_room(self.connection, self.tables)
 
     def had_others(self, table: Table) -> bool:
-        """Whether a table may have had partitions or children that left no trace."""
+        """Return whether a table may have had partitions or children that left no trace."""
         kind, name = table.details["kind"], str(table.name)
         return (kind == "p" and name not in self.closed) or (kind == "r" and name in self.parents)
 
 
 def micros(when: datetime) -> int:
-    """A time as the record has it."""
+    """Return a time in microseconds since the epoch, as the record has it."""
     return (when - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
 
 
@@ -91,16 +94,16 @@ def _trees(context: PastContext) -> Iterable[Problem]:
         if table.details["kind"] == "p":
             yield Problem(
                 where,
-                "its partitions leave room for others, and others that came and went leave no trace, so what it was in "
-                "the past cannot be known",
-                f"leave as_of empty in runs that copy it; possible are {NO_ROOM}",
+                "more partitions can be added to it, and partitions that were added and removed leave no trace, so its "
+                "past state cannot be determined",
+                f"leave as_of empty in runs that copy the table; as_of is possible for {NO_ROOM}",
                 where,
             )
         else:
             yield Problem(
                 where,
-                "other tables inherited from it once, and those that came and went since leave no trace",
-                f"ANALYZE {quote(table.name.schema, table.name.name)}: its past then begins with the next run",
+                "other tables inherited from it once, and children that were added and removed since leave no trace",
+                f"ANALYZE {quote(table.name.schema, table.name.name)}; as_of is then possible from the next run on",
                 where,
             )
 
@@ -113,20 +116,20 @@ def _record(context: PastContext) -> Iterable[Problem]:
         if identity_problem(table) is not None or context.had_others(table):
             continue
         if (joined := past.record.tables.get(where)) is None:
-            hint = "it joins with preflight of the next run that has no other problem; ask for a time after that"
-            yield Problem(where, f"the standing slot {past.name} does not know it yet", hint, where)
+            hint = "preflight of the next run that has no other problem adds the table; ask for a time after that"
+            yield Problem(where, f"the record of the standing slot {past.name} does not have it yet", hint, where)
         elif joined.state != states[where]:
             yield Problem(
                 where,
-                f"it, its schema or the publication was altered since {said(joined.at)}, or a privilege on it was "
-                "given or taken",
-                "preflight of the next run has it join anew; ask for a time after that",
+                f"the table, its schema or the publication was altered since {said(joined.at)}, or a privilege on the "
+                "table was granted or revoked",
+                "preflight of the next run adds the table again; ask for a time after that",
                 where,
             )
         elif position < Lsn.parse(joined.position) or (isinstance(as_of, datetime) and micros(as_of) < joined.at):
             yield Problem(
                 where,
-                f"its past begins at {joined.position}, {said(joined.at)}: {joined.why}",
+                f"the standing slot covers it only since {joined.position}, {said(joined.at)}: {joined.why}",
                 f"ask for {said(joined.at)} or later, or for the LSN {joined.position} or a greater one",
                 where,
             )
@@ -141,28 +144,28 @@ def _keys(context: PastContext) -> Iterable[Problem]:
 PAST: tuple[Check[PastContext], ...] = (
     Check(
         "postgres.past-publication",
-        "The standing publication tells every change of every row and column of the tables.",
+        "The standing publication has every change of every row and column of the tables.",
         _WHEN,
-        "leave the standing publication alone: the next run repairs it",
+        "do not alter the standing publication; the next run repairs it",
         _publication,
     ),
     Check(
         "postgres.past-identity",
-        "The log of the past tells what rows were before.",
+        "The log since the position has the old rows of all changes.",
         _WHEN,
         "ALTER TABLE … REPLICA IDENTITY FULL",
         _identities,
     ),
     Check(
         "postgres.past-trees",
-        "No partition or child of a table came and went since the position.",
+        "No partition or child of a table was added and removed since the position.",
         _WHEN,
         "leave as_of empty in runs that copy the table",
         _trees,
     ),
     Check(
         "postgres.past-record",
-        "The tables are what they were at the position, and the standing slot has told of them since.",
+        "The tables have not been altered since the position, and the standing slot has covered them since then.",
         _WHEN,
         "ask for a later position",
         _record,

@@ -1,4 +1,4 @@
-"""What the user of the connection may do."""
+"""Checks of the privileges of the connection's user."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _tables(context: UserContext) -> Iterable[Problem]:
 SERVER_PRIVILEGES: tuple[Check[UserContext], ...] = (
     Check(
         "postgres.may-read-log",
-        "The user may make slots, read from them, mark the log, and create a publication if none is named.",
+        "The user may create slots, read from them, write marks to the log, and create a publication if none is named.",
         (Moment.PREFLIGHT,),
         "grant what the message says, or name a publication in the connection",
         _slots,
@@ -30,8 +30,8 @@ SERVER_PRIVILEGES: tuple[Check[UserContext], ...] = (
 TABLE_PRIVILEGES: tuple[Check[UserContext], ...] = (
     Check(
         "postgres.may-read-tables",
-        "The user may read the tables, their partitions and columns whole, and publish them if no publication is "
-        "named.",
+        "The user may read the tables, with all of their partitions and copied columns, and publish them if no "
+        "publication is named.",
         (Moment.PREFLIGHT,),
         "GRANT SELECT on the tables; let their owner create a publication, or grant the owner's role",
         _tables,

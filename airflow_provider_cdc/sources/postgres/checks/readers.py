@@ -1,32 +1,32 @@
-"""What sessions and readers look at while they do their own work: declarations, and where each error is raised."""
+"""Declarations of the checks that sessions and readers make during their work, and the place of each error."""
 
 from __future__ import annotations
 
 from airflow_provider_cdc.core.checks import Check, Moment, Raised
 
 _WALKER = "sources.postgres.log.walker:LogWalker"
-_NEW_RUN = "leave the definitions of copied tables alone while a run lasts; trigger a new run"
+_NEW_RUN = "do not change the definitions of copied tables during a run; trigger a new run"
 
 READERS: tuple[Check[None], ...] = (
     Check(
         "postgres.session-values",
-        "A session has the values that it began with.",
+        "A session has the settings that it was opened with.",
         (),
-        "connect to the server itself: something in between drops start-up options, or an event trigger sets them",
+        "connect to the server directly: a pooler drops the start-up options, or an event trigger changes the settings",
         raised_by=(Raised(Moment.EACH_SESSION, "sources.postgres.server.session_setup:check"),),
     ),
     Check(
         "postgres.slot-of-the-server",
-        "The slot was made on the server that the tables are read from.",
+        "The slot was created on the server that the tables are read from.",
         (),
-        "point the connection to one server alone, and trigger a new run",
+        "point the connection to a single server, and trigger a new run",
         raised_by=(Raised(Moment.POSITION_FIXED, "sources.postgres.steps.snapshot:_check_made"),),
     ),
     Check(
         "postgres.schemas-at-the-position",
-        "The tables that are recorded are the tables at the run's position.",
+        "The recorded tables are as they were at the run's position.",
         (),
-        "let the DDL end, and trigger a new run",
+        "wait until the DDL has ended, and trigger a new run",
         raised_by=(Raised(Moment.POSITION_FIXED, "sources.postgres.steps.snapshot:record_initial"),),
     ),
     Check(
@@ -38,7 +38,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.tables-in-place",
-        "Each chunk is of the relation that was recorded, in its first file, with the same columns.",
+        "Each chunk is read from the recorded relation, which still has the recorded file and columns.",
         (),
         _NEW_RUN,
         raised_by=(
@@ -48,7 +48,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.tables-unchanged",
-        "The catalog agrees with what was recorded of the tables, their types and partitions.",
+        "The tables, types and partitions in the catalog are as recorded.",
         (),
         _NEW_RUN,
         raised_by=(
@@ -58,7 +58,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.tables-in-the-view",
-        "In the view the tables are what was recorded, and partitions that came meanwhile are empty (again, exported).",
+        "In the exported snapshot, the tables are as recorded, and partitions added since are empty (again, exported).",
         (),
         _NEW_RUN,
         raised_by=(
@@ -68,9 +68,9 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.database-views",
-        "A database view means the same in every session, and calls nothing of users.",
+        "A database view gives the same rows in every session, and calls no user-defined code.",
         (),
-        "let the view use what the message lists, or leave it out",
+        "restrict the view to what the message lists, or leave the view out",
         raised_by=(
             Raised(Moment.PREFLIGHT, "sources.postgres.catalog.safe_views:view_problems"),
             Raised(Moment.POSITION_FIXED, "sources.postgres.catalog.safe_views:view_problems"),
@@ -78,7 +78,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.database-views-in-place",
-        "What a database view reads was not altered, rewritten or truncated, and a materialized view not refreshed.",
+        "The tables that a database view reads were not altered, rewritten or truncated, and materialized views not "
+        "refreshed.",
         (),
         _NEW_RUN,
         raised_by=(
@@ -88,9 +89,9 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.no-crash",
-        "No crash took back what was read: a part counts once the log is on disk past its last read.",
+        "No crash undid rows that were read: a part of a table counts once the log is on disk past its last read.",
         (),
-        "the task reads such parts again by itself",
+        "do nothing: the task reads these parts again",
         raised_by=(
             Raised(Moment.READING, "sources.postgres.slots.durability_wait:wait"),
             Raised(Moment.READS_ENDED, "jobs.snapshot.step:_snapshot"),
@@ -98,14 +99,14 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.end-of-reads",
-        "The log still has the mark that the reads ended with.",
+        "The log still has the mark that was written at the end of the reads.",
         (),
         "the server was put back to an earlier state: trigger a new run",
         raised_by=(Raised(Moment.LOG_READ, f"{_WALKER}.close"),),
     ),
     Check(
         "postgres.definitions",
-        "Each relation in the log is the one of the schema, and none that is copied was truncated.",
+        "Each relation in the log is as in the recorded schema, and no copied relation was truncated.",
         (),
         _NEW_RUN,
         raised_by=(
@@ -115,7 +116,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.row-images",
-        "The log has whole old rows (replica identity FULL), or (again) the keys of all rows that were touched.",
+        "The log has complete old rows (replica identity FULL), or (again) the keys of all touched rows.",
         (),
         "set the replica identity of the table and its partitions, and trigger a new run",
         raised_by=(
@@ -125,7 +126,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.known-messages",
-        "The reader knows every message of the log, and its bytes are right.",
+        "The reader knows every message in the log, and no message is damaged.",
         (),
         "report the message with the server's version",
         raised_by=(
@@ -135,7 +136,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.standing-record",
-        "The standing slot has the log since the copy, its record knows the copy, and the table is what it was.",
+        "The standing slot has the log since the copy, its record lists the copy, and the table was not altered.",
         (),
         "the table is read in full, or rolled forward from another copy",
         raised_by=(

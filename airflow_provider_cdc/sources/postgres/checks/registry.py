@@ -1,4 +1,4 @@
-"""All checks of PostgreSQL, for documents and tests. What asks them takes `asked`, which loads no kernels."""
+"""All checks of PostgreSQL, for documents and tests. Code that runs checks imports `asked`, which loads no kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is asked for."""
+"""Checks of a run's options and table patterns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _names(context: RequestContext) -> Iterable[Problem]:
 REQUEST: tuple[Check[RequestContext], ...] = (
     Check(
         "postgres.options",
-        "The options are ones that this kind of source has.",
+        "This kind of source supports the options.",
         (Moment.PREFLIGHT,),
         "choose one of the values that the message lists",
         _options,

@@ -1,4 +1,4 @@
-"""The server and its settings that exactness rests on."""
+"""Checks of the server, and of the server settings that exactness depends on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
 def _primary(context: ServerContext) -> Iterable[Problem]:
     if value(context.connection, "pg_is_in_recovery()"):
         yield Problem(
-            "server", "is a standby, which this version does not copy from", "name the primary in the connection"
+            "server", "is a standby; this version copies only from a primary", "name the primary in the connection"
         )
 
 
@@ -26,7 +26,7 @@ def _logical_log(context: ServerContext) -> Iterable[Problem]:
     if level != "logical":
         yield Problem(
             "wal_level",
-            f"is {level}: the log does not tell which rows changed",
+            f"is {level}: the log does not show which rows changed",
             change_setting(platform(context.connection), "wal_level", "logical"),
         )
 
@@ -36,8 +36,8 @@ def _damaged_pages(context: ServerContext) -> Iterable[Problem]:
         if value(context.connection, f"current_setting('{name}')") != required.value:
             yield Problem(
                 name,
-                "is on: rows on damaged pages are passed over in silence, or read as whatever is there",
-                f"RESET {name} for the server, this database and this user, and have the damage looked at",
+                "is on: the server silently skips rows on damaged pages, or reads whatever the pages contain",
+                f"RESET {name} for the server, this database and this user, and have the damage examined",
             )
 
 
@@ -46,7 +46,7 @@ def _encoding(context: ServerContext) -> Iterable[Problem]:
     if encoding != "UTF8":
         yield Problem(
             f"database {value(context.connection, 'current_database()')}",
-            f"its encoding is {encoding}: only text of UTF8 databases is known to read alike from table and log",
+            f"its encoding is {encoding}: text is known to be the same in tables and log only in UTF8 databases",
             "copy from a database created with ENCODING 'UTF8'",
         )
 
@@ -62,22 +62,22 @@ SETTINGS: tuple[Check[ServerContext], ...] = (
     ),
     Check(
         "postgres.logical-log",
-        "The log tells which rows changed.",
+        "The log shows which rows changed.",
         _WHEN,
         "set wal_level = logical",
         _logical_log,
     ),
     Check(
         "postgres.damaged-pages",
-        "Damaged pages raise errors, and are not skipped or read as they are.",
+        "Damaged pages cause errors; they are neither skipped nor read as they are.",
         _WHEN,
-        "reset zero_damaged_pages and ignore_checksum_failure, and have the damage looked at",
+        "reset zero_damaged_pages and ignore_checksum_failure, and have the damage examined",
         _damaged_pages,
         (Raised(Moment.EACH_SESSION, "sources.postgres.server.session_setup:check"),),
     ),
     Check(
         "postgres.encoding",
-        "Text reads alike from tables and from the log.",
+        "Text is the same whether it is read from tables or from the log.",
         _WHEN,
         "copy from a database created with ENCODING 'UTF8'",
         _encoding,

@@ -1,4 +1,4 @@
-"""What tells a run of changes: slots, senders, publications."""
+"""Checks of what a run needs to read changes: replication slots, WAL senders, publications and locks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _publication(context: TablesContext) -> Iterable[Problem]:
 
 
 def _locks(context: TablesContext) -> Iterable[Problem]:
-    """Whether the server could drop the run's publication again: that takes a lock for each relation in it, at once."""
+    """Check that the server can drop the run's publication: that takes a lock on each relation in it, all at once."""
     if context.publication:
         return
     connection = context.connection
@@ -31,22 +31,22 @@ def _locks(context: TablesContext) -> Iterable[Problem]:
         "+ current_setting('max_prepared_transactions')::int), current_setting('max_locks_per_transaction')::int8",
     )
     count = sum(len(leaves(table)) for table in context.logged)
-    # The other half is for everybody else.
+    # Leave half of the locks to other sessions.
     if 2 * count > room:
         yield Problem(
             "max_locks_per_transaction",
-            f"is {each}: the server has room for about {room} locks, and the tables have {count} partitions, each of "
-            "which needs one when their publication is dropped",
+            f"is {each}: the server has room for about {room} locks, and the tables have {count} partitions; dropping "
+            "their publication takes one lock for each",
             change_setting(platform(connection), "max_locks_per_transaction", str(-(-each * 2 * count // room)))
             + "; or copy fewer of the tables at once, or name a publication in the connection",
         )
 
 
 def _room(context: TablesContext) -> Iterable[Problem]:
-    """Slots and senders that a run needs and that others have taken.
+    """Check that enough slots and senders are free for a run.
 
-    Beside its slot a run has a temporary one: for the view that all tasks share, and later to read the log from. It has
-    both at once if rows are read ``again``.
+    In addition to its own slot, a run has a temporary slot for the exported snapshot, and later one to read the log. It
+    has both at once if rows are read ``again``.
     """
     again = context.reads_again
     exported = again or any(plan.consistency == "exported" for plan in context.plans)
@@ -60,16 +60,16 @@ def _room(context: TablesContext) -> Iterable[Problem]:
                 setting,
                 f"is {limit}, of which {used} are in use: a run of these tables needs {needed} {why}",
                 change_setting(platform(context.connection), setting, str(used + max(needed, 4)))
-                + "; or drop slots that nobody needs",
+                + "; or drop unused slots",
             )
 
 
 PUBLICATION: tuple[Check[TablesContext], ...] = (
     Check(
         "postgres.publication",
-        "The publication tells every change of every row and column of the tables.",
+        "The publication has every change of every row and column of the tables.",
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
-        "alter the publication as the message says, or let the run make one",
+        "alter the publication as the message says, or let the run create one",
         _publication,
     ),
 )
@@ -89,7 +89,7 @@ ROOM: tuple[Check[TablesContext], ...] = (
         "postgres.room",
         "The server has the slots and senders that a run needs.",
         (Moment.PREFLIGHT,),
-        "raise max_replication_slots and max_wal_senders, or drop slots that nobody needs",
+        "raise max_replication_slots and max_wal_senders, or drop unused slots",
         _room,
     ),
 )

@@ -1,4 +1,4 @@
-"""The tables themselves: keys, columns, how rows are stored, logged and shown, users' code that runs for them."""
+"""Checks of the tables: keys, columns, storage, logging and visibility of rows, and user code that runs for them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _columns(context: TablesContext) -> Iterable[Problem]:
         where = str(table.name)
         if not table.columns:
             yield Problem(
-                where, "has no columns: there is nothing to copy but how many rows it has", "leave it out", where
+                where, "has no columns: only its number of rows could be copied", "leave the table out", where
             )
 
 
@@ -41,7 +41,7 @@ def _keys(context: TablesContext) -> Iterable[Problem]:
             yield Problem(
                 where,
                 "watermark needs a primary key, or a unique index of whole NOT NULL columns that is not deferrable, "
-                "and there is none",
+                "and the table has none",
                 f"ALTER TABLE {quote(table.name.schema, table.name.name)} ADD PRIMARY KEY (…), "
                 "or choose auto or exported",
                 where,
@@ -55,7 +55,7 @@ def _rewound(context: TablesContext) -> Iterable[Problem]:
 
 
 def rewind_problems(connection: Connection, table: Table) -> Iterable[Problem]:
-    """Why a table cannot be rewound: what its rows were before is not in the log."""
+    """Yield the reasons why a table cannot be rewound: the log does not have all of its old rows."""
     if (problem := identity_problem(table)) is not None:
         yield problem
     where = str(table.name)
@@ -63,14 +63,14 @@ def rewind_problems(connection: Connection, table: Table) -> Iterable[Problem]:
     read = {column.name for column in table.as_read.columns}
     for column in table.columns:
         generated = column.details.get("generated")
-        # A virtual column makes the server refuse the application's UPDATE, whether the column is read or not.
+        # With a virtual column, the server rejects the application's UPDATE, whether or not the column is read.
         if generated == "virtual" or (generated and not since_18 and column.name in read):
-            why = "virtual ones are in no log" if since_18 else "the log has them only since PostgreSQL 18"
+            why = "the log has no virtual columns" if since_18 else "the log has them only since PostgreSQL 18"
             yield Problem(
                 f"{where}.{column.name}",
                 f"is a generated column, and {why}",
-                f"{leaving_out(table, column.name) if generated == 'stored' else ''}drop it, leave the table out, or "
-                "choose consistency auto or again",
+                f"{leaving_out(table, column.name) if generated == 'stored' else ''}drop the column, leave the table "
+                "out, or choose consistency auto or again",
                 where,
             )
 
@@ -94,7 +94,7 @@ def _relations(context: TablesContext) -> Iterable[Problem]:
 
 
 def _event_triggers(context: UserContext) -> Iterable[Problem]:
-    # Nothing is tried that this user may not do.
+    # Do not try commands that this user may not execute.
     if context.publication or context.missing_of_server or context.missing_of_tables:
         return ()
     return users_code.publication_refused(context.connection, context.logged)
@@ -105,9 +105,9 @@ _NOT_PLANNED = (Raised(Moment.POSITION_FIXED, "sources.postgres.steps.snapshot:_
 PLANNABLE: tuple[Check[TablesContext], ...] = (
     Check(
         "postgres.users-functions",
-        "The server can plan a SELECT of each table in our sessions, whatever functions its indexes call.",
+        "The server can plan a SELECT of each table in a session of the run, whatever functions its indexes call.",
         (Moment.PREFLIGHT,),
-        "let the function name its objects with their schemas, or leave the table out",
+        "qualify the names in the function with their schemas, or leave the table out",
         _plannable,
     ),
 )
@@ -115,9 +115,9 @@ PLANNABLE: tuple[Check[TablesContext], ...] = (
 ROWS_ELSEWHERE: tuple[Check[TablesContext], ...] = (
     Check(
         "postgres.rows-elsewhere",
-        "The rows of a table lie in it, or in its partitions.",
+        "The rows of a table are in the table itself, or in its partitions.",
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
-        "leave the table out, and copy its children by themselves",
+        "leave the table out, and copy its children as separate tables",
         _inheritance,
         (Raised(Moment.POSITION_FIXED, "sources.postgres.catalog.inheritance:check_whole"),),
     ),
@@ -133,7 +133,7 @@ COLUMNS: tuple[Check[TablesContext], ...] = (
     ),
     Check(
         "postgres.key",
-        "A table that is read in parts, each at its own time, has a key that tells its rows apart.",
+        "A table that is read in parts, each at its own time, has a key that identifies its rows.",
         (Moment.PREFLIGHT,),
         "add a primary key, or choose auto or exported",
         _keys,
@@ -141,7 +141,7 @@ COLUMNS: tuple[Check[TablesContext], ...] = (
     ),
     Check(
         "postgres.replica-identity",
-        "The log tells what the rows of a table that is rewound were before.",
+        "The log has the old rows of a table that is rewound.",
         (Moment.PREFLIGHT,),
         "ALTER TABLE … REPLICA IDENTITY FULL, or choose consistency auto or again",
         _rewound,
@@ -149,7 +149,7 @@ COLUMNS: tuple[Check[TablesContext], ...] = (
     ),
     Check(
         "postgres.column-types",
-        "Every column has a type that Arrow holds.",
+        "Every column has a type that Arrow can represent.",
         (Moment.PREFLIGHT,),
         "change the column's type, or leave the table out",
         _types,
@@ -159,9 +159,9 @@ COLUMNS: tuple[Check[TablesContext], ...] = (
 RELATIONS: tuple[Check[TablesContext], ...] = (
     Check(
         "postgres.relations",
-        "The relations of a table are logged, keep rows at fixed places, and show all of them to this user.",
+        "The relations of a table are logged, keep rows at fixed places, and show all rows to this user.",
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
-        "ALTER TABLE … SET LOGGED, let the owner copy the table or give the user BYPASSRLS, or leave the table out",
+        "ALTER TABLE … SET LOGGED, connect as the table's owner or ALTER ROLE … BYPASSRLS, or leave the table out",
         _relations,
     ),
 )
@@ -169,9 +169,9 @@ RELATIONS: tuple[Check[TablesContext], ...] = (
 EVENT_TRIGGERS: tuple[Check[UserContext], ...] = (
     Check(
         "postgres.event-triggers",
-        "No event trigger of the database refuses the run's publication.",
+        "No event trigger of the database rejects the run's publication.",
         (Moment.PREFLIGHT,),
-        "let the trigger leave out the user of this connection, or name a publication in it",
+        "exclude the user of this connection in the trigger, or name a publication in the connection",
         _event_triggers,
         (Raised(Moment.POSITION_FIXED, "sources.postgres.catalog.users_code:execute"),),
     ),

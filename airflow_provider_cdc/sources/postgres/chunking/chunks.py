@@ -1,16 +1,16 @@
-"""Chunks of a table: ranges of blocks, read in the order in which they lie on disk.
+"""Divides a table into chunks: ranges of blocks, read in the order in which they are stored on disk.
 
-Cutting a table needs no key. While a relation keeps its file, a row that nobody touches keeps its place in it, so it is
-read exactly once, whenever the chunks are read. A row that moves was updated: then the log has its key, and the rewind
-restores it, whether it was read once, twice or not at all. Every read checks that the relation kept its file
-(``snapshot``).
+Chunks of blocks need no key. While a relation keeps its file, an untouched row keeps its place in the file, so it is
+read exactly once, whenever the chunks are read. If a row moves, it was updated. Then the log has its key, and the
+rewind restores it, whether it was read once, twice or not at all. Every read checks that the relation still has its
+file (``chunk_reader``).
 
-A bound is ``(OID of the leaf, block)``. The leaves of a partitioned table follow each other; the last chunk of each one
-has no upper bound, so what is appended meanwhile is in it.
+A bound is ``(OID of the leaf, block)``. The leaves of a partitioned table follow each other. The last chunk of each
+leaf has no upper bound, so it includes rows that are appended meanwhile.
 
-Where a condition leaves few rows of a leaf to be copied, to which an index leads, the leaf is cut along its key, or not
-at all (``key_ranges``): a bound then has a value of the key's first column, too, and its block is the first one. A row
-that nobody touches lies in one range of keys, too, whenever the chunks are read.
+If a condition selects few rows of a leaf, and an index finds them, the leaf is divided by key, or not at all
+(``key_ranges``). A bound then also has a value of the key's first column, and its block is the first block. An
+untouched row is in one range of keys, too, whenever the chunks are read.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 
 
 def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
-    """Chunks of about ``chunk_rows`` rows each, of all leaves; at least one for each leaf, and for the table."""
+    """Return chunks of about ``chunk_rows`` rows each, for all leaves; at least one for each leaf, and for the
+    table."""
     table_leaves = leaves(table)
     if not table_leaves:
         return [Chunk(0)]
     if table.details["kind"] == VIEW:
-        # What a query leaves open (the order of an array, which of several rows) may differ between two of them.
+        # A view is one chunk: two queries may differ in anything that the view leaves open, such as the order of an
+        # array, or which of several rows it returns.
         return [Chunk(0, (table_leaves[0].oid, 0), None, table.rows)]
     blocks = dict(
         query(
@@ -46,7 +48,7 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
     step = max(1, math.ceil(chunk_rows / density))
     chunks: list[Chunk] = []
     for leaf in table_leaves:
-        # A remainder of less than half a chunk joins the last one.
+        # A remainder of less than half a chunk is added to the last chunk.
         size = blocks.get(leaf.oid) or 0
         starts = list(range(0, max(1, size - step // 2), step))
         ranges = key_ranges.ranges(connection, table, leaf, chunk_rows) if len(starts) > 1 else []
@@ -63,9 +65,10 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
 
 
 def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
-    """The leaf that a chunk lies in, and the SQL condition for its rows. No leaf: a partitioned table that has none.
+    """Return the leaf of a chunk, and the SQL condition for the chunk's rows. The leaf is None for a partitioned table
+    without leaves.
 
-    :raises CopyMismatch: the chunk is of another table.
+    :raises CopyMismatch: the chunk belongs to another table.
     """
     lower, upper = chunk.bounds
     if lower is None:
@@ -75,14 +78,14 @@ def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
         if leaf.oid == oid and table.details["kind"] == VIEW:
             return leaf, "TRUE"
         if leaf.oid == oid:
-            # Qualified: it may be read under a path that has users' schemas (`users_code`).
+            # Operators are qualified, because the search_path of the read may contain users' schemas (`users_code`).
             condition = f"ctid OPERATOR(pg_catalog.>=) '({start},0)'::pg_catalog.tid"
             if upper is not None and len(upper) == 2:
                 condition += f" AND ctid OPERATOR(pg_catalog.<) '({int(upper[1])},0)'::pg_catalog.tid"
             beyond = upper[2:] if upper is not None else ()
             return leaf, condition + key_ranges.condition(table, lower[2:], beyond)
     raise CopyMismatch(
-        f"no part of the table has the OID {oid}",
+        f"the table has no partition with the OID {oid}",
         where=f"{table.name}, {chunk}",
         hint="clear lock_and_record and the tasks after it",
     )

@@ -1,8 +1,8 @@
-"""Finding rows by their keys, as the log tells these: by the text of each value.
+"""Finds rows by their keys in the form of the log, which is the text of each value.
 
-The text goes through the type's own input function, as a literal of that type, and is compared by the equality of the
-key's own index. That equality may be wider than bytes (1.0 and 1.00, a collation that ignores case): a row may be found
-by another row's key. So whoever asks tells by the bytes of the rows which of them were meant.
+Each text becomes a literal of the key's type, and is compared by the equality operator of the key's index. This
+equality may be wider than the equality of bytes (1.0 and 1.00, a collation that ignores case), so a row may be found by
+another row's key. The caller must compare the bytes of the returned rows to select the requested ones.
 """
 
 from __future__ import annotations
@@ -18,16 +18,17 @@ from airflow_provider_cdc.sources.postgres.catalog.types import base_type
 from airflow_provider_cdc.sources.postgres.decode.tuple_data import TEXT_VALUE
 from airflow_provider_cdc.sources.postgres.server.session import literal, quote
 
-# Keys first, and for each of them a look into the index, however large the table: what the server believes of a table
-# may be old, and its other ways read all of it. From the index to the row, even if the index has all that is asked for.
+# Force a plan that takes the keys first, and looks up each of them in the index, whatever the size of the table: the
+# server's statistics may be outdated, and its other plans read the whole table. No index-only scans: the row is read
+# from the table, even if the index has all requested columns.
 ONE_BY_ONE = """
 SELECT pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
     pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_indexonlyscan', 'off', true)
 """
 
-# Of each column of an index: its name, the operator by which the index tells values equal, and its collation. That is
-# strategy 3 of a B-tree (403). In the other index that keeps a key unique, the GiST one of a key WITHOUT OVERLAPS,
-# 3 may be an overlap, and which number equality has is the operator class's own affair.
+# For each column of an index: its name, the equality operator of the index, and its collation. In a B-tree (403),
+# equality is strategy 3. A key WITHOUT OVERLAPS has a GiST index, in which strategy 3 may be an overlap, and each
+# operator class has its own strategy number for equality.
 _EQUALITIES = """
 SELECT a.attname::text, n.nspname::text, o.oprname::text, b.nspname::text, l.collname::text
 FROM pg_catalog.pg_index i CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) k(place)
@@ -45,13 +46,13 @@ WHERE i.indexrelid = COALESCE(
 """
 
 
-# The name may stand for another table by now, and its root's rights are not those of the partitions.
+# The name may refer to another table by now. Privileges on the root are independent of privileges on the partitions.
 _THROUGH_ROOT = """
 SELECT (COALESCE(pg_catalog.to_regclass({root})::oid, 0) OPERATOR(pg_catalog.=) {oid}
     AND pg_catalog.has_table_privilege({oid}::oid, 'SELECT') AND NOT pg_catalog.row_security_active({oid}::oid))::text
 """
 
-# OFFSET keeps the planner from turning it round: keys come first here, too.
+# OFFSET keeps the planner from reversing the join: the keys come first here, too.
 _LEAVES = """
 SELECT t.leaf::text, w.n::text FROM (VALUES {rows}) AS w(n, {names})
 CROSS JOIN LATERAL (SELECT t.tableoid::oid AS leaf FROM {root} AS t WHERE {condition} OFFSET 0) AS t
@@ -59,9 +60,9 @@ CROSS JOIN LATERAL (SELECT t.tableoid::oid AS leaf FROM {root} AS t WHERE {condi
 
 
 class KeyLookup:
-    """Conditions for the rows of one table with certain keys.
+    """Builds conditions for the rows of one table that have given keys.
 
-    :param ask: returns the rows of a query whose columns are all text.
+    :param ask: runs a query whose columns are all text, and returns its rows.
     """
 
     def __init__(self, ask: Callable[[str], Sequence[Sequence[Any]]], table: Table) -> None:
@@ -80,14 +81,14 @@ class KeyLookup:
         (plain_types,) = ask(f"SELECT {plain}")
         if missing := [name for name in table.key if name not in found]:
             raise SchemaChanged(
-                f"its key has changed: no index says how {', '.join(missing)} is compared",
+                f"its key has changed: no index defines how {', '.join(missing)} is compared",
                 where=self._name,
                 hint="the table changed since the run began: trigger a new run",
             )
-        # On both sides: the server first makes one of keys that are equal, by the collation that these have.
+        # Both sides have the collation: the server first removes duplicate keys, by the collation of the keys.
         self._collations = [collations[name] for name in table.key]
-        # To the server a domain over an enum is no enum of the other side's type. Without a modifier the cast computes
-        # nothing, so the index serves.
+        # The cast is needed because the server does not compare a domain over an enum with the enum. A cast without a
+        # modifier computes nothing, so the server can still use the index.
         self._condition = " AND ".join(
             f"w.k{place} {found[name]} t.{quote(name)}::{plain_types[place]}{collations[name]}"
             for place, name in enumerate(table.key)
@@ -95,8 +96,10 @@ class KeyLookup:
         self._names = ", ".join(f"k{place}" for place in range(len(table.key)))
 
     def source(self, relation: str, keys: pa.BinaryArray) -> str:
-        """What a SELECT says after FROM for the rows of ``relation`` with these keys, given as images of their columns;
-        each row once."""
+        """Return what follows FROM in a SELECT that returns the rows of ``relation`` with these keys, each row once.
+
+        :param keys: images of the key columns.
+        """
         rows = ", ".join(self._row(key) for key in keys.to_pylist())
         return (
             f"ONLY {relation} AS t WHERE EXISTS "
@@ -104,9 +107,10 @@ class KeyLookup:
         )
 
     def by_leaf(self, keys: pa.BinaryArray) -> dict[int, pa.BinaryArray] | None:
-        """Those of ``keys`` that the table has a row for, by the OID of the partition which that is in; None: whoever
-        asks may not read the table through its root. A partition is known by the values of the key, so the server looks
-        for each key in one of them only.
+        """Return the keys for which the table has a row, by the OID of the row's partition. None: this user may not
+        read the table through its root.
+
+        The values of a key determine its partition, so the server searches one partition for each key.
         """
         root = quote(self._table.name.schema, self._table.name.name)
         oid = int(self._table.columns[0].details["relation"])
@@ -123,14 +127,18 @@ class KeyLookup:
     def _row(self, image: bytes) -> str:
         values = _texts(image)
         if len(values) != len(self._types):
-            raise DecodeError("a key has another number of columns", where=self._name, hint="report this")
+            raise DecodeError(
+                "a key in the log has another number of columns than the table's key",
+                where=self._name,
+                hint="report this",
+            )
         parts = zip(values, self._types, self._collations, strict=True)
         typed = (f"{literal(text)}::{kind}{collation}" for text, kind, collation in parts)
         return f"({', '.join(typed)})"
 
 
 def _texts(image: bytes) -> list[str]:
-    """The texts of an image without NULLs (`decode.images`)."""
+    """Return the texts of an image without NULLs (`decode.images`)."""
     texts, at = [], 2
     while at < len(image):
         if image[at] != TEXT_VALUE:

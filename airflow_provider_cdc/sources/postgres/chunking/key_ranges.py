@@ -1,13 +1,13 @@
-"""Chunks of a leaf of which a condition leaves little to be copied: ranges of the key, which an index leads to.
+"""Divides a leaf into ranges of its key, if a condition selects few of its rows and an index finds them.
 
-Whether one does, and to how many rows, is what the server's planner says. It decides only how the leaf is cut: should
-the server go another way when it reads, it sends the same rows. Of columns that nobody has analyzed (a leaf was just
-loaded, or the server upgraded) it knows nothing, and takes 1 in 200 for any range of values: one chunk could be all of
-the leaf. So that is cut into blocks.
+The server's planner estimates whether an index is used, and how many rows it finds. The estimate affects only how the
+leaf is divided: if the server uses another plan when it reads, it sends the same rows. For columns that were never
+analyzed (a leaf was just loaded, or the server was upgraded), the planner has no statistics. It then assumes that any
+range of values has 1 of 200 rows, so one chunk could have all rows of the leaf. Such a leaf is divided into blocks.
 
-Cut are whole numbers, dates and times, of which this package and the server mean the same order. The bounds increase,
-and the range before the first and the one after the last have no end. Where the condition bounds the key, it is not
-true of a null: so each row that may be copied lies in one range.
+Only keys that are whole numbers, dates or times are divided, because this package and the server sort them in the same
+way. The bounds increase, and the first and the last range are open-ended. If the condition bounds the key, it is not
+true for a null. So each row that may be copied is in one range.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from airflow_provider_cdc.sources.postgres.chunking.pushed_conditions import pus
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
 
 Range = tuple[int | str | None, int | str | None, int]
-"""From a value of the key's first column (included) up to another one (excluded), None: without an end; and about how
-many rows are in it."""
+"""The lower bound (inclusive) and the upper bound (exclusive) for the key's first column, each None if open, and the
+estimated number of rows."""
 
 _THROUGH_INDEX = {"Index Scan", "Bitmap Heap Scan", "Bitmap Index Scan", "BitmapAnd", "BitmapOr"}
 
 
 def ranges(connection: Connection, table: Table, leaf: Leaf, chunk_rows: int) -> list[Range]:
-    """Ranges of about ``chunk_rows`` rows each, of those that the server is asked for; empty: it would look at the
-    blocks in any case, or they cannot be cut."""
+    """Return ranges of about ``chunk_rows`` rows each, counting the rows that fulfil the pushed condition. Empty: the
+    server would read all blocks in any case, or the key cannot be divided."""
     pushed = "" if table.selection.where is None else pushed_condition(table)
     is_analyzed = pushed and _analyzed(connection, table, leaf, pushed) and not _is_doubtful(connection, leaf)
     rows = _through_index(connection, leaf, pushed) if is_analyzed else None
@@ -50,7 +50,7 @@ def ranges(connection: Connection, table: Table, leaf: Leaf, chunk_rows: int) ->
 
 
 def condition(table: Table, least: Sequence[KeyValue], beyond: Sequence[KeyValue]) -> str:
-    """What a chunk's condition goes on with, for keys from ``least`` up to before ``beyond``; each empty or a value."""
+    """Return the end of a chunk's condition, for keys from ``least`` to before ``beyond``. Each is empty or a value."""
     conditions = [
         f" AND {_key(table)} OPERATOR(pg_catalog.{sign}) {_spelt(*bound)}"
         for sign, bound in ((">=", least), ("<", beyond))
@@ -71,7 +71,7 @@ def _spelt(bound: KeyValue) -> str:
 
 
 def _analyzed(connection: Connection, table: Table, leaf: Leaf, pushed: str) -> bool:
-    """Whether the server has statistics of all columns that it is asked to look at."""
+    """Return whether the server has statistics of all columns in the pushed condition."""
     looked_at = table.selection.where.columns if table.selection.where is not None else ()
     names = [name for name in looked_at if quote(name) in pushed]
     ((is_analyzed,),) = query(
@@ -84,19 +84,19 @@ def _analyzed(connection: Connection, table: Table, leaf: Leaf, pushed: str) -> 
 
 
 def _is_doubtful(connection: Connection, leaf: Leaf) -> bool:
-    """Whether indexes of the leaf are left alone when it is read (`users_code.NO_INDEX`)."""
+    """Return whether reads of the leaf use none of its indexes (`users_code.NO_INDEX`)."""
     return bool(query(connection, INDEXES_BY_USERS.format(leaf.oid)) != [("0",)])
 
 
 def _through_index(connection: Connection, leaf: Leaf, pushed: str) -> int | None:
-    """About how many rows of a leaf the server would send, if it would find them through an index."""
+    """Return the estimated number of rows that the server would send of a leaf; None if it would use no index."""
     sql = f"SELECT FROM ONLY {leaf.sql} WHERE ctid >= '(0,0)'::tid AND ({pushed})"
     try:
         (((plan,),),) = query(connection, f"EXPLAIN (FORMAT JSON) {sql}")
     except psycopg.Error as error:
         if not is_unplannable(error):
             raise
-        # It is read under another path, and then nothing is asked of the server but blocks.
+        # The leaf is read under another search_path, and then by blocks only, without the pushed condition.
         return None
     return max(1, int(plan["Plan"]["Plan Rows"])) if {*_nodes(plan["Plan"])} <= _THROUGH_INDEX else None
 
@@ -108,13 +108,13 @@ def _nodes(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ends(connection: Connection, table: Table, leaf: Leaf) -> tuple[Any, Any]:
-    """The least and the greatest key that is there, as far as the condition bounds it; None: it does not, there is
-    none, or it is of a type that is not cut."""
+    """Return the least and the greatest existing key within the bounds of the condition. None: the condition does not
+    bound the key, there is no such row, or keys of this type are not divided."""
     least, greatest = pushed_span(table)
     known_end = greatest if least is None else least
     if not isinstance(known_end, int | date):
         return None, None
-    # Qualified: ORDER BY would take a plain name for the text that is selected.
+    # Qualified, because ORDER BY would resolve a plain name to the selected text.
     key = f"t.{_key(table)}"
     ends = [f"{key} {sign} {spelt_value(end)}" for sign, end in ((">=", least), ("<=", greatest)) if end is not None]
     look = f"SELECT {key}::text FROM ONLY {leaf.sql} AS t WHERE {' AND '.join(ends)} ORDER BY {key}"
@@ -123,15 +123,15 @@ def _ends(connection: Connection, table: Table, leaf: Leaf) -> tuple[Any, Any]:
     try:
         return read(low), read(high)
     except (TypeError, ValueError):
-        # None is there, or one that Python has no value for.
+        # There is no row, or Python cannot represent the value.
         return None, None
 
 
 def _cuts(low: Any, high: Any, pieces: int) -> list[int | str]:
-    """Values above ``low`` and up to ``high``, ascending, at most one less than pieces."""
+    """Return values above ``low`` and up to ``high``, ascending, at most ``pieces`` - 1 of them."""
     if low is None or high is None:
         return []
-    # Of numbers, dates and times alike.
+    # This arithmetic works for numbers, dates and times.
     points = dict.fromkeys(low + (high - low) * piece // pieces for piece in range(1, pieces))
     return [
         point if isinstance(point, int) else point.isoformat(*_form(point)) for point in points if low < point <= high

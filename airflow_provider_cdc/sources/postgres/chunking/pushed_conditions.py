@@ -1,4 +1,4 @@
-"""The part of a condition that PostgreSQL evaluates (`sources.pushdown`): whole numbers, decimals and times."""
+"""The part of a condition that PostgreSQL evaluates (`planning.pushdown`): whole numbers, decimals and times."""
 
 from __future__ import annotations
 
@@ -13,21 +13,22 @@ from airflow_provider_cdc.sources.planning.pushdown import Pushable, pushed, spa
 from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types, quote
 
 _FAMILIES = {Family.INTEGER: False, Family.DECIMAL: True, Family.DATE: True, Family.TIMESTAMP: True}
-"""Whether columns of these families may hold values that no Arrow type holds."""
+"""For each family of columns, whether the columns may have values that no Arrow type holds."""
 
 
 def pushed_condition(table: Table, *, qualified: bool = False) -> str:
-    """What the server is asked for; empty: all rows. Operators are those of ``pg_catalog``, as sessions look there.
+    """Return the condition for the server to evaluate; empty if it must send all rows. The operators are those of
+    ``pg_catalog``, where sessions look up names.
 
-    :param qualified: for sessions that look in other schemas, too.
+    :param qualified: qualify the operators, for sessions that look up names in other schemas, too.
     """
     types_by_name = {column.name: column for column in column_types(table)}
     return pushed(table.selection.where, lambda name: _pushable(types_by_name[name], qualified))
 
 
 def pushed_span(table: Table) -> tuple[Any, Any]:
-    """The least and the greatest value of the key's first column among the rows that the server is asked for; None: no
-    end on that side, as far as is known. For estimates only."""
+    """Return the least and the greatest value of the key's first column among the rows that fulfil the pushed
+    condition; None if no bound is known on that side. For estimates only."""
     if table.keyless or table.selection.where is None:
         return None, None
     (column,) = (column for column in column_types(table) if column.name == table.key[0])
@@ -48,7 +49,7 @@ def _pushable(column: ColumnType, qualified: bool = False) -> Pushable | None:
 
 
 def spelt_value(value: Any) -> str:
-    """A value of a column that is pushed down, in SQL."""
+    """Return a value of a pushed-down column in SQL."""
     if isinstance(value, Decimal):
         return f"numeric '{value:f}'"
     if isinstance(value, int):

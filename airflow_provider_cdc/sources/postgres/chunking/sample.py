@@ -1,4 +1,4 @@
-"""Looks at the first and the last blocks of tables, and of some of their partitions (`sources.sampling`)."""
+"""Samples the first and the last blocks of tables, and of some of their partitions (`planning.sampling`)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from airflow_provider_cdc.sources.postgres.server.blockers import naming_blocker
 from airflow_provider_cdc.sources.postgres.server.session import query, quote, session, value
 
 BLOCKS = 16
-"""At most so many at either end of a relation."""
+"""The maximum number of blocks that are sampled at each end of a relation."""
 LEAVES = 16
-"""At most so many partitions of a table, spread over all of them."""
+"""The maximum number of partitions of a table that are sampled, spread over all of them."""
 _TIMEOUT = "SET LOCAL statement_timeout = '2s'"
 
 _IS_ODD: Mapping[Family, str] = {
@@ -34,9 +34,9 @@ _IS_ODD: Mapping[Family, str] = {
 
 
 def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Problem]:
-    """A problem for each column of the planned tables that would stop the run, as far as this look shows.
+    """Return a problem for each column of the planned tables with a sampled value that would stop the run.
 
-    :raises LockNotGranted: a session keeps a table locked against readers.
+    :raises LockNotGranted: a lock of another session blocks readers of a table.
     """
     with session(settings) as connection, naming_blockers(settings, connection) as concerned:
         concerned += [plan.table for plan in plans]
@@ -56,7 +56,7 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
             except psycopg.errors.QueryCanceled:
                 gave_up(table)
             except psycopg.Error as error:
-                # It can be planned under another path only (`users_code`): what is odd shows when it is read.
+                # The table can be planned only under another search_path (`users_code`). The read will find odd values.
                 if not is_unplannable(error):
                     raise
                 gave_up(table, "it needs another search_path")
@@ -67,7 +67,7 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
 
 def _at_risk(table: Table) -> list[ColumnType]:
     if table.details["kind"] == VIEW:
-        # It has no blocks: all of it would be evaluated.
+        # A view has no blocks: the server would evaluate all of it.
         return []
     return [column for column in column_types(table) if column.family in _IS_ODD and column.policy == "error"]
 
@@ -75,7 +75,7 @@ def _at_risk(table: Table) -> list[ColumnType]:
 def _statement(leaf: Leaf, columns: Sequence[ColumnType], blocks: int) -> str:
     counts = [f"count(*) FILTER (WHERE {_is_odd(column)})" for column in columns]
     select = f"SELECT {', '.join(quote(column.name) for column in columns)} FROM ONLY {leaf.sql} WHERE ctid"
-    # Two ranges, and not one condition: only a range is found without a look at all the rest.
+    # Two ranges instead of one condition: only a range is found without reading all other blocks.
     ends = f"{select} < '({BLOCKS},0)'::tid UNION ALL {select} >= '({max(blocks - BLOCKS, BLOCKS)},0)'::tid"
     return f"SELECT count(*), {', '.join(counts)} FROM ({ends}) AS looked_at"
 

@@ -1,4 +1,4 @@
-"""Waiting for locks that other sessions hold on tables, for a bounded time, and naming who holds them."""
+"""Waits a limited time for table locks, and reports which sessions hold them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 
 SECONDS = 10
 
-# A lock that is only waited for holds up readers as well, for the server grants locks in turn. A prepared transaction
-# has no session, and its virtual transaction is called after the one that it was in the session, until the server is
-# restarted; so several may be called the same, and then all of them are named. A partition is part of its root.
+# The server grants locks in turn, so a session that waits for a lock blocks readers, too. A prepared transaction has no
+# session. Until the server restarts, it keeps the virtual transaction id that it had in its session, so several
+# prepared transactions may have the same id. In that case the query returns all of them. Partitions are matched by
+# their root.
 _HOLDERS = """
 SELECT c.oid::regclass::text, l.granted, l.pid, a.usename, a.state, p.gid, p.owner,
     date_trunc('second', now() - COALESCE(a.xact_start, p.prepared))::text
@@ -36,11 +37,11 @@ ORDER BY NOT l.granted, 1, l.pid LIMIT 20
 
 @contextmanager
 def naming_blockers(settings: ConnectionSettings, connection: Connection) -> Iterator[list[TableName]]:
-    """Let the session wait for a table for `SECONDS` at most.
+    """Limit the time for which the session waits for a table lock to `SECONDS`.
 
-    Gives a list, which the caller fills with the tables concerned before it asks for anything of them.
+    Yields a list. Before the caller accesses tables, it must add their names to the list.
 
-    :raises LockNotGranted: one of them was locked for longer; the message names it, and the sessions that hold it.
+    :raises LockNotGranted: a table was locked for longer; the message names the table and the sessions that lock it.
     """
     tables: list[TableName] = []
     query(connection, f"SET lock_timeout = '{SECONDS}s'")
@@ -49,10 +50,11 @@ def naming_blockers(settings: ConnectionSettings, connection: Connection) -> Ite
     except psycopg.errors.LockNotAvailable as error:
         holders = _holders(connection, tables)
         raise LockNotGranted(
-            f"locked against readers for {SECONDS} s: {'; '.join(holders) or 'the lock has just been released'}",
+            f"readers were blocked by a lock for {SECONDS} s: "
+            f"{'; '.join(holders) or 'the lock has just been released'}",
             where=", ".join(map(str, tables)) or settings.address,
-            hint="let the other session end, or end it (pg_terminate_backend, ROLLBACK PREPARED); "
-            "the task can be retried",
+            hint="wait until the other session ends, or end it (pg_terminate_backend, ROLLBACK PREPARED); then retry "
+            "the task",
         ) from error
 
 

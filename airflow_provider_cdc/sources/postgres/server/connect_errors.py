@@ -1,7 +1,7 @@
-"""Why a connection could not be made, by SQLSTATE: the server's words are in whatever language it is set to.
+"""Maps failed connections to errors by SQLSTATE, because the language of the server's messages can be configured.
 
-libpq reports a refusal as text only, and leaves out the SQLSTATE unless it is told to be verbose. No driver passes that
-option on, so a refused connection is tried once more, by hand.
+libpq reports a failed connection as text only, and includes the SQLSTATE only in verbose mode. No driver offers that
+mode, so this module repeats a failed connection attempt directly through libpq.
 """
 
 from __future__ import annotations
@@ -24,44 +24,44 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog import types
 
 NO_CLEARTEXT = "!password"
-"""``require_auth`` for a server that has not proved to be the one that is meant."""
+"""``require_auth`` for a server that has not proved its identity."""
 
 _RAISED = ("P0", "22", "23", "42", "2F", "38", "39")
-"""Classes of errors that a server raises in code that it runs for a session."""
+"""SQLSTATE classes of errors in code that the server runs when a session begins."""
 _SECONDS = 15
 # PQERRORS_VERBOSE, of libpq-fe.h: it adds the SQLSTATE, in any language.
 _VERBOSE = 2
-# Behind the severity; there is no SQLSTATE without a digit.
+# The SQLSTATE follows the severity. Every SQLSTATE of an error has a digit.
 _STATE = re.compile(r":  (?=[A-Z]*[0-9])([0-9A-Z]{5}): ")
 
 
 def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], text: str) -> CdcError:
-    """The error for a connection that a driver could not make.
+    """Return the error for a connection that a driver could not open.
 
-    :param arguments: what it was asked for, as parameters of libpq.
-    :param text: what it said.
+    :param arguments: the parameters of the connection, as libpq names them.
+    :param text: the driver's error message.
     """
     where, message = settings.address, " ".join(text.split())
-    # What libpq itself says is in English: it speaks other languages only where a program asks for them.
+    # libpq's own messages are in English: it translates them only if the program requests it.
     if re.search("could not translate host name|failed to resolve host", text) and "Temporary failure" not in text:
-        return ConfigurationError(f"no host is called {settings.host!r}", where=where, hint="correct the host")
+        return ConfigurationError(f"there is no host {settings.host!r}", where=where, hint="correct the host")
     if f'"{NO_CLEARTEXT}"' in text:
         return ConfigurationError(
-            "the server wants the password as it is, and nothing shows that it is the server it says it is",
+            "the server requests the password in clear text, and its identity has not been verified",
             where=where,
-            hint="name the authority that signed its certificate (tls_ca); or let it use scram-sha-256 (pg_hba.conf); "
-            "or say that nobody else is in the network between (tls_trusted_network)",
+            hint="name the authority that signed its certificate (tls_ca); or configure scram-sha-256 (pg_hba.conf); "
+            "or declare that the network to the server is trusted (tls_trusted_network)",
         )
     if re.search("private key file", text):
         return ConfigurationError(
-            f"the key of the client's certificate cannot be used: {message}",
+            f"the private key of the client certificate cannot be used: {message}",
             where=where,
-            hint="correct tls_cert and tls_key: the certificate's own key, in a file that only this user can read, "
-            "without a passphrase",
+            hint="correct tls_cert and tls_key. The key must belong to the certificate, have no passphrase, and be in "
+            "a file that only this user can read",
         )
     if re.search("certificate|SSL error|SSL response|sslmode|does not support SSL|root.crt", text):
         return _tls_refused(where, message)
-    # A server that did not answer gives no SQLSTATE either, and asking again would only wait once more.
+    # After a timeout there is no SQLSTATE, and a second attempt would only wait again.
     match "" if "timeout expired" in text else state_of_refusal(arguments):
         case "28P01":
             return ConfigurationError(
@@ -71,10 +71,10 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
             )
         case "28000":
             return ConfigurationError(
-                f"the server refuses this user or password, or does not let this user in from here, or not under these "
-                f"TLS settings: {message}",
+                f"the server refuses this user or password, this user's connections from this machine, or these TLS "
+                f"settings: {message}",
                 where=where,
-                hint="correct the connection's login and its TLS mode, or let the server accept them (pg_hba.conf, "
+                hint="correct the connection's login and its TLS mode, or make the server accept them (pg_hba.conf, "
                 f"ALTER ROLE {types.quote(settings.user)} LOGIN)",
             )
         case "3D000":
@@ -85,32 +85,32 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
             return ConfigurationError(
                 message,
                 where=where,
-                hint=f"GRANT CONNECT ON DATABASE {types.quote(settings.database)} TO {types.quote(settings.user)}; for "
-                f"the log also ALTER ROLE {types.quote(settings.user)} REPLICATION; or, if an event trigger ON login "
-                "(17 and later) raises this, what its function uses",
+                hint=f"GRANT CONNECT ON DATABASE {types.quote(settings.database)} TO {types.quote(settings.user)}; to "
+                f"read the log, also ALTER ROLE {types.quote(settings.user)} REPLICATION. If an event trigger ON login "
+                "(17 and later) raises this error, grant the privileges that its function needs",
             )
         case "08P01" | "0A000" | "22023" | "42704":
             return ConfigurationError(
-                f"what answers refuses the session's start-up options: {message}",
+                f"the start-up options of the session are rejected: {message}",
                 where=where,
-                hint="a connection pooler does so: connect to the server itself",
+                hint="this is typical of a connection pooler: connect to the server directly",
             )
         case state if state.startswith(_RAISED):
             return ConfigurationError(
-                f"the server ends each session of this user when it begins: {message}",
+                f"the server ends each session of this user at its start: {message}",
                 where=where,
-                hint="an event trigger ON login (17 and later) raises this: qualify the names in its function with "
-                f"their schemas, for our sessions have search_path = {types.SESSION_SETTINGS['search_path']}, or ALTER "
-                "FUNCTION … SET search_path = …; or let it leave out the user of this connection",
+                hint="an event trigger ON login (17 and later) raises this error. The session has search_path = "
+                f"{types.SESSION_SETTINGS['search_path']}: qualify the names in the trigger's function with their "
+                "schemas, or ALTER FUNCTION … SET search_path = …; or exclude this connection's user in the trigger",
             )
         case "53300" | "53000" | "53400":
-            return SourceUnavailable(message, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
+            return SourceUnavailable(message, where=where, hint="run fewer Spark tasks at once, or raise the limit")
         case "57P03":
             error = SourceUnavailable(
                 f"the server is not ready for connections yet: {message}",
                 where=where,
-                hint="it is starting up, shutting down, or recovering from a crash: its log shows how far it is; the "
-                "task can be retried once it answers",
+                hint="the server is starting up, shutting down, or recovering from a crash; its log shows the "
+                "progress. Retry the task when the server answers",
             )
             error.is_starting = True
             return error
@@ -122,16 +122,16 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
 
 def _tls_refused(where: str, said: str) -> ConfigurationError:
     return ConfigurationError(
-        f"no connection could be made under these TLS settings: {said}",
+        f"no connection could be opened with these TLS settings: {said}",
         where=where,
-        hint="correct the TLS mode, authority, certificate and key, or what the server asks for (pg_hba.conf)",
+        hint="correct the TLS mode, authority, certificate and key, or the server's requirements (pg_hba.conf)",
     )
 
 
 def state_of_refusal(arguments: Mapping[str, str]) -> str:
-    """Connect once more, and return the SQLSTATE with which the server refuses; empty if it does not say, or accepts.
+    """Connect once more, and return the SQLSTATE of the server's error; empty if there is none.
 
-    With several (libpq tries without TLS what was refused with it), the last one.
+    libpq may retry a failed TLS connection without TLS. If there are several SQLSTATEs, the last one is returned.
     """
     deadline = time.monotonic() + int(arguments.get("connect_timeout", _SECONDS))
     conninfo = make_conninfo("", **arguments)
@@ -155,10 +155,10 @@ def state_of_refusal(arguments: Mapping[str, str]) -> str:
 
 
 def _set_verbose(connection: Any) -> None:
-    """`PQsetErrorVerbosity`, of the very libpq that psycopg speaks through."""
+    """Call `PQsetErrorVerbosity` of the libpq that psycopg has loaded."""
     module = importlib.import_module(type(connection).__module__)
     path = pq.misc.find_libpq_full_path() if pq.__impl__ == "python" else module.__file__
-    # Looked up in a module of a driver, a name is looked up in what it was linked with, too.
+    # Looking up a symbol in the driver's extension module also searches the libraries that it was linked with.
     function = ctypes.CDLL(path).PQsetErrorVerbosity
     function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int], ctypes.c_int
     function(connection.pgconn_ptr, _VERBOSE)

@@ -1,6 +1,6 @@
-"""What the user of a session may do, and the GRANT that is missing for what it may not.
+"""Finds missing privileges of the user of a session, and the GRANT for each of them.
 
-The server itself is asked (``has_…_privilege``), so that roles, inheritance and superusers count as they do for it.
+The server answers these questions (``has_…_privilege``), so roles, inheritance and superusers count as they do there.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from airflow_provider_cdc.sources.postgres.slots import slots
 from airflow_provider_cdc.sources.postgres.slots.given_publication import relations_sql
 
 _PLACE = "ctid"
-"""The system column that tells where a row lies."""
+"""The system column with the physical location of a row."""
 
 
 class Privileges:
-    """The privileges of the session's user, those of its roles included."""
+    """The privileges of the session's user, including the privileges of its roles."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -37,10 +37,10 @@ class Privileges:
         self._user, self._login, self._database = quote(user), quote(login), quote(database)
 
     def server_problems(self, settings: ConnectionSettings, *, publishing: bool) -> list[Problem]:
-        """What is missing to make a slot and, if ``publishing``, a publication."""
+        """Return the privileges that are missing to create a slot and, if ``publishing``, a publication."""
         problems = []
-        # Managed servers give it by other means than the attribute of that name, so it is tried. That the server has
-        # no connection to spare is told elsewhere.
+        # Managed servers do not grant replication by the role attribute of that name, so open a connection to find out.
+        # Another check reports that the server has no free connection.
         with suppress(TransientError):
             try:
                 connect(settings, replication=True).close()
@@ -48,8 +48,8 @@ class Privileges:
                 problems.append(
                     Problem(
                         "REPLICATION",
-                        "this user can neither create a replication slot nor read from one, for it cannot open a "
-                        f"replication connection: {error.message}",
+                        "this user cannot open a replication connection, so it can neither create a replication slot "
+                        f"nor read from one: {error.message}",
                         allow_replication(platform(self._connection), self._user),
                     )
                 )
@@ -63,7 +63,7 @@ class Privileges:
                     f"{allow_replication(platform(self._connection), self._user)}",
                 )
             )
-        # Servers since 17 have it with one argument more.
+        # Since 17, the function has one more argument.
         ((marking, may_mark),) = query(
             self._connection,
             "SELECT oid::regprocedure::text, has_function_privilege(oid, 'EXECUTE') FROM pg_proc WHERE pronamespace = "
@@ -73,7 +73,7 @@ class Privileges:
             problems.append(
                 Problem(
                     marking,
-                    "this user may not execute the function, with which a run marks the end of its reads in the log",
+                    "this user may not execute the function, which a run needs to mark the end of its reads in the log",
                     f"GRANT EXECUTE ON FUNCTION pg_catalog.{marking} TO {self._user}",
                 )
             )
@@ -89,10 +89,10 @@ class Privileges:
         return problems
 
     def _refused_by_slots(self) -> str:
-        """What the server says to a session that wants to read from a slot; empty if it lets it.
+        """Return the server's error if the session may not read from slots; else an empty string.
 
-        Whether it lets a login open a replication connection says nothing of the role that its sessions act as
-        (``ALTER ROLE … SET role``). This is tried, too: on a slot that is not there.
+        A login that may open a replication connection may act as a role that may not (``ALTER ROLE … SET role``). To
+        find out, the session drops a slot that does not exist.
         """
         if self._login == self._user or self._superuser or self._replicates:
             return ""
@@ -105,7 +105,7 @@ class Privileges:
         return ""
 
     def table_problems(self, tables: Sequence[Table], *, publishing: bool) -> list[Problem]:
-        """What is missing to read tables whole and, if ``publishing``, to publish them."""
+        """Return the privileges that are missing to read tables and, if ``publishing``, to publish them."""
         return [problem for table in tables for problem in self._problems_of(table, publishing)]
 
     def _problems_of(self, table: Table, publishing: bool) -> list[Problem]:
@@ -132,7 +132,7 @@ class Privileges:
             problems.append(
                 Problem(
                     str(table.name),
-                    "only the owner of a table, and of each of its partitions, may publish it, and this user is not",
+                    "this user does not own the table and each of its partitions; only the owner may publish it",
                     f"let the owner CREATE PUBLICATION … FOR TABLE {relations_sql([table])} and name it in the "
                     f"connection, or GRANT the owner's role to {self._user}",
                 )
@@ -140,8 +140,8 @@ class Privileges:
         return problems
 
     def _may_read(self, leaf: Leaf, table: Table) -> tuple[bool, list[str]]:
-        """Whether this user may use the leaf's schema, and the columns that a run reads of it and this user may not."""
-        # Reads ask for ranges of ctid, for which SELECT on all of the other columns is not enough.
+        """Return whether this user may use the leaf's schema, and which columns of the run this user may not read."""
+        # Reads select ranges of ctid, so SELECT on all of the other columns is not enough.
         read = [*(column.name for column in table.as_read.columns), _PLACE]
         ((uses, denied),) = query(
             self._connection,
@@ -154,7 +154,10 @@ class Privileges:
         return uses, denied
 
     def _unreadable(self, table: Table, unreadable: Sequence[tuple[Leaf, list[str]]]) -> Problem:
-        """The problem of a table some of whose columns this user may not read, by the relation that holds its rows."""
+        """Return the problem of a table whose columns this user may not all read.
+
+        :param unreadable: the relations that hold the table's rows, each with the columns that may not be read.
+        """
         denied = {name for _, names in unreadable for name in names}
         listed = ", ".join(leaf.sql for leaf, _ in unreadable)
         read = [column.name for column in table.as_read.columns]
@@ -164,11 +167,11 @@ class Privileges:
             what = "this user lacks SELECT on the table, on some of its columns or on some of its partitions"
             hint = f"GRANT SELECT ON {listed} TO {self._user}"
             if left_out and rest and not denied & {*table.key}:
-                hint += f"; or leave out what it may not read ({', '.join(left_out)}): option columns"
+                hint += f"; or leave out the columns that it may not read ({', '.join(left_out)}): option columns"
                 hint += f", with GRANT SELECT (ctid) ON {listed} TO {self._user}" if _PLACE in denied else ""
         else:
             what = f"this user lacks SELECT on {', '.join(name for name in [*read, _PLACE] if name in denied)}"
-            what += ", by which tables are read in parts" if _PLACE in denied else ""
+            what += ", which is needed to read tables in parts" if _PLACE in denied else ""
             columns = ", ".join([*map(quote, (name for name in read if name in denied)), *({_PLACE} & denied)])
             hint = f"GRANT SELECT ({columns}) ON {listed} TO {self._user}"
         return Problem(str(table.name), what, hint)

@@ -1,4 +1,4 @@
-"""The server behind a session: which one it is, and how a copy's history relates to the present one."""
+"""The identity of the server behind a session, and the relation of a copy's history to the server's history."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 NEXT_XID = "txid_snapshot_xmax(txid_current_snapshot())::text"
-"""The number that the server's next transaction gets at least. It only ever grows, whatever is restarted: all that is
-below it was in the log before anybody could see that, and a run has its log flushed before its position counts."""
+"""A lower bound of the number of the server's next transaction. It never decreases, even over restarts: all lower
+numbers were in the log before they were visible, and a run flushes the log before its position counts."""
 
 
 def identity(connection: Connection) -> dict[str, str]:
-    """What tells this server from another: JSON for the manifest."""
+    """Return the values that distinguish this server from others, as JSON for the manifest."""
     system, database, oid, version, timeline, meaning, next_xid = query(
         connection,
         "SELECT s.system_identifier::text, d.datname, d.oid::text, current_setting('server_version'), "
@@ -36,8 +36,8 @@ def identity(connection: Connection) -> dict[str, str]:
 def relations(connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
     """`TellsHistory.relations`.
 
-    The log's end, and the number of the next transaction, only ever grow: a server that has not come as far as it was
-    when a copy was made was set back. One that has, may have been, too: nothing in it would tell.
+    The end of the log and the number of the next transaction never decrease. If one of them is less than when a copy
+    was made, the server was set back. Otherwise, it may still have been set back: that cannot be detected.
     """
     end, next_xid = query(connection, f"SELECT pg_current_wal_insert_lsn()::text, {NEXT_XID}")[0]
     return [_relation(Lsn.parse(end), int(next_xid), trace) for trace in traces]
@@ -46,10 +46,10 @@ def relations(connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
 def _relation(end: Lsn, next_xid: int, trace: Trace) -> Finding:
     start = trace.position
     if not isinstance(start, Lsn):
-        return Finding(Relation.UNKNOWN, "the copy does not say what it is exact at")
+        return Finding(Relation.UNKNOWN, "the copy does not name its position")
     if end < start:
-        return Finding(Relation.OTHER, f"the server's log reaches to {end} only, and the copy is of {start}")
+        return Finding(Relation.OTHER, f"the server's log ends at {end}, before the copy's position {start}")
     if trace.mark.isdecimal() and next_xid < int(trace.mark):
-        why = f"the server has counted {next_xid:,} transactions, and {int(trace.mark):,} when the copy was made"
+        why = f"the server has counted {next_xid:,} transactions, but {int(trace.mark):,} when the copy was made"
         return Finding(Relation.OTHER, why)
     return Finding(Relation.SAME)

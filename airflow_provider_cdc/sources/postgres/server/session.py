@@ -1,7 +1,8 @@
-"""Sessions: opened with every setting that could bend a read pinned down, and the drivers' errors as ours.
+"""Opens sessions with pinned settings, and maps the drivers' errors to errors of this package.
 
-Two drivers speak to the server. psycopg is for control: it asks, records, and opens replication connections. ADBC reads
-tables and the log, as Arrow. Both take the same parameters of libpq, from one place.
+Every setting that could change the result of a read is pinned. Two drivers connect to the server. psycopg is for
+control: queries and replication connections. ADBC reads tables and the log, as Arrow. Both get the same libpq
+parameters.
 """
 
 from __future__ import annotations
@@ -67,11 +68,11 @@ CHANNEL_BINDING = "channel_binding"
 
 
 def connect(settings: ConnectionSettings, *, replication: bool = False) -> Connection:
-    """Open a control session in autocommit, with nothing inherited that could change or cut a result.
+    """Open a control session in autocommit, without any inherited setting that could change or truncate a result.
 
-    :param replication: a connection that also takes the commands of the replication protocol.
-    :raises SourceUnavailable: the server does not answer or has no session to spare.
-    :raises ConfigurationError: the host is unknown, TLS or the credentials are refused, or the server is not
+    :param replication: open a connection that also accepts the commands of the replication protocol.
+    :raises SourceUnavailable: the server does not answer or has no free session.
+    :raises ConfigurationError: the host is unknown, TLS or the credentials are rejected, or the server is not
         PostgreSQL 15 or later.
     """
     more = {"replication": "database"} if replication else {}
@@ -88,7 +89,7 @@ def connect(settings: ConnectionSettings, *, replication: bool = False) -> Conne
             if connection.info.server_version < OLDEST_VERSION * 10_000:
                 raise ConfigurationError(
                     f"the server is version {connection.info.server_version // 10_000}; "
-                    f"PostgreSQL {OLDEST_VERSION} or later is needed",
+                    f"PostgreSQL {OLDEST_VERSION} or later is required",
                     where=settings.address,
                     hint="upgrade the server",
                 )
@@ -102,7 +103,7 @@ def connect(settings: ConnectionSettings, *, replication: bool = False) -> Conne
 
 @contextmanager
 def session(settings: ConnectionSettings, *, replication: bool = False) -> Iterator[Connection]:
-    """A session as ``connect`` opens it, closed at the end, with errors mapped."""
+    """Open a session with ``connect``, map its errors, and close it at the end."""
     connection = connect(settings, replication=replication)
     try:
         with mapped_errors(settings.address):
@@ -113,10 +114,10 @@ def session(settings: ConnectionSettings, *, replication: bool = False) -> Itera
 
 @contextmanager
 def reading_session(settings: ConnectionSettings) -> Iterator[ReadingConnection]:
-    """An ADBC session in autocommit under the same settings, closed at the end, with errors mapped.
+    """Open an ADBC session in autocommit with the same settings, map its errors, and close it at the end.
 
-    What it reads comes as ``COPY … (FORMAT binary)``, so its statements must be ones that COPY takes, without
-    parameters; others (BEGIN, SET) may be run as well, if they return nothing.
+    ADBC reads through ``COPY … (FORMAT binary)``, so a query must be one that COPY accepts, without parameters. Other
+    statements (BEGIN, SET) can be run if they return nothing.
     """
     try:
         connection = dbapi.connect(_uri(parameters(settings)), autocommit=True)
@@ -132,16 +133,16 @@ def reading_session(settings: ConnectionSettings) -> Iterator[ReadingConnection]
 
 
 def _uri(arguments: dict[str, str]) -> str:
-    """The parameters as ADBC takes them."""
+    """Return the parameters as a URI for ADBC."""
     where = {name: arguments.pop(name) for name in ("user", "password", "host", "port", "dbname")}
     login = f"{percent(where['user'], '')}:{percent(where['password'], '')}"
-    # An IPv6 address is written in brackets, and so is told from its port; a path of a socket is escaped.
+    # Brackets separate an IPv6 address from the port. The path of a socket is escaped.
     host = f"[{where['host']}]" if ":" in where["host"] else percent(where["host"], "")
     uri = f"postgresql://{login}@{host}:{where['port']}/{percent(where['dbname'], '')}"
     return f"{uri}?{urlencode(arguments, quote_via=percent)}"
 
 
-# Servers before 17 do not know it, and would refuse a session that sets it; ADBC does not tell a server's version.
+# Servers before 17 do not have this setting, and would reject a session that sets it. ADBC does not report the version.
 _LIFT_TRANSACTION_TIMEOUT = (
     "DO $$BEGIN PERFORM pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings "
     "WHERE name = 'transaction_timeout'; END$$"
@@ -156,7 +157,7 @@ def run(connection: ReadingConnection, sql: str) -> None:
 
 
 def read(connection: ReadingConnection, sql: str, batch_bytes: int = BATCH_BYTES) -> Generator[pa.RecordBatch]:
-    """Run one query through ADBC and return its rows, as they come, in batches of about ``batch_bytes``."""
+    """Run one query through ADBC, and yield its rows as they arrive, in batches of about ``batch_bytes``."""
     with connection.cursor() as cursor:
         statement = cursor.adbc_statement
         statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(batch_bytes)})
@@ -167,30 +168,30 @@ def read(connection: ReadingConnection, sql: str, batch_bytes: int = BATCH_BYTES
 
 
 def query(connection: Connection, sql: str, args: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Any]:
-    """Run one statement and return its rows, if it has any. ``%s`` marks an argument if there are any."""
+    """Run one statement and return its rows, if any. ``%s`` marks an argument, if arguments are given."""
     cursor = connection.execute(sql, args)
     return cursor.fetchall() if cursor.description else []
 
 
 def value(connection: Connection, expression: str, args: Sequence[Any] | None = None) -> Any:
-    """The value of one SQL expression."""
+    """Return the value of one SQL expression."""
     return query(connection, f"SELECT {expression}", args)[0][0]
 
 
 def quote(*names: str) -> str:
-    """An identifier, or several joined by dots, in double quotes."""
+    """Return an identifier, or several joined by dots, in double quotes."""
     return ".".join(map(types.quote, names))
 
 
 def literal(text: str) -> str:
-    """Text as a constant in SQL, for statements that take no parameters; ``standard_conforming_strings`` is on."""
+    """Return text as a SQL constant, for statements without parameters; ``standard_conforming_strings`` is on."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def parameters(settings: ConnectionSettings) -> dict[str, str]:
-    """The parameters of libpq that every session has; the session's settings are in ``options``.
+    """Return the libpq parameters of every session. ``options`` has the settings of the session.
 
-    :raises ConfigurationError: the settings cannot work.
+    :raises ConfigurationError: the connection lacks a user or a database, or its TLS settings cannot be used.
     """
     if not settings.user:
         # libpq would use the name of the operating system's user.
@@ -211,13 +212,13 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
         "user": settings.user,
         "password": settings.password,
         "dbname": settings.database,
-        # Unless these are given, libpq takes them from the environment of this process, or from a service file.
+        # Without these, libpq uses the environment of this process or a service file.
         "hostaddr": "",
         "client_encoding": session_setup.SETTINGS["client_encoding"],
         "target_session_attrs": "any",
         "application_name": APPLICATION,
         "connect_timeout": str(CONNECT_SECONDS),
-        # Notice within minutes that the other machine is gone; the kernel's default is two hours.
+        # Detect within minutes that the server's machine is unreachable; the kernel's default is two hours.
         "keepalives_idle": "60",
         "keepalives_interval": "15",
         "keepalives_count": "4",
@@ -227,7 +228,7 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
 
 
 def parameters_of(connection: Connection) -> dict[str, str]:
-    """The parameters of libpq that a session was opened with."""
+    """Return the libpq parameters that a session was opened with."""
     return {**connection.info.get_parameters(), "password": connection.info.password}
 
 
@@ -240,12 +241,12 @@ def _tls(settings: ConnectionSettings) -> dict[str, str]:
     names = {"sslrootcert": "ca", "sslcert": "cert", "sslkey": "key", "channel_binding": CHANNEL_BINDING}
     tls_options = {name: tls[option_name] for name, option_name in names.items() if tls.get(option_name)}
     if tls.get("key"):
-        # Without one, OpenSSL asks for it at the terminal, and waits, if the key has a passphrase.
+        # If the key has a passphrase and none is given, OpenSSL prompts for it at the terminal, and waits.
         tls_options["sslpassword"] = "none"
     if not trust.may_reveal:
         if psycopg.pq.version() < _REQUIRES_AUTH:
             raise ConfigurationError(
-                "this libpq would show the password to whoever asks for it",
+                "this libpq would send the password in clear text to any server that requests it",
                 where=settings.address,
                 hint="install psycopg[binary], or a libpq of version 16 or later; or verify the server (tls_ca)",
             )
@@ -257,10 +258,10 @@ def _tls(settings: ConnectionSettings) -> dict[str, str]:
 def mapped_errors(where: str) -> Iterator[None]:
     """Raise the drivers' errors as errors of this package.
 
-    :param where: the object at work, for the message.
-    :raises SourceUnavailable: the session broke, or the server has no room.
+    :param where: the object that is being processed, for the message.
+    :raises SourceUnavailable: the session broke, or the server lacks resources.
     :raises ConfigurationError: a privilege is missing.
-    :raises SchemaChanged: a table or column that was there is gone.
+    :raises SchemaChanged: a table or a column no longer exists.
     """
     try:
         yield
@@ -274,9 +275,9 @@ def mapped_errors(where: str) -> Iterator[None]:
 
 @contextmanager
 def shared_view_errors(where: str) -> Iterator[None]:
-    """Around the statement that takes over a shared snapshot, which may be gone.
+    """Map the errors of the statement that imports an exported snapshot.
 
-    :raises SourceUnavailable: the session that shared it has ended.
+    :raises SourceUnavailable: the session that exported the snapshot has ended.
     """
     try:
         yield
@@ -286,15 +287,15 @@ def shared_view_errors(where: str) -> Iterator[None]:
         raise SourceUnavailable(
             said(error),
             where=where,
-            hint="the session that shared its snapshot ended: the task can be retried as it is",
+            hint="the session that exported the snapshot has ended: retry the task",
         ) from error
 
 
 @contextmanager
 def slot_errors(where: str) -> Iterator[None]:
-    """Around statements that read from a slot, which may be gone.
+    """Map the errors of statements that read from a slot.
 
-    :raises LogGone: the slot, its log or its publication is.
+    :raises LogGone: the slot, its log or its publication no longer exists.
     """
     try:
         yield
@@ -310,47 +311,50 @@ def slot_errors(where: str) -> Iterator[None]:
 
 
 def said(error: psycopg.Error | adbc_driver_manager.Error) -> str:
+    """Return a driver's error message on one line, with its SQLSTATE."""
     text = " ".join(str(error).split())
     return f"{text} (SQLSTATE {error.sqlstate})" if error.sqlstate else text
 
 
 def is_denied(state: str) -> bool:
-    """Whether a SQLSTATE says that a privilege is missing."""
+    """Return whether a SQLSTATE means that a privilege is missing."""
     return state.startswith(_DENIED)
 
 
 def may_pass(state: str) -> bool:
-    """Whether a statement that failed with this SQLSTATE may work when it is run again."""
+    """Return whether a statement that failed with this SQLSTATE may succeed if it is run again."""
     return not state or state.startswith((*_TRY_AGAIN, *_BUSY, *_LOST))
 
 
 def _statement_error(where: str, state: str, told: str) -> CdcError:
     if state.startswith(_DENIED):
         return ConfigurationError(
-            told, where=where, hint="grant what is missing to the user of this connection; preflight names the GRANT"
+            told,
+            where=where,
+            hint="grant the missing privilege to the user of this connection; preflight names the GRANT",
         )
     if state in _CHANGED:
         return SchemaChanged(told, where=where, hint="the table changed since the run began: trigger a new run")
     if state.startswith(_TRY_AGAIN):
-        return TransientError(told, where=where, hint="the task can be retried as it is")
-    # Of the same state, but no other session's end makes room: what one statement returns counts by itself.
+        return TransientError(told, where=where, hint="retry the task")
+    # This error has a SQLSTATE of _BUSY, but the limit applies to each session by itself, so waiting does not help.
     if state == _LIMITED and "temp_file_limit" in told:
         return ConfigurationError(
             told,
             where=where,
-            hint="the server keeps what it tells of the log in temporary files, of about 512 MB or of one large "
-            "transaction: ALTER ROLE … SET temp_file_limit = -1, as a superuser, for the user of this connection",
+            hint="the server writes the result of each read of the log to temporary files, of about 512 MB or of one "
+            "large transaction. As a superuser, ALTER ROLE … SET temp_file_limit = -1 for this connection's user",
         )
     if state.startswith(_BUSY):
-        return SourceUnavailable(told, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
+        return SourceUnavailable(told, where=where, hint="run fewer Spark tasks at once, or raise the limit")
     if state == _TOO_LARGE:
         return TerminalError(
             told,
             where=where,
-            hint="a row, or in the log a changed row with what it was before, is more than the 1 GB that the server "
-            "makes one text of: leave the table out; if it was a change, refresh=full begins behind it",
+            hint="a row, or in the log a changed row together with its old row, exceeds the server's limit of 1 GB for "
+            "one text: leave the table out; if it was a change in the log, refresh=full begins after it",
         )
     # A driver that lost its connection has no SQLSTATE.
     if not state or state.startswith(_LOST):
-        return SourceUnavailable(told, where=where, hint="the task can be retried once the server answers again")
-    return TerminalError(told, where=where, hint="look the error up in the server's manual and its error log")
+        return SourceUnavailable(told, where=where, hint="retry the task when the server answers again")
+    return TerminalError(told, where=where, hint="look up the error in the server's manual and in its error log")

@@ -1,7 +1,7 @@
-"""What every session sets and checks in the one round trip that prepares it.
+"""Settings and checks of every session, in the one round trip that prepares it.
 
-Settings are given as start-up options, and read back: a pooler may drop them, or hand out a session that somebody else
-has used. A session of a run also makes sure what server it reached, for behind one address there may be several.
+Settings are given as start-up options, and read back: a pooler may drop them, or hand out a session that was used
+before. A session of a run also checks which server it reached, because several servers may share one address.
 """
 
 from __future__ import annotations
@@ -15,32 +15,33 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server.session_variables import PINNED, REQUIRED
 
 SETTINGS: Mapping[str, str] = {name: pin.value for name, pin in PINNED.items()}
-"""What sessions begin with, every value as the server shows it."""
+"""The settings of every session, each value as the server shows it."""
 
 SET_AT_ONCE = ("transaction_timeout", "synchronous_commit")
-"""What `statement` sets, without reading it back. Servers before 17 do not know the first one."""
+"""Settings that `statement` sets without reading them back. Servers before 17 do not have the first one."""
 
 KEEPALIVE: Mapping[str, str] = {
-    # The server notices within minutes that the machine of a session is gone; its kernel's default is two hours, for
-    # which it would keep the session's snapshot and slot.
+    # The server detects within minutes that the machine of a session is unreachable. Its kernel's default is two hours,
+    # during which the server would keep the session's snapshot and slot.
     "tcp_keepalives_idle": "60",
     "tcp_keepalives_interval": "15",
     "tcp_keepalives_count": "4",
-    # Keepalives rest while sent data waits for its answer. Long enough for a reader that writes elsewhere meanwhile.
+    # Limits how long sent data may stay unacknowledged, because no keepalives are sent then. Long enough for a reader
+    # that pauses to write files.
     "tcp_user_timeout": "600000",
 }
-"""Not read back: over a socket of the file system they are 0, and a proxy's connection is not ours."""
+"""Settings that are not read back: over a Unix socket they are 0, and a proxy has its own connection to the server."""
 
 _OF_THE_ENVIRONMENT = "'DateStyle', 'TimeZone', 'geqo'"
-"""libpq sends what PGDATESTYLE, PGTZ and PGGEQO of this process say, and that outranks the start-up options: these are
-set once more."""
+"""libpq sends the values of PGDATESTYLE, PGTZ and PGGEQO of this process, which override the start-up options. So
+`statement` sets these settings again."""
 
 OF_THE_SERVER = ("system_identifier", "timeline", "database_oid")
 STARTED = "started"
-"""When the server was started. Every restart changes it, so it is part of an identity only while there may be none."""
+"""The start time of the server. Every restart changes it, so an identity has it only where a restart is not allowed."""
 MEANING = "lc_monetary"
-"""The setting that says what a value means: which currency ``money`` is in. It is the database's own, and must not
-change during a run."""
+"""The setting that determines the currency of ``money`` values. Each database has its own value, which must not change
+during a run."""
 
 _ANY = Lsn(0)
 """A position that every server has."""
@@ -49,15 +50,16 @@ _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
 
 @dataclass(frozen=True)
 class RunSettings(ConnectionSettings):
-    """Those of a run: every session that is opened with them has reached the server of ``server``, an identity as
-    `server.identity` gives it, which has all of ``position``."""
+    """The settings of a run's sessions. Every session that is opened with them has reached the server of ``server``
+    (an identity from `server.identity`), and this server has all of ``position``."""
 
     server: Mapping[str, str] = field(default_factory=dict)
     position: Lsn = _ANY
 
 
 def of_run(settings: ConnectionSettings, identity: Mapping[str, str], position: Lsn = _ANY) -> RunSettings:
-    """``settings`` for one run. ``identity`` may lack the ``slot`` while there is none."""
+    """Return ``settings`` for the sessions of one run. ``identity`` may lack ``slot`` as long as the slot does not
+    exist."""
     return RunSettings(
         **{name: getattr(settings, name) for name in ConnectionSettings.__dataclass_fields__},
         server=dict(identity),
@@ -66,11 +68,11 @@ def of_run(settings: ConnectionSettings, identity: Mapping[str, str], position: 
 
 
 def statement(settings: ConnectionSettings) -> str:
-    """The query that prepares a session: one row of text, for `check`.
+    """Return the query that prepares a session. It returns one row of text, for `check`.
 
-    It takes no parameters, for COPY takes none, and relies on no setting.
+    The query has no parameters, because COPY accepts none, and depends on no setting.
     """
-    # Before a run, preflight tells of these, together with all other problems.
+    # Before a run, preflight reports these settings together with all other problems.
     required = (
         {name: requirement.value for name, requirement in REQUIRED.items()} if isinstance(settings, RunSettings) else {}
     )
@@ -80,11 +82,11 @@ def statement(settings: ConnectionSettings) -> str:
         FROM (VALUES {pairs}) w(name, setting)
         WHERE CASE WHEN w.name IN ({_OF_THE_ENVIRONMENT}) THEN pg_catalog.set_config(w.name, w.setting, false)
         ELSE pg_catalog.current_setting(w.name, true) END IS DISTINCT FROM w.setting)""",
-        # Servers before 17 do not know it.
+        # Servers before 17 do not have this setting.
         """CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
         THEN pg_catalog.set_config('transaction_timeout', '0', false) END""",
-        # Whether a standby has our publication yet changes nothing for us. Set here, so that preflight can see what
-        # others have.
+        # A run need not wait until standbys have its publication. Set here instead of at start-up, so that preflight
+        # can see the value that other sessions have.
         "pg_catalog.set_config('synchronous_commit', 'local', false)",
     ]
     if isinstance(settings, RunSettings):
@@ -103,7 +105,7 @@ def statement(settings: ConnectionSettings) -> str:
     return f"SELECT {', '.join(columns)}"
 
 
-# The name of a segment begins with it; the control file would tell that of the last checkpoint.
+# The name of a log segment begins with the timeline. The control file only has the timeline of the last checkpoint.
 TIMELINE = """CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.ltrim(pg_catalog.substr(
 pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8), '0') END"""
 
@@ -112,33 +114,33 @@ START = "pg_catalog.extract('epoch', pg_catalog.pg_postmaster_start_time())::tex
 
 
 def check(settings: ConnectionSettings, row: Sequence[str | None]) -> None:
-    """Look at what `statement` gave.
+    """Check the row that `statement` returned.
 
-    :raises ConfigurationError: a setting is not what the session asked for, or hides damage.
-    :raises SourceReplaced: it is another server than the run's, or one that lacks the initial position.
-    :raises LogGone: the run's slot is not there, or not where it was.
-    :raises ExactnessError: values mean something else now.
+    :raises ConfigurationError: a setting is not what the session requested, or hides damage.
+    :raises SourceReplaced: the server is not the run's server, or lacks the initial position.
+    :raises LogGone: the run's slot does not exist, or is at another position.
+    :raises ExactnessError: values have another meaning now.
     """
     if row[0] and (found := [name for name in REQUIRED if f"{name} is " in row[0]]):
         raise ConfigurationError(
-            f"damage would not be noticed: {', '.join(f'{name} is on' for name in found)}",
+            f"damaged pages would not be detected: {', '.join(f'{name} is on' for name in found)}",
             where=settings.address,
-            hint=f"RESET {found[0]} for the server, this database and this user, and have the damage looked at",
+            hint=f"RESET {found[0]} for the server, this database and this user, and have the damage examined",
         )
     if row[0]:
         raise ConfigurationError(
-            f"the session does not have the settings that it began with: {row[0]}",
+            f"the session does not have the settings that it was opened with: {row[0]}",
             where=settings.address,
-            hint="something between here and the server, such as a connection pooler, drops start-up options: connect "
-            "to the server itself; or an event trigger ON login of the database (17 and later) sets them: let it leave "
-            "out the user of this connection",
+            hint="connect to the server directly, if a proxy such as a connection pooler drops start-up options; or, "
+            "if an event trigger ON login of the database (17 and later) changes the settings, exclude the user of "
+            "this connection in the trigger",
         )
     if isinstance(settings, RunSettings):
         _check_server(settings, row[3:])
 
 
 def timeline(shown: str | None) -> str:
-    """The number of what `TIMELINE` gives."""
+    """Return the timeline number from a result of `TIMELINE`."""
     return str(int(shown, 16)) if shown else ""
 
 
@@ -147,45 +149,45 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
     expected = settings.server
     if recovering != "false":
         raise SourceReplaced(
-            "a standby answers now",
+            "the connection now reaches a standby",
             where=settings.address,
-            hint="point the connection to the primary that the run began on, and to it alone (no balancer over "
-            "replicas), or trigger a new run",
+            hint="point the connection only to the primary that the run began on (no load balancer over replicas), or "
+            "trigger a new run",
         )
     for name, found in zip(OF_THE_SERVER, (system, timeline(line), database), strict=True):
         if found != expected[name]:
             raise SourceReplaced(
-                f"the run began where {name} is {expected[name]}, but a server answers where it is {found}",
+                f"this is not the server that the run began on: {name} was {expected[name]}, here it is {found}",
                 where=f"{settings.address}, {name}",
-                hint="point the connection back to the first server, and to it alone, or trigger a new run on this one",
+                hint="point the connection back to the first server only, or trigger a new run on this one",
             )
     if started != expected.get(STARTED, started):
         raise SourceReplaced(
-            "a copy of the server answers, or the server was restarted meanwhile",
+            "the connection reaches a copy of the server, or the server was restarted meanwhile",
             where=settings.address,
-            hint="point the connection to one server alone (no balancer over several), and try again",
+            hint="point the connection to a single server (no load balancer over several), and retry the task",
         )
     position = settings.position
     if flushed is None or Lsn.parse(flushed) < position:
         raise SourceReplaced(
-            f"the log reaches to {flushed} only, and the run began at {position}",
+            f"the server's log ends at {flushed}, before the position {position} at which the run began",
             where=settings.address,
-            hint=f"the server lost what it had, or an older copy of it answers: {_NEW_RUN}",
+            hint=f"the server has lost data, or the connection reaches an older copy of the server: {_NEW_RUN}",
         )
     if (slot := expected.get("slot")) and (confirmed is None or Lsn.parse(confirmed) != position):
-        # A copy of the server has its identity, too, but not its slots.
+        # A copy of the server has the same identity, but not the slots.
         raise LogGone(
-            f"the slot that kept the log for this run is gone, or a copy of the server answers, which never had it: "
-            f"there is none at {position}"
+            f"the slot that kept the log since {position} for this run no longer exists, or the connection reaches a "
+            f"copy of the server that never had the slot"
             if confirmed is None
-            else f"the slot was moved from {position} to {confirmed}: someone else reads from it",
+            else f"the slot was moved from {position} to {confirmed}: another program reads from it",
             where=f"replication slot {slot}",
-            hint="this package drops it when a task of the run fails for good; otherwise leave the slots that are "
-            f"called cdc_… alone, and connect to one server alone. Then {_NEW_RUN}",
+            hint="this package drops the slot when a task of the run fails permanently. Otherwise, do not use or drop "
+            f"slots named cdc_…, and connect to a single server. Then {_NEW_RUN}",
         )
     if meaning != expected.get(MEANING, meaning):
         raise ExactnessError(
-            f"was {expected[MEANING]!r} when the run began and is {meaning!r}: money is in another currency now",
+            f"was {expected[MEANING]!r} when the run began and is {meaning!r} now: money has another currency",
             where=MEANING,
-            hint="leave it alone during a run, and trigger a new run",
+            hint="do not change it during a run; trigger a new run",
         )

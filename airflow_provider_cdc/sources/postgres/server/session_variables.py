@@ -1,11 +1,11 @@
-"""Every setting that a session of the tested servers can have of its own: pinned, required, or harmless, and why.
+"""Every setting that a session can change on the tested servers: pinned, required or harmless, each with the reason.
 
-Sessions begin with the values of `PINNED` as start-up options, and `prepared` reads them back, together with those of
-`REQUIRED`, which only a superuser may set. A test asks each server for all settings that a role, a database or a
-session can change, and fails if one is in none of the tables here. Settings of extensions are not listed: the servers
-of the tests have none, and a setting of an extension means nothing to a server without it.
+Sessions are opened with the values of `PINNED` as start-up options. `session_setup` reads them back, together with the
+settings of `REQUIRED`, which only a superuser may change. A test queries each server for all settings that a role, a
+database or a session can change, and fails if a setting is missing in the tables here. Settings of extensions are not
+listed: the servers of the tests have no extensions, and a server without an extension ignores its settings.
 
-What a table here says must hold for every value that a setting can have.
+A reason in these tables must hold for every possible value of the setting.
 """
 
 from __future__ import annotations
@@ -18,68 +18,72 @@ from airflow_provider_cdc.sources.postgres.catalog import types
 
 @dataclass(frozen=True)
 class Pinned:
-    """A setting that every session has.
+    """A setting with a fixed value.
 
     ``value``
-        as the server shows it.
+        the value, as the server shows it.
     ``why``
-        what another value would do.
+        the effect of another value, or the reason for this one.
     """
 
     value: str
     why: str
 
 
-_LIMIT = "a limit that guards against careless users would end our statements or sessions"
-_SEARCH = "the order of joins in the catalog would be searched for, for up to minutes"
-_TRANSACTION = "a session in autocommit must read what is committed, and may write what a run keeps on the server"
+_LIMIT = "a limit that protects against careless users would end the statements or sessions of a run"
+_SEARCH = "the planner would spend up to minutes on the join order of catalog queries"
+_TRANSACTION = "a session in autocommit must read committed rows, and may change the run's slots and publications"
 
 PINNED: Mapping[str, Pinned] = {
     **{
-        name: Pinned(value, "it says how values are printed, or which rows a statement sees (`types`)")
+        name: Pinned(value, "it determines how values are printed, or which rows a statement sees (`types`)")
         for name, value in types.SESSION_SETTINGS.items()
     },
     "statement_timeout": Pinned("0", _LIMIT),
     "idle_in_transaction_session_timeout": Pinned("0", _LIMIT),
     "idle_session_timeout": Pinned("0", _LIMIT),
-    "lock_timeout": Pinned("1min", "behind DDL that itself waits for a lock everybody waits, by default for ever"),
-    "exit_on_error": Pinned("off", "errors that are expected and handled would end the session"),
+    "lock_timeout": Pinned(
+        "1min", "a session that waits behind DDL, which itself waits for a lock, would wait forever"
+    ),
+    "exit_on_error": Pinned("off", "errors that the code expects and handles would end the session"),
     "default_transaction_isolation": Pinned("read committed", _TRANSACTION),
     "default_transaction_read_only": Pinned("off", _TRANSACTION),
     "default_transaction_deferrable": Pinned("off", _TRANSACTION),
     "quote_all_identifiers": Pinned(
         "off",
-        "ADBC knows a type by the printed name of the function that receives it; in quotes, text would be bytes to it",
+        "ADBC recognizes a type by the printed name of its receive function; if that is quoted, it reads text as bytes",
     ),
     "array_nulls": Pinned(
-        "on", "a key that is an array is searched as its output function printed it: NULL in it is no word"
+        "on", "an array in a key is searched by its printed text, in which NULL must mean a null and not a word"
     ),
-    "transform_null_equals": Pinned("off", "SQL that a table computes a column with would be read differently"),
-    "enable_tidscan": Pinned("on", "a chunk is a range of blocks, and would be read by a scan of the whole table"),
+    "transform_null_equals": Pinned("off", "the SQL expressions that compute columns would be parsed differently"),
+    "enable_tidscan": Pinned("on", "a chunk is a range of blocks; each chunk would scan the whole table"),
     "timezone_abbreviations": Pinned(
-        "Default", "AT TIME ZONE 'IST' in a database view or a virtual column would be another zone"
+        "Default", "AT TIME ZONE 'IST' in a database view or a virtual column would mean another zone"
     ),
     "gin_fuzzy_search_limit": Pinned(
         "0",
-        "a GIN index, also one of plain numbers (btree_gin), would give about so many of the rows that it is asked for",
+        "a GIN index, also on plain numbers (btree_gin), would return only about this number of the matching rows",
     ),
     "constraint_exclusion": Pinned(
-        "off", "rows that break a CHECK constraint would be left out wherever it contradicts what is asked for"
+        "off", "rows that violate a CHECK constraint would be left out where the constraint contradicts the query"
     ),
     "join_collapse_limit": Pinned("8", _SEARCH),
     "from_collapse_limit": Pinned("8", _SEARCH),
     "geqo": Pinned("off", _SEARCH),
-    "jit": Pinned("off", "compiling a plan that does nothing but scan takes longer than it saves"),
-    "max_parallel_workers_per_gather": Pinned("0", "a run would take more of the server than its own sessions"),
-    "client_min_messages": Pinned("warning", "the driver prints what the server sends, down to each plan, to the log"),
+    "jit": Pinned("off", "compiling a plan that only scans takes longer than it saves"),
+    "max_parallel_workers_per_gather": Pinned(
+        "0", "a run would use more processes of the server than its own sessions"
+    ),
+    "client_min_messages": Pinned("warning", "the driver prints the server's messages, down to each plan, to the log"),
 }
 
 REQUIRED: Mapping[str, Pinned] = {
     "zero_damaged_pages": Pinned("off", "the rows of a damaged page are left out without an error"),
-    "ignore_checksum_failure": Pinned("off", "what is left of a damaged page is read"),
+    "ignore_checksum_failure": Pinned("off", "the remains of a damaged page are read"),
 }
-"""Settings that hide damage, and that only a superuser may change: preflight refuses other values, as does each session
-of a run."""
+"""Settings that hide damage, and that only a superuser may change. Preflight and each session of a run reject other
+values."""
 
 _SET_LATER = """
     synchronous_commit transaction_timeout tcp_keepalives_count tcp_keepalives_idle tcp_keepalives_interval
@@ -87,7 +91,7 @@ _SET_LATER = """
 """
 
 _HARMLESS: Mapping[str, str] = {
-    "Sessions set it in another way (`prepared`, `session`), and no row depends on it.": _SET_LATER,
+    "Sessions set it in another way (`session_setup`, `session`), and no row depends on it.": _SET_LATER,
     "It chooses a plan, and every plan gives the same rows.": """
         cpu_index_tuple_cost cpu_operator_cost cpu_tuple_cost cursor_tuple_fraction debug_parallel_query
         effective_cache_size enable_async_append enable_bitmapscan enable_distinct_reordering enable_gathermerge
@@ -102,17 +106,17 @@ _HARMLESS: Mapping[str, str] = {
         parallel_setup_cost parallel_tuple_cost plan_cache_mode random_page_cost recursive_worktable_factor
         seq_page_cost
     """,
-    "It says how much memory a statement takes, or how it reads and writes files.": """
+    "It determines how much memory a statement uses, or how it reads and writes files.": """
         backend_flush_after effective_io_concurrency file_copy_method hash_mem_multiplier io_combine_limit
         logical_decoding_work_mem maintenance_io_concurrency maintenance_work_mem max_parallel_maintenance_workers
         temp_buffers temp_tablespaces vacuum_buffer_usage_limit work_mem
     """,
-    "It concerns rows that a session writes, and ours write none.": """
+    "It concerns rows that a session writes; the sessions of a run write none.": """
         commit_delay commit_siblings default_toast_compression gin_pending_list_limit lo_compat_privileges
         session_replication_role transaction_deferrable wal_compression wal_consistency_checking wal_init_zero
         wal_recycle wal_skip_threshold
     """,
-    "It concerns objects that a session creates; of ours these are publications and slots only.": """
+    "It concerns objects that a session creates; the sessions of a run create only publications and slots.": """
         allow_in_place_tablespaces allow_system_table_mods check_function_bodies createrole_self_grant
         default_statistics_target default_table_access_method default_tablespace icu_validation_level
         md5_password_warnings password_encryption scram_iterations
@@ -131,32 +135,32 @@ _HARMLESS: Mapping[str, str] = {
         log_transaction_sample_rate trace_notify trace_sort track_activities track_cost_delay_timing track_counts
         track_functions track_io_timing track_wal_io_timing update_process_title
     """,
-    "It concerns code that a superuser loads into sessions, or lets run in them; what that does is not known here.": """
+    "It concerns code that a superuser loads into sessions or allows to run in them; its effect is unknown.": """
         dynamic_library_path event_triggers extension_control_path extension_destdir local_preload_libraries
         session_preload_libraries
     """,
-    "It may end a statement with an error, but never drops rows; we leave it to the administrator.": """
+    "It may end a statement with an error, but never drops rows; the administrator decides.": """
         max_stack_depth restrict_nonsystem_relation_kind temp_file_limit
     """,
-    "It says when waiting or silent sessions are looked at. Sessions that stream from a slot are none of ours.": """
+    "It determines when the server checks waiting or silent sessions. No session of a run streams from a slot.": """
         client_connection_check_interval deadlock_timeout post_auth_delay wal_sender_timeout
     """,
-    "It says how text becomes a value or a number text, by functions that no statement of ours uses; neither do "
-    "virtual columns or database views that are copied, for they are not immutable.": """
+    "It controls conversions between text and values by functions that no statement of a run uses. Virtual columns and "
+    "database views that are copied do not use them either, because these functions are not immutable.": """
         default_text_search_config lc_numeric lc_time xmloption
     """,
-    "It concerns escapes in strings, of which our SQL has none.": "backslash_quote escape_string_warning",
-    "Errors are told apart by their SQLSTATE.": "lc_messages",
-    "It says which currency money is in: part of the server's identity (`prepared.MEANING`).": "lc_monetary",
-    "It says where a scan of a whole table begins; it returns each row once, and no order is relied on.": """
+    "It concerns escapes in strings; the SQL of a run has none.": "backslash_quote escape_string_warning",
+    "Errors are distinguished by their SQLSTATE.": "lc_messages",
+    "It is the currency of money, and part of the server's identity (`session_setup.MEANING`).": "lc_monetary",
+    "It determines where a scan of a whole table begins; a scan returns each row once, in any order.": """
         synchronize_seqscans
     """,
     "Statistics are never read twice in one transaction.": "stats_fetch_consistency",
-    "Each transaction gets it anew from the default, which is pinned.": "transaction_isolation transaction_read_only",
-    "It is for developers of the server, who make it forget or send things sooner.": """
+    "Each transaction takes it from the default, which is pinned.": "transaction_isolation transaction_read_only",
+    "It is for developers of the server: it makes the server discard caches or send changes sooner.": """
         debug_discard_caches debug_logical_replication_streaming
     """,
 }
 
 HARMLESS: Mapping[str, str] = {name: why for why, names in _HARMLESS.items() for name in names.split()}
-"""By name, why no value of the setting can change or cut what our sessions read."""
+"""By name, the reason why no value of the setting can change or truncate what a session reads."""

@@ -1,14 +1,15 @@
-"""Sessions over verified TLS, whose bytes can be read as they come.
+"""Opens sessions over verified TLS whose bytes can be read directly as they arrive.
 
-libpq lets nobody read from its TLS connection but row by row. So here Python's ``ssl`` speaks TLS to the server, and
-libpq only logs in, over a local socket whose other end is this module: what it sends goes to the server, and what the
-server answers to it, until the session stands. From then on the TLS socket is ours to read.
+Over its own TLS connection, libpq returns data only row by row. So here Python's ``ssl`` speaks TLS to the server, and
+libpq only logs in, over a local socket whose other end is this module. Until the session is established, the module
+passes libpq's messages to the server, and the server's answers to libpq. After that, the caller reads from the TLS
+socket.
 
-That is done only where it is as safe as libpq's own TLS: the server proves itself with a certificate of the authority
-that the connection names, and nothing else is configured. libpq does not see the encryption, so it cannot bind its
-login to the channel, which would protect it where no certificate is verified. Every other session, and every one that
-cannot be opened in this way, is libpq's own. Here a certificate needs a subject alternative name to prove a host's
-name; libpq takes a common name, too.
+This is done only where it is as safe as libpq's own TLS: the server proves its identity with a certificate of the
+authority that the connection names, and no other TLS feature is configured. libpq does not see the encryption, so it
+cannot use channel binding, which would protect a login where no certificate is verified. libpq itself opens every other
+session, and every session that cannot be opened in this way. Here, a certificate needs a subject alternative name to
+prove a host name; libpq also accepts a common name.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from airflow_provider_cdc.sources.session.trust import VERIFY_CA, VERIFY_IDENTIT
 _SSL_REQUEST = struct.pack(">ii", 8, 80877103)
 _HEAD = 5
 _LONGEST_MESSAGE = 1 << 20
-"""While a session is opened; no server comes near it."""
+"""The limit while a session is opened; the messages of servers are far shorter."""
 _SASL = b"R", struct.pack(">i", 10)
 _BOUND_TO_CHANNEL = b"SCRAM-SHA-256-PLUS"
 _OF_TLS = ("ssl", CHANNEL_BINDING, "keepalives")
@@ -49,21 +50,21 @@ _MORE = (
     *("PGHOSTADDR", "PGSSL", "PGCHANNEL", "PGREQUIRE", "PGSERVICE", "PGSYSCONFDIR"),
     *("PGMINPROTOCOL", "PGMAXPROTOCOL"),
 )
-"""Variables by which libpq would do other than what the connection says."""
+"""Prefixes of environment variables that make libpq deviate from the settings of the connection."""
 _MORE_FILES = ("postgresql.crt", "postgresql.key", "root.crl")
-"""Likewise, in ``~/.postgresql``."""
+"""Files in ``~/.postgresql`` that have the same effect."""
 
 
 @dataclass(frozen=True)
 class Session:
-    """A session that stands. ``received`` is the beginning of a message that the server had not yet sent whole."""
+    """An established session. ``received`` is the beginning of a message that the server has not sent completely."""
 
     socket: ssl.SSLSocket
     received: bytes
 
 
 def applies(settings: ConnectionSettings) -> bool:
-    """Whether `open_session` may be tried.
+    """Return whether `open_session` may be tried.
 
     :raises ConfigurationError: the TLS settings contradict each other.
     """
@@ -81,9 +82,9 @@ def applies(settings: ConnectionSettings) -> bool:
 
 @contextmanager
 def open_session(settings: ConnectionSettings) -> Iterator[Session]:
-    """A session where `applies` says so. It ends with the block.
+    """Open a session with settings to which `applies`. The session ends with the block.
 
-    :raises OSError: the server cannot be reached, or its certificate does not prove what it has to.
+    :raises OSError: the server cannot be reached, or its certificate does not prove its identity.
     :raises psycopg.Error: libpq cannot log in.
     """
     with closing(_encrypted(settings)) as encrypted:
@@ -100,7 +101,7 @@ def _encrypted(settings: ConnectionSettings) -> ssl.SSLSocket:
     context.set_alpn_protocols(["postgresql"])
     context.load_verify_locations(tls["ca"])
     if tls.get("cert"):
-        # Without a password a terminal would be asked for one.
+        # Without this argument, OpenSSL would prompt for a password at the terminal.
         context.load_cert_chain(tls["cert"], tls["key"], password="")
     plain = socket.create_connection((settings.host, settings.port), CONNECT_SECONDS)
     try:
@@ -110,7 +111,7 @@ def _encrypted(settings: ConnectionSettings) -> ssl.SSLSocket:
             plain.setsockopt(socket.IPPROTO_TCP, option[name.rpartition("_")[2]], int(parameters(settings)[name]))
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         plain.sendall(_SSL_REQUEST)
-        # No more than this one byte: what came after it unencrypted may be anybody's.
+        # Read only this one byte: an attacker could have sent the unencrypted bytes after it.
         if plain.recv(1) != b"S":
             raise OSError("the server does not support TLS")
         return context.wrap_socket(plain, server_hostname=settings.host)
@@ -120,8 +121,8 @@ def _encrypted(settings: ConnectionSettings) -> ssl.SSLSocket:
 
 
 def _log_in(settings: ConnectionSettings, encrypted: ssl.SSLSocket) -> bytes:
-    """Have libpq log in; return what the server has sent since of a message that is not whole."""
-    # A name that no file has, and that nobody can guess.
+    """Log in with libpq, and return the bytes received after that: the beginning of an incomplete message."""
+    # An abstract socket has no file, and its random name cannot be guessed.
     name = f"cdc-{uuid.uuid4().hex}"
     arguments = {name: value for name, value in parameters(settings).items() if not name.startswith(_OF_TLS)}
     arguments |= {"host": f"@{name}", "sslmode": "disable", "gssencmode": "disable"}
@@ -137,7 +138,7 @@ def _log_in(settings: ConnectionSettings, encrypted: ssl.SSLSocket) -> bytes:
             with inner:
                 (process,) = struct.unpack_from("i", inner.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
                 if process != os.getpid():
-                    raise OSError("another process was quicker")
+                    raise OSError("another process connected to the local socket")
                 received = _relay(libpq, inner, encrypted)
                 if libpq.server_version < OLDEST_VERSION * 10_000:
                     raise psycopg.OperationalError("the server is too old")
@@ -147,7 +148,7 @@ def _log_in(settings: ConnectionSettings, encrypted: ssl.SSLSocket) -> bytes:
 
 
 def _relay(libpq: pq.abc.PGconn, inner: socket.socket, encrypted: ssl.SSLSocket) -> bytes:
-    """Carry messages between libpq and the server until the session stands."""
+    """Pass messages between libpq and the server until the session is established."""
     deadline = time.monotonic() + CONNECT_SECONDS
     received = waiting = b""
     inner.setblocking(False)
@@ -155,8 +156,8 @@ def _relay(libpq: pq.abc.PGconn, inner: socket.socket, encrypted: ssl.SSLSocket)
         if status == pq.PollingStatus.FAILED:
             raise psycopg.OperationalError(libpq.error_message.decode("utf-8", "replace"))
         if time.monotonic() > deadline:
-            raise TimeoutError("the session did not come about")
-        # libpq reads only when it is polled, in this very thread: what its socket has no room for has to wait.
+            raise TimeoutError("the session was not established in time")
+        # libpq reads only when this thread polls it, so bytes that do not fit into its socket buffer have to wait.
         sent, decrypted = _available(inner, False), b"" if waiting else _available(encrypted, True)
         if sent:
             encrypted.settimeout(CONNECT_SECONDS)
@@ -189,21 +190,21 @@ def _wait(inner: socket.socket, encrypted: ssl.SSLSocket, deadline: float) -> No
         selector.register(inner, selectors.EVENT_READ)
         selector.register(encrypted, selectors.EVENT_READ)
         if not selector.select(max(0.0, deadline - time.monotonic())):
-            raise TimeoutError("the server says nothing")
+            raise TimeoutError("the server did not answer in time")
 
 
 def _first_message(data: bytes) -> bytes:
-    """The first message, if it is there whole; else nothing."""
+    """Return the first message if it is complete; else no bytes."""
     if len(data) < _HEAD:
         return b""
     end = 1 + int.from_bytes(data[1:_HEAD], "big")
     if not _HEAD <= end <= _LONGEST_MESSAGE:
-        raise OSError("what answers is no PostgreSQL server")
+        raise OSError("the server does not speak the PostgreSQL protocol")
     return data[:end] if len(data) >= end else b""
 
 
 def _without_binding(message: bytes) -> bytes:
-    """An offer of ways to log in, without those that need an encryption that libpq sees."""
+    """Return a message; if it offers login methods, without the method that needs channel binding."""
     kind, what = _SASL
     if message[:1] != kind or message[_HEAD : _HEAD + 4] != what:
         return message

@@ -143,7 +143,7 @@ class TestWhoGetsThePassword:
             connect(settings_for(liar.port, tls=tls))
 
     def test_disabled_tls_and_an_authority_contradict_each_other(self, mysql: MysqlServer) -> None:
-        with pytest.raises(ConfigurationError, match="disabled, and an authority"):
+        with pytest.raises(ConfigurationError, match="disabled, but an authority"):
             connect(settings_for(mysql.port, tls={"mode": "disabled", "ca": str(mysql.directory / "data/ca.pem")}))
 
     def test_without_a_configured_authority_a_certificate_must_be_for_the_host(self) -> None:

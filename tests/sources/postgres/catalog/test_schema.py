@@ -70,7 +70,7 @@ def test_patterns_name_tables_and_never_partitions_or_the_server_s_own_and_views
     wrong = ["shop.parts_one", "shop.se*n", "pg_catalog.pg_class", "shop.x*", "shop.nothing", "shop"]
     names, problems = resolve(shop, wrong)
     assert names == []
-    said = ["a partition of shop.parts", "a view", "the server's own", "matches no table", "no such table", "not name"]
+    said = ["a partition of shop.parts", "a view", "a system schema", "matches no table", "no such table", "not name"]
     for problem, words in zip(problems, said, strict=True):
         assert words in problem.what
 

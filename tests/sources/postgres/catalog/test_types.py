@@ -121,7 +121,7 @@ def test_types_whose_text_is_the_name_of_something(postgres: PostgresServer, typ
     assert len(table.columns) >= 24
     for column in table.columns:
         assert unmapped(column) is not None, column
-        with pytest.raises(ConfigurationError, match="printed as the present name of some object"):
+        with pytest.raises(ConfigurationError, match="printed as the present name of an object"):
             column_types(Table(table.name, (column,)))
 
 

@@ -155,7 +155,7 @@ def test_a_name_that_no_path_of_ours_finds_is_told_with_what_needs_it(
         # It is found, and this user may not use it.
         (problem,) = problems_of(copier, "public.t")
         assert "permission denied for schema app" in problem.what
-        assert problem.hint.startswith(f'grant "{role}" what the function uses')
+        assert problem.hint.startswith(f'grant "{role}" the privileges that the function needs')
         run(postgres, source, f"GRANT USAGE ON SCHEMA app TO {role}")
         copier.preflight(["public.t"])
         run(postgres, source, "SET check_function_bodies = off; " + NORM.format("", "fold($1)"))
@@ -396,7 +396,7 @@ def test_only_what_event_triggers_do_is_told_of_them(
             run(postgres, source, function("NULL"))
             vacuum.execute("LOCK TABLE t IN SHARE UPDATE EXCLUSIVE MODE")
             assert source.preflight(["public.t"])
-    assert caplog.text.count("could not be tried") == 2
+    assert caplog.text.count("Could not test whether event triggers reject") == 2
     # The server says only that the publication is not there, or not this user's.
     drop = "EXECUTE (SELECT format('DROP PUBLICATION %I', pubname) FROM pg_publication)"
     for body in (drop, "SET ROLE pg_monitor", "RAISE EXCEPTION '%', repeat('no ', 100000)"):

@@ -83,18 +83,18 @@ UNSAFE = {
     "SELECT * FROM inner_unsafe": "random",
     "SELECT id, nextval('seq') AS n FROM t": "nextval",
     "SELECT last_value FROM seq": "a sequence",
-    "SELECT mine(id) AS m FROM t": "somebody made",
-    "SELECT id FROM t WHERE id === 3": "somebody made",
-    "SELECT total(id) AS s FROM t": "somebody made",
-    "SELECT total(id) OVER () AS s FROM t": "somebody made",
+    "SELECT mine(id) AS m FROM t": "user-defined",
+    "SELECT id FROM t WHERE id === 3": "user-defined",
+    "SELECT total(id) AS s FROM t": "user-defined",
+    "SELECT total(id) OVER () AS s FROM t": "user-defined",
     "SELECT id::positive AS p FROM t": "COERCETODOMAIN",
-    "SELECT id, v::date AS d FROM t": "as date",
-    "SELECT id, v::timestamptz AS d FROM t": "as timestamp with time zone",
+    "SELECT id, v::date AS d FROM t": "to date by",
+    "SELECT id, v::timestamptz AS d FROM t": "to timestamp with time zone by",
     "SELECT id, tableoid::regclass AS r FROM t": "system columns",
     "SELECT id, ctid AS c FROM t": "system columns",
     "SELECT id, v::regclass AS r FROM t": "names of objects",
-    "SELECT relname::text AS n FROM pg_class": "the server's own",
-    "SELECT table_name::text AS n FROM information_schema.tables": "the server's own",
+    "SELECT relname::text AS n FROM pg_class": "a system relation",
+    "SELECT table_name::text AS n FROM information_schema.tables": "a system relation",
     "SELECT id FROM parent": "inherit",
     "SELECT id FROM quick": "not logged",
     "SELECT id FROM t TABLESAMPLE SYSTEM (50)": "TABLESAMPLECLAUSE",
@@ -270,7 +270,7 @@ def test_values_of_types_whose_fields_were_altered_stop_it(
     table = table_of(source, "seen")
     source.check_tables([table])
     run(*change.split(";"))
-    with pytest.raises(SchemaChanged, match="something that it reads"):
+    with pytest.raises(SchemaChanged, match="a relation that it reads"):
         source.check_tables([table])
 
 
@@ -292,7 +292,7 @@ def test_a_virtual_column_that_a_view_reads_is_part_of_its_definition(postgres_f
         table = table_of(source, "seen")
         source.check_tables([table])
         connection.execute("ALTER TABLE h ALTER COLUMN w SET EXPRESSION AS (id * 3)")
-        with pytest.raises(SchemaChanged, match="something that it reads"):
+        with pytest.raises(SchemaChanged, match="a relation that it reads"):
             source.check_tables([table])
 
 

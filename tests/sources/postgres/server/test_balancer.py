@@ -68,9 +68,9 @@ def other(primary: PostgresServer, request: pytest.FixtureRequest) -> Iterator[t
         yield (
             server,
             {
-                "standby": "a standby answers",
-                "promoted standby": "timeline is 1, but a server answers where it is 2",
-                "clone on the same timeline": "a copy of the server answers",
+                "standby": "reaches a standby",
+                "promoted standby": "timeline was 1, here it is 2",
+                "clone on the same timeline": "reaches a copy of the server",
             }[request.param],
         )
 
@@ -177,10 +177,10 @@ def test_a_clone_that_has_the_slot_is_recognised_by_its_start(primary: PostgresS
 def test_a_server_that_lost_the_position_is_refused(primary: PostgresServer) -> None:
     with begun(primary, primary.port) as (source, initial):
         later = of_run(source.settings, initial.identity, Lsn.parse("FF/0"))
-        with pytest.raises(SourceReplaced, match="the log reaches to"), session(later):
+        with pytest.raises(SourceReplaced, match="server's log ends at"), session(later):
             pass
         moved = source.of_run(initial.identity, Lsn.parse("0/1000"))
-        with pytest.raises(LogGone, match="someone else reads"):
+        with pytest.raises(LogGone, match="slot was moved from"):
             moved.bound_reads()
 
 
@@ -206,5 +206,5 @@ def test_one_dropped_start_up_option_is_noticed(primary: PostgresServer) -> None
 
     with Proxy(primary.port, changed_start_up(drop)) as pooler:
         settings = dataclasses.replace(settings_of(primary, "postgres"), port=pooler.port)
-        with pytest.raises(ConfigurationError, match="began with: row_security is on"), session(settings):
+        with pytest.raises(ConfigurationError, match="opened with: row_security is on"), session(settings):
             pass

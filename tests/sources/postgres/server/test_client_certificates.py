@@ -170,7 +170,7 @@ def test_nobody_is_asked_for_the_passphrase_of_the_key(
     way: str, strict: Strict, capfd: pytest.CaptureFixture[str]
 ) -> None:
     tls = strict.authority.issue(USER, b"secret")
-    with pytest.raises(ConfigurationError, match="key of the client's certificate") as refused, strict.open(way, tls):
+    with pytest.raises(ConfigurationError, match="key of the client certificate") as refused, strict.open(way, tls):
         pass
     assert "passphrase" in refused.value.hint
     assert "pass phrase" not in "".join(capfd.readouterr())

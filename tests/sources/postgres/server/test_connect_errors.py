@@ -114,7 +114,7 @@ def test_a_shared_view_that_is_gone_can_be_retried(
         pass
     soon(lambda: german.query("SELECT 1 FROM pg_replication_slots"), [])
     with (
-        pytest.raises(SourceUnavailable, match="shared its snapshot ended"),
+        pytest.raises(SourceUnavailable, match="exported the snapshot"),
         shared.reader(table, "exported", LockPolicy()),
     ):
         pass

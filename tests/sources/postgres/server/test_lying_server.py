@@ -152,7 +152,7 @@ def test_a_real_server_s_methods_work_as_far_as_they_are_safe(postgres_factory: 
         given = dataclasses.replace(settings, user=user, tls={"mode": "disabled"})
         for way in WAYS:
             if method == "password":
-                with pytest.raises(ConfigurationError, match="wants the password as it is") as refused, way(given):
+                with pytest.raises(ConfigurationError, match="password in clear text") as refused, way(given):
                     pass
                 assert "tls_ca" in refused.value.hint
             else:

@@ -263,7 +263,7 @@ def test_what_was_altered_cannot_be_gone_back_beyond_even_if_it_was_undone(kept:
     # From the next run on there is a past again, and the refusal says since when.
     kept.keep("stock")
     (problem,) = kept.refusals(point, "stock")
-    assert "its past begins at" in problem.what
+    assert "covers it only since" in problem.what
     earliest = kept.record.tables["public.stock"]
     assert said(earliest.at) in problem.hint
     kept.check(said(earliest.at), "stock")
@@ -338,7 +338,7 @@ def test_a_partitioned_table_has_no_past(kept: Kept) -> None:
     kept.keep("stock", "tree")
     (problem,) = kept.refusals(kept.here(), "stock", "tree")
     assert (problem.where, problem.table) == ("public.tree", "public.tree")
-    assert "leave room for others" in problem.what
+    assert "more partitions can be added" in problem.what
 
 
 def test_tables_without_a_past_are_left_out_if_that_is_asked_for(kept: Kept) -> None:
@@ -375,7 +375,7 @@ def test_before_the_slot_and_before_a_table_joined_there_is_no_past(kept: Kept) 
     kept.run("CREATE TABLE other (v int); ALTER TABLE other REPLICA IDENTITY FULL")
     between = kept.here()
     (problem,) = kept.refusals(between, "stock", "other")
-    assert "does not know it yet" in problem.what
+    assert "does not have it yet" in problem.what
     kept.keep("stock", "other")
     (problem,) = kept.refusals(between, "stock", "other")
     assert "it joined the standing slot then" in problem.what
