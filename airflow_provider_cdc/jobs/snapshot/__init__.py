@@ -1,1 +1,1 @@
-"""The step ``snapshot``: reads all parts of all tables."""
+"""The step ``snapshot``: reads all tables in parts."""

@@ -1,8 +1,8 @@
-"""What the rows themselves say of the chunks they were read in: no key lies in two chunks, or in the wrong one.
+"""Checks by the rows that were read that no key is in two chunks or in the wrong chunk.
 
-Chunks are disjoint because their bounds increase, which the source has checked. This is another check, which shares
-nothing with that one: the least and the greatest key that each chunk was found to hold, seen in the arrays that are
-written. If a bound means something else where it is read than where it was checked, neighbours overlap.
+Chunks are disjoint because their bounds increase, and the source has checked this. The check here is independent of
+that one: it compares the least and the greatest key of each chunk, taken from the arrays that are written. If a bound
+has another meaning in a read than in the source's check, neighbouring chunks overlap.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CopyMismatch
 
 Extent: TypeAlias = tuple[int, int | str, int | str]
-"""A chunk's number, and the least and the greatest value of the key's first column in it: ints or texts, which compare
-as the values do."""
+"""A chunk's number, and the least and the greatest value of the first key column in the chunk. The values are converted
+to integers or texts that sort in the same order."""
 
 
 class KeyExtents:
     """The extents of the chunks that one task reads.
 
-    :param column: the key's first column; None: its values have no order to go by.
+    :param column: the first key column; None: its values have no order that can be compared.
     """
 
     def __init__(self, column: str | None) -> None:
@@ -34,7 +34,7 @@ class KeyExtents:
         self._found: dict[int, Extent] = {}
 
     def add(self, chunk: int, rows: pa.RecordBatch) -> None:
-        """Take note of rows of a chunk."""
+        """Extend the extent of a chunk by these rows."""
         if self._column is None or not rows.num_rows:
             return
         ends = pc.min_max(_numbers(rows.column(self._column)))
@@ -50,28 +50,28 @@ class KeyExtents:
 
 
 def check_key_order(table: Table, extents: Iterable[Extent]) -> None:
-    """Make sure that the keys of each chunk are below those of the next.
+    """Check that the keys of each chunk are below the keys of the next chunk.
 
-    Where the key has further columns, a value of the first one may be in two chunks.
+    If the key has several columns, two chunks may share a value of the first one.
 
-    :param extents: of any of the table's chunks, in any order.
-    :raises CopyMismatch: they are not.
+    :param extents: extents of some of the table's chunks, in any order.
+    :raises CopyMismatch: two chunks overlap.
     """
     for (before, _, greatest), (after, least, _) in pairwise(sorted(extents)):
-        # The values of one column are all of one type.
+        # All values of one column have the same type.
         disjoint = greatest < least  # type: ignore[operator]
         if disjoint or (greatest == least and before != after and len(table.key) > 1):
             continue
         raise CopyMismatch(
-            f"chunks {before} and {after} overlap: {table.key[0]} goes up to {greatest} in the one and begins at "
-            f"{least} in the other",
+            f"chunks {before} and {after} overlap: {table.key[0]} goes up to {greatest} in the first, and begins at "
+            f"{least} in the second",
             where=str(table.name),
             hint="nothing was published; report this with the table's definition and the server's version",
         )
 
 
 def _numbers(values: pa.Array) -> pa.Array:
-    """Dates and times as the numbers that they are: Arrow cannot compare them all."""
+    """Return dates and times as their integers, because Arrow cannot compare all of these types."""
     if not pa.types.is_temporal(values.type):
         return values
     return values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())

@@ -1,7 +1,7 @@
-"""The stretches of the log from which a run takes the keys of touched rows, followed as one.
+"""Follows several stretches of the log, from which a run takes the keys of touched rows, as one.
 
-Tables that are read have theirs since the run's initial position. Those whose copies are rolled forward have it since
-the position of the copy.
+For tables that are read, the log is followed from the run's initial position. For tables that are rolled forward, it is
+followed from the position of their copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from airflow_provider_cdc.sources.api.window import TrackedTable
 
 @dataclass(frozen=True)
 class Tails:
-    """Several `LogTail`, each of other tables, as one of all of them."""
+    """Combines several `LogTail` objects, each with its own tables, into one with all tables."""
 
     tails: Sequence[LogTail]
 
@@ -40,7 +40,7 @@ class Tails:
     def read(self, log_end: LogEnd | None = None) -> Iterator[pa.RecordBatch]:
         for tail in self.tails:
             yield from tail.read(log_end)
-        # What any of them reads next is later than what all have read so far.
+        # Whatever a tail reads next must be ordered after everything that all tails have read so far.
         order = self.order
         for tail in self.tails:
             tail.go_on_from(order)
@@ -48,7 +48,7 @@ class Tails:
 
 @contextmanager
 def open_tails(step: Step, tracked: Sequence[TrackedTable]) -> Iterator[Tails]:
-    """Follow the log of ``tracked``."""
+    """Follow the log for the ``tracked`` tables."""
     source, manifest = step.source, step.manifest
     assert isinstance(source, ReadsAgain)
     by_start: dict[Position, list[TrackedTable]] = {}

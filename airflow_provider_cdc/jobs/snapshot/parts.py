@@ -1,4 +1,4 @@
-"""Parts: the orders that a snapshot is made of. A part is a run of neighbouring chunks of one table, for one task."""
+"""Parts: the orders of the snapshot step. A part is a sequence of neighbouring chunks of one table, for one task."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from airflow_provider_cdc.sources.api.source import Source
 
 PARTS_PER_SLOT = 4
 SMALLEST_PART_BYTES = 8 * 2**20
-"""Below this a task's own cost weighs more than what another core could save."""
+"""Parts below this size are not worth a task of their own: a task costs more than another core saves."""
 TABLE_CHUNKS, RUN_CHUNKS = 10_000, 50_000
-"""More chunks than that, of a table and of a run, cost more than they are good for, whatever size was asked for."""
+"""The largest number of chunks of a table, and of a run. More chunks cost more than they gain, whatever `chunk_rows`
+is."""
 _PLANNERS = 4
 
 
 @dataclass(frozen=True)
 class Part:
-    """``table`` is an index into the run's tables. ``weight`` estimates the bytes to read: it steers, nothing more."""
+    """``table`` is an index into the run's tables. ``weight`` is an estimate of the bytes to read; it only affects
+    scheduling and progress."""
 
     number: int
     table: int
@@ -40,10 +42,10 @@ class Part:
 
 
 def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int) -> list[Part]:
-    """Cut tables into parts; those that are rolled forward have none.
+    """Divide tables into parts. Tables that are rolled forward have no parts.
 
-    :param chunk_rows: about how many rows a chunk is to have.
-    :param slots: how many tasks run at the same time.
+    :param chunk_rows: the approximate number of rows of a chunk.
+    :param slots: the number of tasks that run at the same time.
     """
     total = sum(entry.table.rows for entry in tables if not entry.base)
 
@@ -65,17 +67,18 @@ def _planned(source: Source, entry: RunTable, chunk_rows: int) -> list[Chunk]:
 
 
 def _bounded(entry: RunTable, chunk_rows: int, total: int) -> int:
-    """The rows of a chunk, so that neither the table nor the run of ``total`` rows has too many chunks."""
+    """Return the rows per chunk, so that neither the table nor the run, which has ``total`` rows, has too many
+    chunks."""
     rows = max(chunk_rows, -(-entry.table.rows // TABLE_CHUNKS), -(-total // RUN_CHUNKS))
     if rows > chunk_rows and entry.table.rows > chunk_rows:
-        say(f"plan: {entry.table.name} is read in chunks of {rows:,} rows, not {chunk_rows:,}: they would be too many")
+        say(f"plan: {entry.table.name} is read in chunks of {rows:,} rows: {chunk_rows:,} would give too many chunks")
     return rows
 
 
 def bundle(parts: Sequence[Part], tables: Sequence[RunTable], slots: int) -> list[int]:
-    """How many neighbours among ``parts`` one Spark task reads: several only where they are small.
+    """Return the numbers of neighbouring ``parts`` that one Spark task reads. Only small parts are read together.
 
-    One that may wait for a lock is alone, so that nobody waits with it.
+    A part that may wait for a lock has its own task, so that no other part waits for the lock.
     """
     most = -(-len(parts) // (slots * PARTS_PER_SLOT))
     sizes: list[int] = []
@@ -95,13 +98,14 @@ def bundle(parts: Sequence[Part], tables: Sequence[RunTable], slots: int) -> lis
 
 
 def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], slots: int) -> list[Part]:
-    """Group each table's chunks into parts, the heaviest first, so that no core idles behind one late large part.
+    """Group each table's chunks into parts. The largest part is first, so that no large part begins last and keeps the
+    other cores waiting.
 
     A table that must be read at one exact position (it has no key, or the log lacks changes) is one part, for one
-    session, unless many sessions share one view of the data (``exported``).
+    session, unless several sessions share one exported snapshot (``exported``).
 
     :param chunks: the chunks of each table, in key order.
-    :param slots: how many tasks run at the same time.
+    :param slots: the number of tasks that run at the same time.
     """
     weights = [_weights(entry, chunk_weight) for entry, chunk_weight in zip(tables, chunks, strict=True)]
     total = sum(sum(chunk_weight) for chunk_weight in weights)
@@ -122,16 +126,16 @@ def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], sl
             together.append(chunk)
             weight += chunk_weight
         groups.append((weight, index, tuple(together)))
-    # The sooner a table with unlogged cascades is read, the fewer changes of its parents can be in the way.
+    # Read tables with unlogged cascades first, because a change of their parents before the read stops the run.
     groups.sort(key=lambda group: (not tables[group[1]].table.cascades_from, -group[0]))
     return [Part(number, index, chunk_weight, weight) for number, (weight, index, chunk_weight) in enumerate(groups)]
 
 
 def _weights(entry: RunTable, chunks: Sequence[Chunk]) -> list[int]:
-    """Estimated bytes of each chunk, at least 1."""
+    """Return the estimated bytes of each chunk, at least 1."""
     rows = sum(chunk.rows for chunk in chunks)
     if not rows:
-        # One that is rolled forward has no chunks.
+        # A table that is rolled forward has no chunks.
         return [max(1, entry.table.bytes // max(1, len(chunks)))] * len(chunks)
     per_row = max(1.0, entry.table.bytes / max(1, entry.table.rows, rows))
     return [max(1, round(chunk.rows * per_row)) for chunk in chunks]

@@ -1,7 +1,8 @@
-"""How far pieces of work are that are large or take long, for whoever watches: else a table that is read in one part,
-or a log that is one segment, is at 0 % until it ends, and so are small parts that one Spark task reads together.
+"""Progress within pieces of work (parts and log segments) that are large or take long.
 
-Tasks say it in files of the run's folder. Nothing rests on these, so a store that fails holds nothing up.
+Without it, a table that is read in one part, or a log of one segment, would show 0 % until its end. So would small
+parts that one Spark task reads together. Tasks write their progress to files in the run's folder. No result depends on
+these files, so errors of the store are ignored.
 """
 
 from __future__ import annotations
@@ -22,19 +23,20 @@ from airflow_provider_cdc.jobs.snapshot.parts import Part
 from airflow_provider_cdc.sources.api.window import LogSegment
 
 LARGE_BYTES = 2 * FILE_BYTES
-"""Pieces that weigh less say something only if they take longer than `EVERY_SECONDS`."""
+"""Smaller pieces report progress only if they take longer than `EVERY_SECONDS`."""
 EVERY_SECONDS = 5.0
 PARTS, SEGMENTS = "chunks/under-way", "delta/under-way"
-"""Where it is said."""
+"""The folders of the progress files."""
 _MOST = 0.99
-"""What is known of a piece's size is an estimate, and it is done when its record is there."""
+"""The greatest share that a piece can report: its size is an estimate, and only its record shows that it is done."""
 _LOOKED_AT = 64
-"""So many pieces at work are looked at, each of which is one file to read."""
+"""The largest number of pieces whose files are read in one look."""
 
 
 class Piece(NamedTuple):
-    """Work that says how far it is in the file ``name``. ``weight`` is in bytes, ``expected`` what it reads in all: of
-    a part rows, of a segment bytes."""
+    """A piece of work, which reports its progress in the file ``name``.
+
+    ``weight`` is its size in bytes. ``expected`` is what it reads in total: rows of a part, or bytes of a segment."""
 
     name: str
     weight: int
@@ -42,9 +44,9 @@ class Piece(NamedTuple):
 
 
 class Told(NamedTuple):
-    """``rows`` were read or are to be published, ``weight`` is that of the part of the work that is done.
-    ``read_whole``: of so many pieces all that was expected is read, and what is left is to write it, or more than was
-    expected."""
+    """The progress of several pieces. ``rows`` were read, or will be published. ``weight`` is the weight of the work
+    that is done. ``read_whole`` is the number of pieces that have read as much as expected: they still write, or they
+    have more to read than expected."""
 
     rows: int
     weight: float
@@ -52,18 +54,18 @@ class Told(NamedTuple):
 
 
 def piece_of_part(part: Part, tables: Sequence[RunTable]) -> Piece:
-    """The work that ``part`` is."""
+    """Return the piece of work of a part."""
     expected = sum(chunk.rows for chunk in part.chunks) or tables[part.table].table.rows
     return Piece(f"{PARTS}/{part.name}.json", part.weight, expected or 0)
 
 
 def piece_of_segment(window: str, segment: LogSegment) -> Piece:
-    """The work that a segment of the window of that name is."""
+    """Return the piece of work of a segment of the window with this name."""
     return Piece(f"{SEGMENTS}/{window}-{segment.number:06}.json", segment.bytes, segment.bytes)
 
 
 class UnderWay:
-    """Says, in a task, how far the piece is, if it is large or takes long."""
+    """Reports, in a task, the progress of its piece, if the piece is large or takes long."""
 
     def __init__(self, folder: Storage, piece: Piece) -> None:
         self._folder = folder
@@ -71,15 +73,15 @@ class UnderWay:
         self._read = self._rows = 0
         self._told = time.monotonic()
         if piece.weight > LARGE_BYTES:
-            # An earlier try of the same task may have left what it had read.
+            # Overwrite progress that an earlier try of the same task has left.
             self._tell()
 
     def add(self, read: int, rows: int) -> None:
-        """Tell of ``read`` more, and of ``rows`` more that are published."""
+        """Report ``read`` more units read, and ``rows`` more rows to publish."""
         self.reached(self._read + read, self._rows + rows)
 
     def reached(self, read: int, rows: int) -> None:
-        """Tell of ``read`` in all, and of ``rows``."""
+        """Report the totals: ``read`` units read, and ``rows`` rows to publish."""
         self._read, self._rows = read, rows
         if time.monotonic() - self._told >= EVERY_SECONDS:
             self._tell()
@@ -91,9 +93,9 @@ class UnderWay:
 
 
 def under_way(folder: Storage, place: str, pieces: Iterable[Piece]) -> Told:
-    """What was said of ``pieces``, which are not done.
+    """Read the progress of ``pieces`` that are not done.
 
-    :param place: the folder in which it is said.
+    :param place: the folder of the progress files.
     """
     rows, weight, read_whole = 0, 0.0, 0
     present = set[str]()
@@ -110,10 +112,10 @@ def under_way(folder: Storage, place: str, pieces: Iterable[Piece]) -> Told:
 
 
 class Watch:
-    """How far the pieces are that are left.
+    """Watches the progress of the pieces that are not done.
 
-    :param place: the folder in which it is said.
-    :param left: the pieces that are not done.
+    :param place: the folder of the progress files.
+    :param left: returns the pieces that are not done.
     """
 
     def __init__(self, folder: Storage, place: str, left: Callable[[], Sequence[Piece]]) -> None:
@@ -123,7 +125,7 @@ class Watch:
         self._all_read = 0
 
     def look(self) -> tuple[int, float]:
-        """The rows and the weight of what is done of the pieces."""
+        """Return the rows and the weight of the work that the pieces have done."""
         left = self._left()
         told = under_way(self._folder, self._place, left)
         self._all_read = len(left) if told.read_whole >= len(left) else 0
@@ -131,11 +133,12 @@ class Watch:
 
     @property
     def all_read(self) -> int:
-        """How many pieces were left at the last look, if all of them were read whole; else 0."""
+        """Return the number of pieces that were not done at the last look, if all of them had read as much as expected;
+        otherwise 0."""
         return self._all_read
 
 
 def forget(folder: Storage, place: str) -> None:
-    """Drop what earlier tries said: those pieces begin at nothing."""
+    """Delete the progress files of earlier tries, because their pieces begin again."""
     with suppress(CdcError, OSError, pa.ArrowException):
         folder.delete_folder(place)

@@ -30,11 +30,11 @@ DONE = "chunks/done"
 
 @dataclass(frozen=True)
 class PartRecord:
-    """A part that was read: into which files, for which plan, by a server of which incarnation.
+    """The record of a part that was read: its files, its plan, and the incarnation of the server.
 
-    ``upper``: the exact position of the read, as text; empty: each chunk was read at a time of its own. ``odd``: what
-    `survivors.noted` returned. ``extents``: those of its chunks (`key_order`). ``refused``: why its table cannot be
-    copied; then the part has no files. ``began`` (Unix seconds) and ``lane``: when it was read, and by which worker,
+    ``upper``: the exact position of the read, as text; empty: each chunk was read at its own time. ``odd``: the result
+    of `survivors.noted`. ``extents``: the extents of its chunks (`key_order`). ``refused``: why its table cannot be
+    copied; such a part has no files. ``began`` (Unix seconds) and ``lane``: when and by which worker the part was read,
     for the run's report.
     """
 
@@ -58,9 +58,9 @@ class PartRecord:
 
 @dataclass(frozen=True)
 class ReadPart:
-    """What a task that reads parts needs to know. It is sent to executors.
+    """A task that reads parts. It is sent to executors.
 
-    ``skips``: a part of a table that cannot be copied is recorded as that, and does not stop the step.
+    ``skips``: if a table cannot be copied, record this for the part, and do not stop the step.
     """
 
     staging: Staging
@@ -73,14 +73,14 @@ class ReadPart:
 
     @contextmanager
     def session(self) -> Iterator[ReadPart]:
-        """The same, for several parts, on as few sessions as will do. The files and records of all of them survive a
-        crash together, when the context ends; before that no record is there.
+        """Return a task for several parts that uses as few sessions as possible. Their files and records become durable
+        together when the context ends. Before that, no record exists.
         """
         with self.staging.folder.together() as folder, self.source.one_session() as source:
             yield replace(self, staging=replace(self.staging, folder=folder), source=source)
 
     def __call__(self, part: Part) -> PartRecord:
-        """Read one part to files, and write the record that says so."""
+        """Read one part to files, and write its record."""
         began, started = time.time(), time.monotonic()
         try:
             record = self._read(part, started)

@@ -1,4 +1,4 @@
-"""The task that reads touched rows again, by their keys."""
+"""The task that reads touched rows again by their keys."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from airflow_provider_cdc.sources.api.unrepresentable import naming_key
 
 LOOKUP_KEYS = 1000
 LOOKUP_BYTES = 2**20
-"""Bounds on the keys in one statement; one at least."""
+"""Bounds on the keys in one statement, which has at least one key."""
 _NO_KEYS = net_change_files.NET_SCHEMA.empty_table()
 
 
 @dataclass
 class FoundAgain:
-    """What one task found. ``files`` hold the rows, by the table's index; ``doubtful`` the keys (`net.NET_SCHEMA`) that
-    another pass has to read; ``refused`` says why tables cannot be copied."""
+    """The result of one task. ``files`` have the rows, by the table's index. ``doubtful`` files have the keys
+    (`NET_SCHEMA`) that another pass must read. ``refused``: why tables cannot be copied."""
 
     incarnation: str = ""
     files: dict[int, tuple[StagedFile, ...]] = field(default_factory=dict)
@@ -47,11 +47,11 @@ class FoundAgain:
 
 @dataclass(frozen=True)
 class ReadAgain:
-    """What a task that reads keys again needs to know. It is sent to executors.
+    """A task that reads rows again by their keys. It is sent to executors.
 
-    ``keys`` are files of `net.NET_SCHEMA`. ``view``: the incarnation of the server that shares a view, in which the
-    rows are read; empty: they are read as they are now, and ``order`` is what doubtful keys are given. ``skips``: that
-    a table cannot be copied is its outcome in the view, and does not stop the step.
+    ``keys`` are files of `NET_SCHEMA`. ``view``: the rows are read in an exported snapshot of the server with this
+    incarnation; empty: the current rows are read, and doubtful keys get the order ``order``. ``skips``: if a table
+    cannot be copied, a read in the exported snapshot reports this in its result, and does not stop the step.
     """
 
     staging: Staging
@@ -65,12 +65,12 @@ class ReadAgain:
 
     @contextmanager
     def session(self) -> Iterator[ReadAgain]:
-        """The same, for several orders, on as few sessions as will do."""
+        """Return a task for several orders that uses as few sessions as possible."""
         with self.source.one_session() as source:
             yield replace(self, source=source)
 
     def __call__(self, buckets: tuple[int, int]) -> FoundAgain:
-        """Read the rows whose keys lie in the buckets from one up to another."""
+        """Read the rows whose keys are in a range of buckets (the end is exclusive)."""
         with self.staging.reading():
             rows = pa.Table.from_batches(
                 net_change_files.read(
@@ -86,7 +86,7 @@ class ReadAgain:
             try:
                 doubtful.append(self._table(index, table_rows, rows_again))
             except ValueNotRepresentable as error:
-                # After a pass nobody would look for these keys any more.
+                # Only in the exported snapshot: after an earlier pass, these keys would not be read again.
                 if not (self.skips and self.view):
                     raise
                 rows_again.refused[index] = reason(error)
@@ -102,7 +102,11 @@ class ReadAgain:
         return rows_again
 
     def _table(self, index: int, keys: pa.Table, found: FoundAgain) -> pa.Table:
-        """Read the rows of one table; return the keys that are in doubt."""
+        """Read the rows of one table, and return the doubtful keys.
+
+        :raises CopyMismatch: the exported snapshot contradicts the log.
+        :raises SourceUnavailable: the server was restarted.
+        """
         table = self.tables[index].table
         name = f"chunks/{folder_name(table.name)}/part-again"
         doubtful = []
@@ -116,7 +120,8 @@ class ReadAgain:
                 seen = np.zeros(some.num_rows, np.int64)
                 wanted_keys = some["key"].chunk(0)
                 for batch in reader.find(some["before"].chunk(0)):
-                    # What the source takes for equal may have other bytes: such a row is another key's.
+                    # The source may return rows whose keys are equal in its collation but have other bytes. These rows
+                    # belong to other keys.
                     places = pc.index_in(row_bytes.encode(batch, table.key), value_set=wanted_keys)
                     found_there, stopping_values = copied(table, batch, reader.odd)
                     for value in stopping_values:
@@ -129,22 +134,20 @@ class ReadAgain:
                     asked_mask = places.is_valid()
                     wanted_rows = asked_mask if found_there is None else pc.and_(asked_mask, found_there)
                     writer.write(published_columns(table, batch).filter(wanted_rows))
-                # What the log says was left there has to be there, once, and nothing else.
+                # A row that exists according to the log must be found exactly once, and no other row may be found.
                 wrong |= seen != some["count"].to_numpy()
                 if self.view and wrong.any():
                     raise CopyMismatch(
-                        f"the log and a search by keys disagree about {counted(int(wrong.sum()), 'row')}: there but "
-                        "not found, or found but gone",
+                        f"the log and the search by keys contradict each other for {counted(int(wrong.sum()), 'row')}: "
+                        "a row that exists was not found, or a deleted row was found",
                         where=str(table.name),
-                        hint=f"look whether the index {table.key_index} is whole (amcheck; after an update of the "
-                        "operating system its collation may sort otherwise): REINDEX it, and trigger a new run",
+                        hint=f"check the index {table.key_index} with amcheck (an update of the operating system may "
+                        "have changed the sort order of its collation), REINDEX it, and trigger a new run",
                     )
                 doubtful.append(some.filter(pa.array(wrong)))
             incarnation = reader.settle()
         if found.incarnation not in ("", incarnation) or (self.view and incarnation != self.view):
-            raise SourceUnavailable(
-                "the server was restarted meanwhile", where=str(table.name), hint="the task can be retried as it is"
-            )
+            raise SourceUnavailable("the server was restarted meanwhile", where=str(table.name), hint="retry the task")
         found.incarnation = incarnation
         found.files[index] = tuple(writer.files)
         if reader.nulled:
@@ -153,7 +156,7 @@ class ReadAgain:
 
 
 def _portions(keys: pa.Table) -> Iterator[pa.Table]:
-    """``keys`` in portions for one statement each."""
+    """Divide ``keys`` into portions of one statement each."""
     ends = np.cumsum(pc.binary_length(keys["before"]).to_numpy())
     start = 0
     while start < keys.num_rows:

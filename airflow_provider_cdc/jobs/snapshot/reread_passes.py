@@ -1,18 +1,18 @@
-"""Reading again: how the snapshot step ends for a run that is exact where its reads end, by keys alone.
+"""Reading again: the last part of the snapshot step for a run that is exact where its reads end.
 
-Every chunk was read at a time of its own. The log tells which keys were touched since the run began, and the rows of
-these are read again, at last in one view at an exactly known position: so untouched rows are as they were at any time,
-touched ones as they are in the view, and a row that is not there any more counts as well. Whatever its position is, is
-the run's.
+Each chunk was read at its own time. The log has the keys that were touched since the run began. The rows of these keys
+are read again, at the end in one exported snapshot at an exactly known position. So every row is exact at that
+position: untouched rows never changed, touched rows are read in the snapshot, and a touched row that the snapshot does
+not have was deleted. The position of the snapshot becomes the position of the run.
 
-So that the view is short, however long the run was, *passes* go before it: each takes the log up to its present end,
-waits until all of that can be seen, and then reads the touched rows as they are at that moment. What was touched later
-is read again by the next pass, and by the view at last. A pass is trusted with nothing in doubt: where it does not see
-what the log says of a key, it leaves the key to the next one. In the view there is no doubt, and such a key is proof of
-a mistake (an index that does not find its rows, say) and stops the run.
+To keep the exported snapshot short, however long the run took, *passes* precede it. Each pass reads the log up to its
+current end, waits until all of these commits are visible, and reads the touched rows as they are then. Rows that are
+touched later are read again by the next pass or in the snapshot. A pass resolves no doubt: if the rows that it finds
+for a key contradict the log, it leaves the key to the next pass. In the snapshot, such a key proves an error (for
+example, an index that does not find its rows), and stops the run.
 
-The order of two things must never change: no read that counts begins after the view's position is fixed, but for those
-in the view itself; and if the view is lost, all that was read in it is dropped.
+Two rules are essential. After the position of the exported snapshot is fixed, no read outside of it may begin that
+counts. If the snapshot is lost, everything that was read in it is dropped.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import BUCKETS, TrackedTable, UpperBound
 
 FEW_KEYS = plan.FEW_KEYS
-"""So many touched keys are looked up in the view without another pass."""
+"""If at most this many keys are touched, they are looked up in the exported snapshot without another pass."""
 MOST_PASSES = 4
 KEYS_PER_TASK = 50_000
-"""Below this a task costs more than what another core could save."""
+"""Keys per task: with fewer, another task costs more than another core saves."""
 MOST_KEYS = 1_000_000
-"""That one task holds in memory, as far as there are buckets."""
-_FIRST = "snapshot: all chunks are read; reading in the log what was touched meanwhile"
-_NEXT = "snapshot: reading in the log what was touched during the pass"
+"""Keys that one task holds in memory; more only if there are not enough buckets."""
+_FIRST = "snapshot: all chunks are read; reading the log for rows that were touched meanwhile"
+_NEXT = "snapshot: reading the log for rows that were touched during the pass"
 SORT_BYTES = 64 * 2**20
-"""Of keys that the driver holds in memory to sort them."""
+"""Bytes of keys that the driver holds in memory to sort them."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Rows that one pass read again, as files by the table's name. They lie above the chunks and the layers before:
-    what was touched is not taken from these. ``since``: keys whose last change has a greater order were touched later,
-    and are not taken from this layer either."""
+    """Rows that one pass read again, as files by the table's name. They take precedence over the chunks and the earlier
+    layers. ``since``: keys whose last change has a greater order were touched after this pass, and are not taken from
+    this layer."""
 
     since: int
     files: dict[str, tuple[StagedFile, ...]]
@@ -69,8 +69,8 @@ class Layer:
 
 @dataclass(frozen=True)
 class Again:
-    """What was touched, and what was read again: the record of it. ``keys`` are files of `net.NET_SCHEMA`, of which the
-    last change of a key counts."""
+    """The record of the touched keys and of the rows that were read again. ``keys`` are files of `NET_SCHEMA`; the last
+    change of each key counts."""
 
     keys: tuple[StagedFile, ...] = ()
     layers: tuple[Layer, ...] = ()
@@ -80,7 +80,7 @@ class Again:
 
 @dataclass
 class Seen:
-    """What `read_again` returns: the bound of all reads, the record's content, and what the result tells of it."""
+    """The result of `read_again`: the bound of all reads, the record, and figures for the step's result."""
 
     bound: UpperBound
     again: Again
@@ -92,7 +92,7 @@ class Seen:
 
 @dataclass
 class _Keys:
-    """Touched keys as they are collected: all files, and those that no pass has read again yet."""
+    """The touched keys so far: all files, and the ``waiting`` files, whose rows no pass has read again yet."""
 
     files: list[StagedFile] = field(default_factory=list)
     waiting: list[StagedFile] = field(default_factory=list)
@@ -106,18 +106,18 @@ class _Keys:
 
     @property
     def count(self) -> int:
-        """How many keys wait, at most."""
+        """Return the largest possible number of keys whose rows must still be read again."""
         return sum(file.rows for file in self.waiting)
 
 
 def read_again(
     step: Step, incarnations: Callable[[], set[str]], in_view: Callable[[Source], None], meanwhile: Callable[[], None]
 ) -> Seen | None:
-    """Read touched rows again; return None if the server was restarted meanwhile, so that nothing counts.
+    """Read touched rows again. Return None if the server was restarted meanwhile: then no read counts.
 
-    :param incarnations: those of the server that the parts which were read are of.
-    :param in_view: reads the tables that are read in the view as a whole, all of them anew.
-    :param meanwhile: is called now and then.
+    :param incarnations: returns the incarnations of the server for all parts that were read.
+    :param in_view: reads all tables that are read in full in the exported snapshot.
+    :param meanwhile: is called from time to time.
     """
     patience = Patience("snapshot: read touched rows again")
     tracked, skipped = followed(step), dict[str, str]()
@@ -127,7 +127,7 @@ def read_again(
         except TransientError as error:
             patience.wait(error)
         except ValueNotRepresentable as error:
-            # One that was in a key for a while; rows are told apart by it.
+            # An odd value was in a key for some time. Keys identify rows, so the table cannot be copied.
             failed_table = (
                 table_of(error, (str(tracked_table.table.name) for tracked_table in tracked))
                 if step.manifest.options.skips
@@ -163,13 +163,13 @@ def _read_again(
                 break
             say(
                 f"snapshot: pass {number} of at most {MOST_PASSES}: {counted(keys.count, 'key')} touched meanwhile; "
-                "waiting until their changes can be seen, then reading their rows again"
+                "waiting until their changes are visible, then reading their rows again"
             )
             source.settle(lock)
             passed |= _pass(step, tail, keys, meanwhile)
             if len(incarnations() | passed) > 1:
                 return None
-        say("snapshot: opening the snapshot for what was touched last: waiting for transactions that write")
+        say("snapshot: exporting a snapshot to read the last touched rows: waiting for open write transactions")
         with source.share_reads(lock) as shared:
             opened = time.monotonic()
             assert isinstance(shared, ReadsAgain)
@@ -181,7 +181,7 @@ def _read_again(
             seen_keys = _look_up(step, shared, keys.waiting, bound, 0, meanwhile)
             in_view(shared)
             seconds = time.monotonic() - opened
-        # A task all of whose tables turned out to be impossible to copy has none.
+        # A task has no incarnation if none of its tables can be copied.
         if (incarnations() | {seen_key.incarnation for seen_key in seen_keys if seen_key.incarnation}) - {
             bound.incarnation
         }:
@@ -189,7 +189,7 @@ def _read_again(
         keys.layers.append(_layer(step, tail.order, seen_keys))
         keys.nulled += _nulled(step, seen_keys)
         say(
-            f"snapshot: {counted(looked_up, 'key')} read again in a view at {bound.upper}, "
+            f"snapshot: {counted(looked_up, 'key')} read again in an exported snapshot at {bound.upper}, "
             f"which was open for {seconds:.1f} s"
         )
         again = Again(tuple(keys.files), tuple(keys.layers), tail.transactions, tail.row_images)
@@ -200,7 +200,7 @@ def _read_again(
 
 
 def followed(step: Step) -> list[TrackedTable]:
-    """The tables of which touched rows are read again."""
+    """Return the tables whose touched rows are read again."""
     return [
         TrackedTable(index, entry.table, keys_only=True, forward=bool(entry.base))
         for index, entry in enumerate(step.tables)
@@ -209,7 +209,7 @@ def followed(step: Step) -> list[TrackedTable]:
 
 
 def _touched(step: Step, tail: Tails, log_end: LogEnd | None = None) -> list[StagedFile]:
-    """The keys that were touched since the last look, as files."""
+    """Write the keys that were touched since the last call to files, and return these files."""
     with step.staging.writer("delta/touched", net_change_files.NET_SCHEMA, QUICKEST) as writer:
         for rows in net_change_files.gathered(tail.read(log_end), SORT_BYTES):
             writer.write(net_change_files.in_buckets(net_change_files.last(rows)))
@@ -217,7 +217,7 @@ def _touched(step: Step, tail: Tails, log_end: LogEnd | None = None) -> list[Sta
 
 
 def _pass(step: Step, tail: Tails, keys: _Keys, meanwhile: Callable[[], None]) -> set[str]:
-    """Read the keys that wait, as they are now; return the incarnations of the server that did so."""
+    """Read the current rows of the waiting keys. Return the incarnations of the server during these reads."""
     seen_keys = _look_up(step, step.source, keys.waiting, None, tail.order, meanwhile)
     keys.layers.append(_layer(step, tail.order - 1, seen_keys))
     keys.nulled += _nulled(step, seen_keys)
@@ -237,7 +237,7 @@ def _look_up(
     if not waiting:
         return []
     count = sum(file.rows for file in waiting)
-    # What changed since the last copy may be more than a few tasks can hold.
+    # The changes since the last copy may be more than a few tasks can hold in memory.
     tasks = max(1, min(BUCKETS, max(min(step.slots * 4, count // KEYS_PER_TASK), count // MOST_KEYS)))
     work = ReadAgain(
         step.staging,
@@ -279,8 +279,8 @@ def _nulled(step: Step, found: Sequence[FoundAgain]) -> list[tuple[str, dict[str
 
 
 def read_record(run: Run) -> Again:
-    """What the snapshot step read again.
+    """Return the record of what the snapshot step read again.
 
-    :raises ManifestError: it is not done.
+    :raises ManifestError: the step is not done.
     """
     return records.read_named(Again, run.folder, run.found(SnapshotResult).again)

@@ -1,8 +1,8 @@
-"""The snapshot step: reads every chunk of every table, each at a time of its own, and then bounds what was read.
+"""The snapshot step: reads every chunk of every table, each at its own time, and then bounds the reads.
 
-Exactness rests on two things here. The bound is taken after the last read that counts has ended. And the files that
-count are fixed at that moment, in a record of this try: a task that Spark started twice, or another try of this step
-that was presumed dead, may end later, and what those leave is not in there.
+Exactness depends on two rules. The bound is taken after the end of the last read that counts. At that moment, the files
+that count are fixed in a record of this try. A task that Spark started twice, or another try of this step that was
+presumed dead, may end later, but its files are not in the record.
 """
 
 from __future__ import annotations
@@ -47,14 +47,13 @@ from airflow_provider_cdc.sources.planning.selections import check_still
 
 PLAN = "chunks/plan.json"
 READS = 5
-"""How often parts are read again because the server restarted."""
+"""The largest number of reads. After each one, the parts from before a restart of the server are read again."""
 
 
 @dataclass(frozen=True)
 class TableFiles:
-    """What was read of one table. ``upper`` is the exact position of the read, as text; empty unless the table
-    needs one.
-    ``odd`` are values that no Arrow type holds (`survivors`)."""
+    """The files that were read of one table. ``upper`` is the exact position of the read, as text; empty unless the
+    table needs one. ``odd`` are the rows with values that no Arrow type holds (`survivors`)."""
 
     files: tuple[StagedFile, ...]
     upper: str
@@ -72,7 +71,7 @@ class TableFiles:
 def snapshot(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> SnapshotResult:
     """Read all tables of the run in ``folder``.
 
-    Returns what the run records. `read_table_files` has the files.
+    Returns the result that the run records. `read_table_files` returns the files.
     """
     return run_step(SNAPSHOT, spark, folder, settings, _snapshot)
 
@@ -82,11 +81,11 @@ def _snapshot(step: Step) -> SnapshotResult:
         check_still(step.source, entry.table)
     if rolled := sum(bool(entry.base) for entry in step.tables):
         say(f"snapshot: {counted(rolled, 'table')} not read, but rolled forward from the last copies")
-    # Where rows are read again, those of the others are, too.
+    # If rows of some table are read again, so are the rows of the tables that are rolled forward.
     tables = [entry.table for entry in step.tables if not entry.base or entry.at_upper]
     if not tables:
         return _nothing_read(step)
-    # Better to find out now than after hours of reading.
+    # Check the tables now, not only after hours of reading.
     persist("snapshot: check the tables", lambda: step.source.check_tables(tables))
     chunk_rows = step.manifest.options.chunk_rows
     plan = step.plan(PLAN, Part, lambda: cut(step.source, step.tables, chunk_rows, step.slots))
@@ -100,7 +99,7 @@ def _snapshot(step: Step) -> SnapshotResult:
         if step.manifest.at_upper and not _stale(done, bound):
             seen = _read_again(step, plan, done)
             bound = seen.bound if seen else step.source.bound_reads()
-        # What a server took back when it crashed is in no log, so nothing could rewind it.
+        # A crash can undo changes that were read. The log does not have them, so these parts cannot be rewound.
         stale = _stale(done, bound)
         if not stale and (seen or not step.manifest.at_upper):
             break
@@ -110,7 +109,7 @@ def _snapshot(step: Step) -> SnapshotResult:
     else:
         raise SourceUnavailable(
             f"the server restarted during each of {READS} reads",
-            hint="find out why it restarts; the task can be retried as it is",
+            hint="find out why the server restarts, then retry the task",
         )
     persist("snapshot: check the tables", lambda: step.source.check_tables(tables))
 
@@ -163,18 +162,19 @@ def _note_timeline(step: Step, parts: Sequence[Part], done: Mapping[int, PartRec
         for part, record in read
         if record.began
     ]
-    # It is for people, and no reason to fail.
+    # The timeline is only for the report, so a failure to write it does not fail the step.
     with suppress(CdcError, OSError):
         write_timeline(step.folder, bars)
 
 
 def _stale(done: Mapping[int, PartRecord], bound: UpperBound) -> list[int]:
-    """The parts that were read before the server was restarted."""
+    """Return the parts that were read before the server was restarted."""
     return [number for number, record in done.items() if record.incarnation != bound.incarnation and not record.refused]
 
 
 def _read_all(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> UpperBound:
-    """Read the parts that have no record, but for those that the view is for; return the bound of all reads so far."""
+    """Read the parts without a record, except those to be read in the exported snapshot of the run's position. Return
+    the bound of all reads so far."""
     _drop_read_in_view(step, plan.orders, done)
     _read(step, plan, done)
     return persist("snapshot: bound the reads", step.source.bound_reads)
@@ -182,7 +182,7 @@ def _read_all(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> Uppe
 
 def _read_again(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> Seen | None:
     watch = Watch(step)
-    patience = Patience("snapshot: read in one view")
+    patience = Patience("snapshot: read in one exported snapshot")
 
     def incarnations() -> set[str]:
         return {record.incarnation for record in done.values() if not record.refused}
@@ -197,7 +197,7 @@ def _read_again(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> Se
 
 
 def _drop_read_in_view(step: Step, parts: Sequence[Part], done: dict[int, PartRecord]) -> None:
-    """Drop the records of what is to be read at the run's position: each try has another one."""
+    """Drop the records of the parts that are read at the run's position: each try has another position."""
     for part in parts:
         if _waits_for_view(step, part):
             done.pop(part.number, None)
@@ -222,8 +222,9 @@ def _nothing_read(step: Step) -> SnapshotResult:
 
 
 def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
-    """Read the parts that have no record, but for those that the view is for, and add theirs to ``done``."""
-    patience = Patience("snapshot: read in one view")
+    """Read the parts without a record, except those to be read in the exported snapshot of the run's position. Add
+    their records to ``done``."""
+    patience = Patience("snapshot: read in one exported snapshot")
     watch = Watch(step)
     while True:
         _drop_half_read(step, plan.orders, done)
@@ -234,7 +235,7 @@ def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
                 brief = "exported" in shared
                 return _read_missing(step, plan.id, missing, source, done, watch, patience, brief=brief)
         except TransientError as error:
-            # Separate reads were already retried one by one; a view that has ended must be opened anew.
+            # Separate reads were already retried one by one. A lost snapshot must be exported again.
             if "exported" not in shared:
                 raise
             patience.wait(error)
@@ -259,7 +260,7 @@ def _read_missing(
     weights = {part.number: part.weight for part in missing}
 
     def at_work() -> list[Part]:
-        # Spark takes the parts in their order.
+        # Spark starts the parts in their order.
         return list(islice((part for part in missing if part.number not in done), step.slots))
 
     def left() -> list[Piece]:
@@ -277,7 +278,7 @@ def _read_missing(
         backlog=lambda: watch.backlog,
         under_way=watched.look,
         waiting=lambda: f"{counted(watched.all_read, 'part')} to be written" if watched.all_read else "",
-        then="rows that were touched meanwhile are read again" if step.manifest.at_upper and not brief else "",
+        then="touched rows are read again" if step.manifest.at_upper and not brief else "",
         note=note,
     )
     options = step.manifest.options
@@ -305,7 +306,8 @@ def _read_missing(
 
 
 def _drop_half_read(step: Step, parts: Sequence[Part], done: dict[int, PartRecord]) -> None:
-    """Drop the records of tables that need one exact position and were not read whole: the next try has another."""
+    """Drop the records of tables that need one exact position and were not read in full: the next try has another
+    position."""
     uppers: dict[int, set[str | None]] = defaultdict(set)
     for part in parts:
         uppers[part.table].add(done[part.number].upper if part.number in done else None)
@@ -332,9 +334,9 @@ def _by_table(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord])
 
 
 def read_table_files(run: Run) -> dict[str, TableFiles]:
-    """What the snapshot step read, by table.
+    """Return the files that the snapshot step read, by table.
 
-    :raises ManifestError: it is not done.
+    :raises ManifestError: the step is not done.
     """
     return records.read_named(dict[str, TableFiles], run.folder, run.found(SnapshotResult).record)
 

@@ -1,8 +1,8 @@
-"""Values that no Arrow type holds, in rows that may be gone when the copy is rewound.
+"""Values that no Arrow type holds (odd values), in rows that the rewind may remove.
 
-The tasks that read leave a placeholder in their stead, and in the part's record the key of each such row. A row that
-the window touches is taken out whatever it holds, and its *before* is decoded by the rules of its own (`rewind`). The
-others survive, and each of them would be published with the placeholder: they stop the run, all together.
+The tasks that read write a placeholder for each odd value, and record the key of its row. If the window touches the
+row, the rewind removes the row, and decodes its *before* by its own rules (`rewind`). The other rows survive, and would
+be published with the placeholder. These rows stop the run, with one error for all of them.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.sources.api.unrepresentable import MOST, OddValue, naming_key
 
 _SHOWN = 5
-"""Columns that a message names one by one."""
+"""The largest number of columns that a message names."""
 
 
 @dataclass(frozen=True)
 class OddRow:
-    """A row with an odd value, in a part's record: its key, the column, and what to say of it.
+    """A row with an odd value, in a part's record: its key, the column (``where``), and the error's message and hint.
 
-    ``key`` is in hexadecimal digits, as `core.row_bytes` encodes it.
+    ``key`` is the key as `core.row_bytes` encodes it, in hexadecimal digits.
     """
 
     key: str
@@ -41,8 +41,8 @@ class OddRow:
 
 
 def noted(table: Table, batch: pa.RecordBatch, odd: Sequence[OddValue]) -> list[OddRow]:
-    """What a part's record holds of the odd values of one batch."""
-    # More of them stop the part, whichever they are; and keys hold none.
+    """Return the entries of a part's record for the odd values of one batch."""
+    # More than `MOST` odd values stop the part, so further ones need no entry. Keys have no odd values.
     odd = odd[: MOST + 1]
     keys = row_bytes.encode(batch.take(pa.array([value.row for value in odd], pa.int64())), list(table.key))
     return [
@@ -52,20 +52,20 @@ def noted(table: Table, batch: pa.RecordBatch, odd: Sequence[OddValue]) -> list[
 
 
 def check_count(found: Sequence[OddRow]) -> None:
-    """Give up a part with so many odd values that they are no accident of the moment.
+    """Stop a part with so many odd values that it is unlikely that the window touches all of these rows.
 
-    :raises ValueNotRepresentable: the first of them.
+    :raises ValueNotRepresentable: there are more than `MOST` odd values.
     """
     if len(found) > MOST:
         raise _error(found)
 
 
 def check_survivors(run: Storage, change: Sequence[StagedFile], odd: Mapping[int, Sequence[OddRow]]) -> None:
-    """Make sure that every row with an odd value is touched by the window.
+    """Check that the window touches every row with an odd value.
 
     :param change: the files of the window's net change.
-    :param odd: what `noted` returned, by the table's index.
-    :raises ValueNotRepresentable: rows survive; the message tells of all columns.
+    :param odd: the results of `noted`, by the table's index.
+    :raises ValueNotRepresentable: rows survive; the message covers all columns.
     """
     untouched = [value for index, values in odd.items() for value in _untouched(run, change, index, values)]
     if untouched:
@@ -73,7 +73,8 @@ def check_survivors(run: Storage, change: Sequence[StagedFile], odd: Mapping[int
 
 
 def surviving(run: Storage, change: Sequence[StagedFile], odd: Mapping[int, Sequence[OddRow]]) -> dict[int, str]:
-    """Why each table with such a row cannot be copied, by its index; the arguments are those of `check_survivors`."""
+    """Return, by the table's index, why each table with a surviving row cannot be copied. The arguments are the same as
+    for `check_survivors`."""
     untouched = {index: list(_untouched(run, change, index, values)) for index, values in odd.items()}
     return {index: reason(_error(values)) for index, values in untouched.items() if values}
 
