@@ -1,4 +1,4 @@
-"""What the Spark steps check, whatever the kind of source: declarations of what looks while it does its own work."""
+"""Declarations of the checks that the Spark steps make during their work, for every kind of source."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.one-beginning",
-        "At most one beginning of a run is ever published.",
+        "If a run is started again, at most one of its starts is published.",
         (),
         "clear lock_and_record and the tasks after it",
         raised_by=(
@@ -24,15 +24,14 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.chunk-order",
-        "Chunks do not overlap: the keys of each are below those of the next.",
+        "Chunks do not overlap: the keys of each chunk are below the keys of the next one.",
         (),
         "report it with the table's definition and the server's version",
         raised_by=(Raised(Moment.READS_ENDED, "jobs.snapshot.key_order:check_key_order"),),
     ),
     Check(
         "run.odd-values",
-        "A value that no Arrow type holds is published by the policy that the run has, or is of a row that the window "
-        "takes out.",
+        "A value that no Arrow type holds is published according to `unrepresentable`, or the window removes its row.",
         (),
         "set unrepresentable, or correct the value",
         raised_by=(
@@ -42,9 +41,9 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.rows-again",
-        "Rows that are read again are there exactly if the log says so (again).",
+        "A row that is read again is found exactly if it exists according to the log (again).",
         (),
-        "REINDEX the index that does not find its rows, and trigger a new run",
+        "REINDEX the index of the key, and trigger a new run",
         raised_by=(Raised(Moment.READS_ENDED, "jobs.snapshot.reread:ReadAgain._table"),),
     ),
     Check(
@@ -56,7 +55,7 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.rows-of-the-log",
-        "Every row that the log takes out of a keyless table was read.",
+        "Every row that the log removes from a keyless table was read.",
         (),
         "trigger a new run; if it recurs, report it with the server's version",
         raised_by=(
@@ -66,8 +65,8 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.rows-of-the-copy",
-        "Each row of a copy that is rolled forward is, bit for bit, what the log says it was, and there exactly if the "
-        "log says so.",
+        "Each changed row of a copy that is rolled forward is, bit for bit, the old row in the log, and exists exactly "
+        "if it exists according to the log.",
         (),
         "read the table in full (refresh=full)",
         raised_by=(
@@ -77,7 +76,7 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.files",
-        "Each file is what its record says, read to its last byte.",
+        "Each file, read to its last byte, matches its record.",
         (),
         "clear the task that wrote the file, or trigger a new run",
         raised_by=(

@@ -1,6 +1,6 @@
-"""The change feed: the tasks of consolidate that make files of what extract_delta left of single changes.
+"""The change feed: the tasks of consolidate that write feed files from the row changes that extract_delta has read.
 
-A task writes the feed of one table, or of a large one a slice of it.
+A task writes the feed of one table, or one slice of the feed of a large table.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA
 
 DECODED_ROWS = 65_536
-_NOT_PUBLISHED = "choose unrepresentable = null or string for it, or leave the option changes out"
+_NOT_PUBLISHED = "set unrepresentable to null or string for this table, or leave the option changes out"
 
 
 @dataclass(frozen=True)
 class FeedOrder:
-    """An order: write the feed of a table, or the ``slice`` of it, whose first change has the order ``first``."""
+    """An order: write the feed of a table, or one ``slice`` of it. The first change gets the order ``first``."""
 
     table: int
     first: int
@@ -49,7 +49,7 @@ class FeedOrder:
 
 @dataclass(frozen=True)
 class FeedOutcome:
-    """The files of a table's feed or of a slice of it; or why it has none (``refused``)."""
+    """The files of a table's feed or of a slice of it. ``refused``: why the table has no feed."""
 
     table: int
     files: tuple[StagedFile, ...] = ()
@@ -58,9 +58,9 @@ class FeedOutcome:
 
 @dataclass(frozen=True)
 class FeedTask:
-    """What a task that makes a feed needs to know. It is sent to executors.
+    """A task that writes change feeds. It is sent to executors.
 
-    ``skips``: that a table cannot be copied is its outcome, and does not stop the step.
+    ``skips``: if the table cannot be copied, report this in the outcome, and do not stop the step.
     """
 
     staging: Staging
@@ -93,15 +93,15 @@ class FeedTask:
                     following += feed_rows.num_rows
         if order.slice is not None and following - order.first != order.slice.rows:
             raise DecodeError(
-                f"{following - order.first:,} changes were read and {order.slice.rows:,} were counted",
+                f"{following - order.first:,} changes were read, but {order.slice.rows:,} were counted",
                 where=f"the changes of {table.name}",
             )
-        # Readers see the schema of a feed without changes, too.
+        # An empty file shows readers the schema of a feed without changes.
         return tuple(writer.files) or (self.staging.write_empty(f"{name}/part-empty", schema),)
 
     def _told(self, table: Table, rows: pa.Table, schema: pa.Schema, first: int) -> pa.Table:
         if table.selection.where is not None:
-            # A row that comes into the part that is copied is new there, and one that leaves it is gone.
+            # A row that starts to fulfil the condition is inserted into the copied part. A row that stops is deleted.
             rows = rows.combine_chunks()
             for name in ("before", "after"):
                 images = copied_images(self.source, table, _array(rows[name]))
@@ -129,9 +129,9 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def _in_order(staging: Staging, window: WindowChanges, table: int, part: Slice | None) -> Iterator[pa.Table]:
-    """The changes of a table, of `CHANGE_SCHEMA`, in the order of their commits.
+    """Yield the changes of a table, of `CHANGE_SCHEMA`, in the order of their commits.
 
-    :param part: the slice of them; None: all.
+    :param part: only the changes of this slice; None: all changes.
     """
     pieces_by_segment = {piece.segment: piece for piece in window.pieces}
     late = list(part.late) if part is not None else _late(staging, window, pieces_by_segment, table)
@@ -146,7 +146,7 @@ def _in_order(staging: Staging, window: WindowChanges, table: int, part: Slice |
                 rows = rows.slice(cut)
             orders = rows["order"].to_numpy()
             if (last is not None and orders[0] < last) or (np.diff(orders) < 0).any():
-                raise DecodeError("changes of the log are not in their order", where=staging.folder.uri)
+                raise DecodeError("the changes are not in the order of the log", where=staging.folder.uri)
             last = int(orders[-1])
             yield rows
     for late_change in late:
@@ -154,7 +154,7 @@ def _in_order(staging: Staging, window: WindowChanges, table: int, part: Slice |
 
 
 def _late(staging: Staging, window: WindowChanges, own: Mapping[int, Piece], table: int) -> list[Late]:
-    """What is late and has changes of the table."""
+    """Return the late transactions that have changes of the table."""
     waiting = set[tuple[int, str]]()
     for segment in {late_change.segment for late_change in window.late}:
         for rows in _groups(staging, own[segment], table, ["table", "pending"]):
@@ -175,9 +175,10 @@ def _committed(staging: Staging, piece: Piece, table: int, late: Late) -> Iterat
 def _read(
     staging: Staging, piece: Piece, table: int, pending: str | None, groups: Set[RowGroup] | None = None
 ) -> Iterator[pa.Table]:
-    """The changes of a table in a segment, in their order; those that count there, or those that are ``pending``.
+    """Yield the changes of a table in a segment, in their order.
 
-    :param groups: those that are read; None: all.
+    :param pending: only the changes of this prepared transaction; None: only the changes that are not pending.
+    :param groups: only the changes in these row groups; None: in all.
     """
     for rows in _groups(staging, piece, table, CHANGE_SCHEMA.names, groups):
         counts = rows["pending"].is_null() if pending is None else pc.equal(rows["pending"], pending)
@@ -189,7 +190,7 @@ def _read(
 def _groups(
     staging: Staging, piece: Piece, table: int, columns: Sequence[str], groups: Set[RowGroup] | None = None
 ) -> Iterator[pa.Table]:
-    """All changes of a table in a segment's files, or in ``groups``."""
+    """Yield all changes of a table in a segment's files, or only in ``groups``."""
     column = CHANGE_SCHEMA.get_field_index("table")
     read_files = None if groups is None else {(one.segment, one.file) for one in groups}
     for number, file in enumerate(piece.files):
@@ -209,10 +210,10 @@ def _groups(
 def stage_feeds(
     step: Step, windows: Sequence[WindowChanges], copied: Sequence[int]
 ) -> tuple[dict[int, Feed], dict[int, str]]:
-    """Make the feeds of the tables that are rolled forward, and say why tables cannot have one.
+    """Write the feeds of the tables that are rolled forward. Return the feeds, and why other tables cannot have one.
 
-    :param windows: none, if the run is to make no feeds.
-    :param copied: indexes of tables.
+    :param windows: empty if the run makes no feeds.
+    :param copied: the indices of the tables that are copied.
     """
     if not windows:
         return {}, {}
@@ -248,11 +249,12 @@ def stage_feeds(
 
 
 def _orders(step: Step, window: WindowChanges, firsts: Mapping[int, int]) -> list[FeedOrder]:
-    """The orders for the tables of a window, those of each table in the order of its changes.
+    """Return the orders for the tables of a window. The orders of each table are in the order of its changes.
 
-    A table of which a part is copied is one order: how many of its changes are published is known once all are read.
+    A table with a condition (`where`) is one order, because the number of its published changes is known only after all
+    changes were read.
 
-    :param firsts: the order of the first change of each table's feed.
+    :param firsts: the order number of the first change of each table's feed.
     """
     tables = [index for index in window.tables if index in firsts]
     whole = [index for index in tables if step.tables[index].table.selection.where is None]

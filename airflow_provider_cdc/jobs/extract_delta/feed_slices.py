@@ -1,9 +1,8 @@
-"""Cuts the changes of large tables into slices, each of which one task writes files of.
+"""Divides the changes of large tables into slices. One task writes each slice.
 
-Each change of a feed has a number that grows by one from change to change. So before a slice can be written, the
-changes before it have to be counted: each file of the window is looked at once, by a task of its own, which reads three
-narrow columns. Slices are runs of row groups, in the order of the log; what a transaction that was prepared earlier
-changed belongs to the slice in which its commit lies.
+The changes of a feed are numbered consecutively. So before a slice can be written, the changes before it must be
+counted: one task per file of the window reads three narrow columns. A slice is a sequence of row groups in the order of
+the log. The changes of a transaction that was prepared in an earlier segment belong to the slice with its commit.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.jobs.extract_delta.window_changes import Late, Piece, RowGroup, WindowChanges
 
 SPLIT_BYTES = 64 * 2**20
-"""A window whose changes are fewer bytes is not worth a look of its own."""
+"""A window with fewer bytes of changes is not divided: counting its changes would cost more than it saves."""
 SLICE_ROWS = 500_000
-"""About so many changes are written by one task at the least."""
+"""The approximate least number of changes that one task writes."""
 _COLUMNS = ("table", "order", "pending")
 
 
@@ -35,8 +34,9 @@ class FileOrder:
 
 @dataclass(frozen=True)
 class GroupCount:
-    """How many changes of a table a row group has that count there (``pending`` is empty), or that are ``pending``; and
-    the orders of the first one and the last one."""
+    """The number of changes of a table in a row group, and the orders of the first and the last of them.
+
+    ``pending`` is the id of the prepared transaction that made the changes; empty: the changes are not pending."""
 
     place: RowGroup
     table: int
@@ -48,7 +48,7 @@ class GroupCount:
 
 @dataclass(frozen=True)
 class CountChanges:
-    """What a task that counts changes needs to know. It is sent to executors."""
+    """A task that counts changes. It is sent to executors."""
 
     staging: Staging
     tables: tuple[int, ...]
@@ -77,7 +77,8 @@ class CountChanges:
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of a table's changes: those that count in ``groups``, and those of the transactions that are ``late``."""
+    """A part of a table's changes: the changes in ``groups`` that are not pending, and those of ``late``
+    transactions."""
 
     groups: tuple[RowGroup, ...]
     late: tuple[Late, ...]
@@ -85,15 +86,15 @@ class Slice:
 
 
 def files_of(window: WindowChanges) -> list[FileOrder]:
-    """The files of a window."""
+    """Return the files of a window."""
     return [FileOrder(piece.segment, file) for piece in window.pieces for file in range(len(piece.files))]
 
 
 def slices_of(window: WindowChanges, table: int, counts: Sequence[GroupCount], slice_rows: int) -> list[Slice]:
-    """The slices of a table's changes, in their order.
+    """Return the slices of a table's changes, in their order.
 
-    :param counts: of all files of the window.
-    :param slice_rows: about how many changes each slice has.
+    :param counts: the counts of all files of the window.
+    :param slice_rows: the approximate number of changes of each slice.
     :raises DecodeError: the changes are not in the order of the log.
     """
     own = [one for one in counts if one.table == table]
@@ -103,7 +104,7 @@ def slices_of(window: WindowChanges, table: int, counts: Sequence[GroupCount], s
         key=lambda one: (at[one.place.segment], one.place.file, one.place.group),
     )
     if any(after.first < before.last for before, after in pairwise(counting)):
-        raise DecodeError("changes of the log are not in their order", where=f"table {table}")
+        raise DecodeError("the changes are not in the order of the log", where=f"table {table}")
     prepared: dict[tuple[int, str], int] = {}
     for one in own:
         if one.pending:
@@ -118,7 +119,7 @@ def slices_of(window: WindowChanges, table: int, counts: Sequence[GroupCount], s
         groups.append(one.place)
         rows += one.rows
         is_last = number == len(counting) - 1
-        # As `_in_order` has it: before the first change that comes after the commit.
+        # As in `_in_order`: the late changes precede the first change after their commit.
         while waiting and (is_last or waiting[0].at.order < one.last):
             late.append(waiting.pop(0))
             rows += prepared[late[-1].segment, late[-1].pending]

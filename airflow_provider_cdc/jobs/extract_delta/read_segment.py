@@ -1,4 +1,4 @@
-"""The tasks of extract_delta: read segments of the log to files, and compose what several of them say."""
+"""The tasks of extract_delta: read segments of the log to files, and compose the net changes of several segments."""
 
 from __future__ import annotations
 
@@ -20,19 +20,21 @@ from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, LogSegment, S
 
 DONE = "delta/done"
 SORT_BYTES = 256 * 2**20
-"""How many bytes of changes a segment's task holds in memory to sort them."""
+"""Bytes of changes that the task of a segment holds in memory to sort them."""
 GATHERED_BYTES = 64 * 2**20
-"""Likewise, where the source has sorted nearly all of them: those of keyed tables."""
+"""The same, if all tables are keyed: the source has already sorted nearly all of their changes."""
 COMPOSED_ROWS = 65_536
-"""How many changes are composed at a time."""
+"""Number of changes that are composed at a time."""
 
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """A segment that was read: into which files, for which plan. ``counts`` is what `net.count_by_table` gives.
-    ``refused``: why tables cannot be copied, by their names; of these the files may lack changes. ``changes`` are the
-    files with the single changes of the tables of which they are wanted, of `CHANGE_SCHEMA`. ``held`` is how many bytes
-    those of ``files`` are in memory."""
+    """The record of a segment that was read: its plan, and its files.
+
+    ``counts`` is the result of `net_change_files.count_by_table`. ``refused``: why tables cannot be copied, by their
+    names; the files may lack changes of these tables. ``changes`` are the files with the single row changes
+    (`CHANGE_SCHEMA`) of the tables with a change feed. ``held`` is the size of the rows of ``files`` in memory, in
+    bytes."""
 
     plan: str
     segment: int
@@ -47,10 +49,10 @@ class SegmentRecord:
 
 @dataclass(frozen=True)
 class ReadSegment:
-    """What a task that reads a segment of the window ``name`` needs to know. It is sent to executors.
+    """A task that reads segments of the window ``name``. It is sent to executors.
 
-    ``start``: the position that the window begins at. ``skips``: a table that cannot be copied is left out, and does
-    not stop the step, unless no other is left: ``alone`` says that the run has none but ``tables``.
+    ``start``: the position at which the window begins. ``skips``: a table that cannot be copied is left out, and does
+    not stop the step, unless it is the last table of the run. ``alone``: the run has no tables other than ``tables``.
     """
 
     staging: Staging
@@ -63,7 +65,7 @@ class ReadSegment:
     alone: bool = True
 
     def __call__(self, segment: LogSegment) -> SegmentRecord:
-        """Write the net change of one segment, and the record that says so."""
+        """Write the net change of one segment, and its record."""
         tables, refused = self.tables, dict[str, str]()
         while True:
             try:
@@ -104,7 +106,7 @@ class ReadSegment:
 
 @dataclass(frozen=True)
 class ComposeBuckets:
-    """What a task that composes segments of the window ``name`` needs to know. It is sent to executors."""
+    """A task that composes the segments of the window ``name``. It is sent to executors."""
 
     staging: Staging
     name: str
@@ -143,13 +145,13 @@ class ComposeBuckets:
 
 @dataclass(frozen=True)
 class LastOfBuckets:
-    """What a task that composes touched keys needs to know. It is sent to executors."""
+    """A task that composes touched keys. It is sent to executors."""
 
     staging: Staging
     files: tuple[StagedFile, ...]
 
     def __call__(self, buckets: tuple[int, int]) -> net_change_files.NetChange:
-        """The last change of each key in some buckets."""
+        """Write the last change of each key in some buckets."""
         with self.staging.reading():
             rows = net_change_files.last(
                 pa.Table.from_batches(

@@ -1,14 +1,15 @@
-"""The extract_delta step: reads the log of each window, as one net change.
+"""The extract_delta step: reads the log of each window, and reduces it to one net change.
 
-Tables that were read have one window, from the initial position to the end of the reads. Those that are rolled forward
-have the one from their base's position to the initial position. Tables with the same window are read together.
+The window of tables that were read is from the initial position to the end of the reads. The window of tables that are
+rolled forward is from the position of their base to the initial position. Tables with the same window are read
+together.
 
-Each segment of the log is one task, which nets what it reads (``core.net_change``: the order of grouping is free). The
-net changes of several segments are composed by key, in tasks that take some buckets of all keys each. One segment is
-net as it is.
+One task reads each segment of the log, and reduces it to its net change (``core.net_change``: changes may be grouped in
+any order). If a window has several segments, further tasks compose their net changes by key. Each of these tasks
+handles some buckets of all keys.
 
-So the shuffle goes through files that the tasks write and read themselves: rows go from Arrow to Arrow and not through
-the JVM, and a small window costs no more than one small job.
+So the shuffle uses files that the tasks write and read themselves. Rows stay in Arrow and do not pass through the JVM,
+and a small window costs only one small job.
 """
 
 from __future__ import annotations
@@ -59,18 +60,18 @@ PLAN = "delta/plan.json"
 BACK = "segment"
 """The name of the window of tables that were read."""
 COMPOSE_BYTES = 256 * 2**20
-"""What one task composes at the most, in bytes of the files it reads."""
+"""The largest input of one composing task, in bytes of the files that it reads."""
 HELD_BYTES = 2**30
-"""And in memory: documents that are much alike are many times as large there."""
+"""The largest input of one composing task in memory. Similar documents are many times larger there than in files."""
 SMALL_BYTES = 16 * 2**20
-"""Below this another task costs more than it saves."""
+"""Bytes per task: with fewer, another task costs more than it saves."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """A stretch of the log that is applied to some tables: what comes after ``start``, up to what the tables say.
+    """A part of the log that is applied to some tables: from ``start`` up to the position that each table requires.
 
-    ``name`` begins the names of its files. ``segments`` gives its segments.
+    ``name`` is the prefix of its files' names. ``segments`` returns its segments.
     """
 
     name: str
@@ -87,11 +88,11 @@ class Window:
 
 
 def extract_delta(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> DeltaResult:
-    """Read the window's log, and leave its net change in ``folder``, the run's.
+    """Read the log of the windows, and write their net change to ``folder``, the folder of the run.
 
-    Returns what the run records. `read_net_change` has the files.
+    Returns the result that the run records. `read_net_change` returns the files.
 
-    :raises ExactnessError: something in the window broke what the proof rests on.
+    :raises ExactnessError: something in a window violates an assumption of the proof.
     """
     return run_step(EXTRACT_DELTA, spark, folder, settings, _extract_delta)
 
@@ -125,7 +126,7 @@ def _extract_delta(step: Step) -> DeltaResult:
 
 
 def _extract_again(step: Step) -> DeltaResult:
-    """The log was read while rows were read again: what is left is one net change of what it said."""
+    """Compose the touched keys into one net change. The snapshot step has already read the log for them."""
     again = read_again_record(step.run)
     _check_bases(step)
     require_whole(step, [Checked(file, "the keys that were touched") for file in again.keys])
@@ -163,7 +164,7 @@ def _result(
 
 
 def _windows(step: Step) -> list[Window]:
-    """The windows of the run, each with its tables."""
+    """Return the windows of the run, each with its tables."""
     manifest, source = step.manifest, step.source
     snapshot = step.run.found(SnapshotResult)
     _check_bases(step)
@@ -187,19 +188,19 @@ def _windows(step: Step) -> list[Window]:
 
 
 def _upper(manifest: Manifest, read: TableFiles) -> Position | None:
-    """The exact position that a table was read at; None: it needs none."""
+    """Return the exact position at which a table was read; None: the table does not need one."""
     return parse_position(manifest.kind, read.upper) if read.upper else None
 
 
 def _check_bases(step: Step) -> None:
-    """Make sure that what the log does not show has not changed since the positions of the copies before either."""
+    """Check that nothing that the log does not show has changed since the positions of the base copies."""
     for run_id, base in step.manifest.bases.items():
         check = partial(rolling_forward(step.source).check_since, base.identity, step.manifest.start_of(run_id))
-        persist("extract_delta: check the source since the copy before", check)
+        persist("extract_delta: check the source since the last copy", check)
 
 
 def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:
-    """The tables that are rolled forward from the copies of a run."""
+    """Return the tables that are rolled forward from the copies of a run."""
     return tuple(
         TrackedTable(index, entry.table, manifest.initial, forward=True, changes=manifest.options.changes)
         for index, entry in enumerate(manifest.tables)
@@ -209,22 +210,25 @@ def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:
 
 @contextmanager
 def _noting_damage(step: Step, window: Window) -> Iterator[None]:
-    """Have the next run read tables in full which cannot be rolled forward because the log is damaged: else it would
-    stop in the same place, and so would each run after it until the log there is thrown away."""
+    """If the log cannot be decoded, write a damage note, so that the next run reads the window's tables in full.
+    Otherwise each later run would stop at the same place until that part of the log is removed."""
     try:
         yield
     except DecodeError as error:
         for tracked in window.tables:
             if base := step.tables[tracked.index].base:
-                what, where = f"the log that leads on from it: {error.message}", error.where
-                # That this cannot be noted must not hide what is to be noted.
+                what, where = f"the log after it: {error.message}", error.where
+                # A failure to write the note must not mask the original error.
                 with suppress(CdcError, OSError):
                     note_damage(Storage(step.manifest.scratch).folder(base), tracked.table.name, what, where)
         raise
 
 
 def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_change_files.Decisions]:
-    """The records of a window's segments, and what became of transactions that were prepared in one of them."""
+    """Read a window. Return the records of its segments, and the commits of transactions prepared in one of them.
+
+    :raises ExactnessError: a transaction commits in the window, but the log does not have the segment that prepared it.
+    """
     source = step.source
     read = _read(step, window, window.plan_name, window.segments)
     decisions, unmatched_commits = _decide(window, read)
@@ -246,8 +250,8 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_c
 
 
 def _decide(window: Window, read: Sequence[SegmentRecord]) -> tuple[net_change_files.Decisions, dict[str, str]]:
-    """`net.decide`, but for commits of what was done to tables that are left out: the segment that prepares it may have
-    been read without them, and another one with them."""
+    """Like `net_change_files.decide`, but ignore unmatched commits that belong to tables that are left out: the segment
+    with the commit may have been read with such a table, and the preparing segment without it."""
     decisions, unmatched_commits = net_change_files.decide([record.summary for record in read])
     refused = {name for record in read for name in record.refused}
     left_out = [tracked for tracked in window.tables if str(tracked.table.name) in refused]
@@ -256,9 +260,9 @@ def _decide(window: Window, read: Sequence[SegmentRecord]) -> tuple[net_change_f
 
 
 def _read(step: Step, window: Window, name: str, segments: Callable[[], list[LogSegment]]) -> list[SegmentRecord]:
-    """The records of segments, in log order; those that no earlier try of this plan has are read.
+    """Return the records of the segments, in the order of the log. Read the segments that no earlier try has read.
 
-    :param name: of the plan.
+    :param name: the file name of the plan.
     """
     plan = step.plan(name, LogSegment, lambda: persist(f"plan {name}", segments))
     planned = plan.orders
@@ -269,9 +273,9 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
     missing = [segment for segment in planned if segment.number not in done]
     is_window_plan = name == window.plan_name
     what = counted(len(planned), "log segment" if is_window_plan else "earlier log segment")
-    why = "" if is_window_plan else ", for what was prepared there"
+    why = "" if is_window_plan else ", to find prepared transactions"
     say(f"extract_delta: {what}{why}" + (f", {len(done):,} kept" if done else ""))
-    # One whose size is not known counts, too.
+    # A segment of unknown size also has a weight.
     weights = {segment.number: segment.bytes or 1 for segment in missing}
 
     def left() -> list[Piece]:
@@ -280,7 +284,7 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
     def waiting() -> str:
         if not watched.all_read:
             return ""
-        return f"the changes of {counted(watched.all_read, 'segment')} to be sorted and written: all of the log is read"
+        return f"the changes of {counted(watched.all_read, 'segment')} to be sorted and written (the log is read)"
 
     watched = Watch(step.folder, SEGMENTS, left)
     progress = Progress(
@@ -312,9 +316,9 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
 def _prepared_nowhere(unmatched_commits: Mapping[str, str]) -> ExactnessError:
     xid, segment = next(iter(unmatched_commits.items()))
     return ExactnessError(
-        f"the prepared transaction {xid} is committed here, and the log does not reach back to where it was prepared",
+        f"the prepared transaction {xid} is committed here, but the log no longer has the part where it was prepared",
         where=segment,
-        hint="trigger a new run; let prepared transactions end before it begins (XA RECOVER lists them)",
+        hint="let prepared transactions end (XA RECOVER lists them), then trigger a new run",
     )
 
 
@@ -342,9 +346,9 @@ def _compose(
 
 
 def _bucket_ranges(step: Step, files: Sequence[StagedFile], held: int = 0) -> list[tuple[int, int]]:
-    """The buckets that each task composes.
+    """Return the range of buckets for each composing task.
 
-    :param held: bytes of the files' rows in memory.
+    :param held: the size of the files' rows in memory, in bytes.
     """
     size = sum(file.bytes for file in files)
     tasks = max(-(-size // COMPOSE_BYTES), -(-held // HELD_BYTES), min(step.slots, size // SMALL_BYTES), 1)
@@ -352,8 +356,8 @@ def _bucket_ranges(step: Step, files: Sequence[StagedFile], held: int = 0) -> li
 
 
 def read_net_change(run: Run) -> net_change_files.NetChange:
-    """What the extract_delta step left.
+    """Return the net change that the extract_delta step recorded.
 
-    :raises ManifestError: it is not done.
+    :raises ManifestError: the step is not done.
     """
     return records.read_named(net_change_files.NetChange, run.folder, run.found(DeltaResult).record)

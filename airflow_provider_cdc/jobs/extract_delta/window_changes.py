@@ -1,7 +1,8 @@
-"""What extract_delta leaves of the single changes of a window: its files, and what another segment committed late.
+"""The record of a window's single row changes: the files of its segments, and the transactions with a late commit.
 
-A segment's changes are in its files in commit order, but for those of transactions that it prepares and does not
-decide: these lie beside them, and are put in where another segment says that they were committed.
+The files of a segment have its changes in commit order. The changes of transactions that the segment prepares, but
+neither commits nor rolls back, are in the same files as pending changes. They are inserted at the commit, which is in a
+later segment.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _RECORD = "delta/changes"
 
 @dataclass(frozen=True)
 class Piece:
-    """The files with the single changes of a segment."""
+    """The files with the single row changes of a segment."""
 
     segment: int
     files: tuple[StagedFile, ...]
@@ -30,7 +31,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group of a segment's file, both by their numbers."""
+    """A row group, by the numbers of the segment, the file and the group."""
 
     segment: int
     file: int
@@ -39,7 +40,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Late:
-    """What a segment prepared under the id ``pending``, and a later one committed."""
+    """A transaction that one segment prepared with the id ``pending``, and a later segment committed."""
 
     segment: int
     pending: str
@@ -48,8 +49,10 @@ class Late:
 
 @dataclass(frozen=True)
 class WindowChanges:
-    """The single changes of a window: of ``tables`` (their indexes), its ``pieces`` in log order, and what is ``late``,
-    in the order of the commits."""
+    """The single row changes of a window.
+
+    ``tables`` are the indices of its tables. ``pieces`` are in the order of the log, and ``late`` transactions in the
+    order of their commits."""
 
     tables: tuple[int, ...]
     pieces: tuple[Piece, ...]
@@ -61,23 +64,24 @@ class WindowChanges:
 
 
 def window_changes(tables: Sequence[int], read: Sequence[SegmentRecord], decisions: Decisions) -> WindowChanges:
-    """The single changes of a window whose segments are ``read``.
+    """Return the single row changes of a window.
 
-    :param decisions: what became of transactions that were prepared in one of them.
+    :param read: the records of its segments.
+    :param decisions: the commits of transactions that were prepared in one of the segments.
     """
     commits = {at.order: at for record in read for at in record.summary.commits.values()}
-    # A segment that was read for none of the tables (they are left out) does not say where it commits.
+    # A segment that was read for none of these tables (they are left out) has no commit positions.
     late = [Late(*prepared, commits[order]) for prepared, order in decisions.items() if order in commits]
     pieces = [Piece(record.segment, record.changes) for record in sorted(read, key=lambda record: record.segment)]
     return WindowChanges(tuple(tables), tuple(pieces), tuple(sorted(late, key=lambda one: one.at.order)))
 
 
 def write_changes(run: Run, windows: Sequence[WindowChanges]) -> str:
-    """Leave what extract_delta read for `stage_feeds`; returns the record's name."""
+    """Record the changes for `stage_feeds`, and return the name of the record."""
     return records.write_named(run.folder, _RECORD, list(windows))
 
 
 def read_changes(run: Run) -> list[WindowChanges]:
-    """What extract_delta left; nothing, if the run makes no feeds."""
+    """Return the changes that extract_delta recorded; empty if the run makes no feeds."""
     name = run.found(DeltaResult).changes
     return records.read_named(list[WindowChanges], run.folder, name) if name else []
