@@ -1,4 +1,4 @@
-"""The frame of the Spark apps: arguments, session, and one clear message if it fails."""
+"""The common main function of the Spark apps: arguments, session, and one clear message on failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from airflow_provider_cdc.jobs.runtime.session import open_session
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 TRANSIENT, TERMINAL = 1, 2
-"""Exit codes: whether a retry may help."""
+"""Exit codes. A retry may help after `TRANSIENT`, and cannot help after `TERMINAL`."""
 
 _LOOK_SECONDS = 0.5
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
@@ -36,19 +36,19 @@ Job = Callable[[SparkSession, Storage, ConnectionSettings], StepResult]
 
 
 def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None:
-    """Run one step of the run at ``--run-uri``; what it found is recorded there.
+    """Execute one step of the run at ``--run-uri``. The result is recorded there.
 
-    A `CdcError` is printed without its trace, left in a record under the run (`error_file`), and ends the process
-    with `TRANSIENT` or `TERMINAL`. So does any other error, with its trace: those of the storage and of Spark may pass,
-    but what nobody foresaw is a mistake in a program, and does not go away by itself.
+    A `CdcError` is printed without its trace and recorded in the run's folder (`error_file`). The process then exits
+    with `TRANSIENT` or `TERMINAL`. Any other error is handled in the same way, but printed with its trace. Errors of
+    the storage and of Spark are transient. An unexpected error is a defect of a program, and is terminal.
 
-    With ``--then`` the application goes on with later steps until ``--within`` seconds have passed.
+    With ``--then``, the application continues with later steps until ``--within`` seconds have passed.
     """
     _end_with_parent()
     parser = argparse.ArgumentParser(prog=task_id)
     parser.add_argument("--run-uri", required=True, help="the folder of the run: <target>/_runs/<run_id>")
-    parser.add_argument("--then", action="append", default=[], help="a step to go on with; may be given repeatedly")
-    parser.add_argument("--within", type=float, default=0.0, help="seconds after which no other step is begun")
+    parser.add_argument("--then", action="append", default=[], help="a step to execute afterwards; may be repeated")
+    parser.add_argument("--within", type=float, default=0.0, help="seconds after which no further step is started")
     arguments_given = parser.parse_args(arguments)
     run_uri, began = arguments_given.run_uri, time.monotonic()
     try:
@@ -69,10 +69,10 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
 
 
 def _end_with_parent() -> None:
-    """Have this process end when its parent does, if that is ``spark-submit``: another driver may already be doing its
-    work.
+    """Exit this process when its parent ends, if the parent is ``spark-submit``: another driver may already have taken
+    over.
 
-    Nothing else would end it soon: it notices only when it next talks to the JVM, and until then it writes.
+    Otherwise this process would notice the end only at its next call to the JVM, and would write until then.
     """
     if _GATEWAY in os.environ:
         threading.Thread(target=_watch_parent, args=(os.getppid(),), name="lifeline", daemon=True).start()
@@ -81,13 +81,13 @@ def _end_with_parent() -> None:
 def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
-    # No handler, no clean-up: what this process knows is out of date.
+    # Exit without handlers and clean-up: another driver may have changed the state.
     os._exit(1)
 
 
 def _go_on(steps: Sequence[str], until: float, spark: SparkSession, run: Storage, settings: ConnectionSettings) -> None:
-    """Do the steps that follow, as long as there is time to begin one. Each has a task of its own, which does it if it
-    is not done here, and whose failure it is."""
+    """Execute the later steps, as long as there is time to start one. Each step also has its own task, which executes
+    the step if it is not done here, and reports its failure."""
     for task_id in steps:
         if time.monotonic() > until:
             return
@@ -96,20 +96,20 @@ def _go_on(steps: Sequence[str], until: float, spark: SparkSession, run: Storage
             result = job(spark, run, settings)
             run.write_json(done_file(task_id), {"seconds": result.seconds})
         except Exception as error:
-            say(f"{task_id}: left to its own task, after {type(error).__name__}: {error}")
+            say(f"{task_id}: failed, so its own task will execute it: {type(error).__name__}: {error}")
             return
         say(f"{task_id}: done in {duration(result.seconds)}, in the same application")
 
 
 def _unforeseen(task_id: str, error: Exception) -> CdcError:
-    """Wrap an error that is not one of ours, naming the step and what was being worked on (`errors.naming`)."""
+    """Wrap an error that is not a `CdcError`, with the step and the object of the work (`errors.naming`)."""
     where = ", ".join([task_id, *reversed(getattr(error, "__notes__", []))])
     what = f"{type(error).__name__}: {error}"
     if may_pass(error):
-        return TransientError(what, where=where, hint="the storage or this machine failed; the task can be retried")
+        return TransientError(what, where=where, hint="the storage or this machine failed; retry the task")
     if type(error).__module__.startswith(("py4j.", "pyspark.")):
-        return TransientError(what.split("\n")[0], where=where, hint="Spark failed: look at its logs, and retry")
-    return TerminalError(what, where=where, hint="this should not happen: report it, with the trace in this log")
+        return TransientError(what.split("\n")[0], where=where, hint="Spark failed: check its logs, and retry the task")
+    return TerminalError(what, where=where, hint="this is a defect: report it with the trace in this log")
 
 
 def _fail(task_id: str, run_uri: str, error: CdcError) -> NoReturn:
@@ -119,6 +119,6 @@ def _fail(task_id: str, run_uri: str, error: CdcError) -> NoReturn:
     try:
         records.write(Storage(run_uri), error_file(task_id, os.environ.get(TRY_VARIABLE, "")), record)
     except (CdcError, OSError) as also:
-        # The caller still has the exit code and the output.
-        say(f"{task_id}: the error could not be recorded in {run_uri}: {also}")
+        # The caller still gets the exit code and the output.
+        say(f"{task_id}: could not record the error in {run_uri}: {also}")
     raise SystemExit(TERMINAL if terminal else TRANSIENT) from None

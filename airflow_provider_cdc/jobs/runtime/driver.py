@@ -1,5 +1,7 @@
-"""What a task and the Spark driver that it starts agree on. It is imported without PySpark, whose import takes longer
-than all else that a task does when there is nothing to submit."""
+"""The interface between an Airflow task and the Spark driver that it starts.
+
+This module does not import PySpark: the import takes longer than everything else in a task that has nothing to submit.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,17 @@ from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 SOURCE_VARIABLE = "CDC_SOURCE"
-"""The environment variable that carries the source's settings, password included, to the driver. Never argv or conf,
-which show in process lists and in Spark's event log."""
+"""The environment variable that passes the source's settings, including the password, to the driver. Arguments and
+properties are not used, because process lists and Spark's event log show them."""
 TRY_VARIABLE = "CDC_TRY"
-"""The one that carries the token of the try."""
+"""The environment variable that passes the token of the try."""
 JVM_VARIABLE = "SPARK_SUBMIT_OPTS"
 
 
 def check_pyspark() -> None:
-    """Make sure that ``pyspark`` and ``pyspark-client``, which write the same folder, are of one version.
+    """Check that ``pyspark`` and ``pyspark-client``, which install into the same folder, have the same version.
 
-    :raises ConfigurationError: they are not, so that some files are from one and some from the other.
+    :raises ConfigurationError: the versions differ, so the folder is a mixture of both.
     """
     try:
         client = version("pyspark-client")
@@ -32,42 +34,43 @@ def check_pyspark() -> None:
         return
     if client != full:
         raise ConfigurationError(
-            f"pyspark {full} and pyspark-client {client} are installed, and both write the folder pyspark/",
+            f"pyspark {full} and pyspark-client {client} are installed, and both install into the folder pyspark/",
             hint=f"pip install --force-reinstall pyspark=={full} pyspark-client=={full}",
         )
 
 
 def driver_jvm(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The variable with options for the driver's JVM, by which ``spark-submit`` and PySpark start it.
+    """Return the environment variable with the JVM options with which ``spark-submit`` and PySpark start the driver.
 
-    It plans and schedules some dozens of tasks, for seconds as a rule, each step in a JVM of its own: its optimizing
-    compiler would take more processor time than it ever gives back. User-set values win.
+    Each step has its own JVM, which schedules a few dozen tasks, usually for seconds. Its optimizing compiler would use
+    more processor time than it saves, so it is disabled. Options that the user has set take precedence.
     """
     return {JVM_VARIABLE: f"-XX:TieredStopAtLevel=1 {environment.get(JVM_VARIABLE, '')}".strip()}
 
 
 def to_environment(settings: ConnectionSettings) -> dict[str, str]:
-    """The variables that `settings_from_environment` reads."""
+    """Return the variables that `settings_from_environment` reads."""
     return {SOURCE_VARIABLE: json.dumps(asdict(settings))}
 
 
 def error_file(task_id: str, token: str) -> str:
-    """Where a step leaves why it failed: a file of each try's own, since one that was presumed dead may fail later.
+    """Return the name of the record of a step's failure. Each try has its own file, because a try that was presumed
+    dead may fail later.
 
-    :param token: that of the try; empty where nobody gave one.
+    :param token: the token of the try; empty if there is none.
     """
     return f"errors/{task_id}-{token}.json" if token else f"errors/{task_id}.json"
 
 
 def done_file(task_id: str) -> str:
-    """What an application leaves of a step that it did for that step's task, and to its end."""
+    """Return the name of the file which shows that an application finished a step on behalf of the step's task."""
     return f"done/{task_id}.json"
 
 
 def settings_from_environment(environment: Mapping[str, str] = os.environ) -> ConnectionSettings:
-    """The settings that ``spark-submit`` was given.
+    """Return the settings that were passed to ``spark-submit``.
 
-    :raises ConfigurationError: there are none, or they are not settings.
+    :raises ConfigurationError: the variable is not set, or does not contain settings.
     """
     text = environment.get(SOURCE_VARIABLE)
     if not text:
@@ -78,8 +81,8 @@ def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Co
     try:
         return ConnectionSettings(**json.loads(text))
     except (TypeError, ValueError):
-        # Neither the text nor the parser's message about it may show: it holds the password.
+        # Show neither the text nor the parser's message: the text contains the password.
         raise ConfigurationError(
-            f"the environment variable {SOURCE_VARIABLE} does not hold connection settings",
+            f"the environment variable {SOURCE_VARIABLE} does not contain connection settings",
             hint="start the app through its operator, which sets it from the Airflow connection",
         ) from None

@@ -1,4 +1,4 @@
-"""Counts of values that became null because no Arrow type holds them: by table and column, and never silent."""
+"""Counts, by table and column, of values that became null because no Arrow type holds them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from airflow_provider_cdc.jobs.runtime.progress import say
 
 
 def add_nulled(counts: Iterable[tuple[str, Mapping[str, int]]]) -> Nulled:
-    """The sum of counts by column, each with the name of its table."""
+    """Add up counts by column. Each entry has the name of its table."""
     total: Nulled = {}
     for table, columns in counts:
         for column, count in columns.items():
@@ -22,4 +22,4 @@ def say_nulled(what: str, nulled: Nulled) -> None:
     """Print ``what`` and the counts, if there are any."""
     for table, columns in nulled.items():
         counts = ", ".join(f"{column} {count:,}" for column, count in columns.items())
-        say(f"{what}, for no Arrow type holds them: values of {table}: {counts}")
+        say(f"{what}, because no Arrow type holds them: values of {table}: {counts}")

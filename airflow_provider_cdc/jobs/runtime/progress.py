@@ -1,4 +1,4 @@
-"""What a person sees of a running step: plain lines, few enough for a task's log, and a table at the end."""
+"""The output of a running step: plain lines, few enough for a task's log, and a table at the end."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from airflow_provider_cdc.errors import CdcError
 
 EVERY_SECONDS = 5.0
 LATELY_SECONDS = 60.0
-"""Rates are those of the last minute."""
+"""Rates are measured over this period."""
 REPEATED_SECONDS = 60.0
-"""A line that says what the one before said is printed only so often."""
+"""The time after which an unchanged line is printed again."""
 SHOWN_TABLES = 5
 PROGRESS = "progress.json"
 
 
 def say(line: str) -> None:
-    """Print at once: the log of a task is read while it runs."""
+    """Print a line without buffering, because users read the log of a task while the task runs."""
     print(line, flush=True)
 
 
 class Progress:
-    """Says every few seconds how far a step is: in a line, and as JSON data for `note`.
+    """Reports the progress of a step every few seconds: as a line, and as JSON data for `note`.
 
-    :param title: the step.
-    :param unit: what is counted, in the singular; an s makes its plural.
-    :param total: how many of them there are.
-    :param weight: the work they make in all, in any unit; how much is done and the time left are judged by it.
-    :param at_work: the tables that are at work now.
-    :param under_way: the rows that were read, and the weight that was done, of what is not finished.
-    :param waiting: what alone is waited for although all work that is counted seems to be done, in words; empty:
-        nothing. The time left is not known then.
-    :param then: what follows when this is done, in words: the time left does not count it.
-    :param backlog: how many bytes of log wait to be read; None: that is not known.
-    :param note: takes the same as data: ``step``, ``at`` (ISO 8601), ``percent``, ``done``, ``total``, ``unit``,
+    :param title: the name of the step.
+    :param unit: the unit that is counted, in the singular; its plural ends in s.
+    :param total: the number of units.
+    :param weight: the total work of all units, in any unit; the percentage and the time left are calculated from it.
+    :param at_work: returns the tables that are being processed.
+    :param under_way: returns the rows and the weight of the work that was done on units that are not finished.
+    :param waiting: returns a description of the only work that is left when all counted work seems to be done; empty:
+        there is none. The time left is then unknown.
+    :param then: a description of the work that follows. The time left does not include it.
+    :param backlog: returns the number of bytes of log that are still to be read; None: unknown.
+    :param note: receives the same data: ``step``, ``at`` (ISO 8601), ``percent``, ``done``, ``total``, ``unit``,
         ``rows``, ``bytes``, ``rows_per_second``, ``seconds_left`` (null: not known yet), ``tables``, and
         ``log_backlog_bytes`` (null: not known), ``waiting_for``, ``then``.
     """
@@ -88,7 +88,7 @@ class Progress:
         self._lately: deque[tuple[float, int]] = deque([(self._looked, 0)])
 
     def add(self, count: int, rows: int, weight: float, size: int = 0) -> None:
-        """Tell of finished work. ``size`` is in bytes."""
+        """Record finished work. ``size`` is in bytes."""
         self._count += count
         self._rows += rows
         self._done += weight
@@ -98,11 +98,11 @@ class Progress:
 
     def _note_warm(self, done: float) -> None:
         if self._warm is None and done:
-            # What was done until now was done while programs started, caches filled and sessions were opened.
+            # Measure the speed from here: the work before includes starting programs and opening sessions.
             self._warm = self._clock(), done
 
     def tick(self) -> None:
-        """To be called often: says how far the step is if that is due."""
+        """Report the progress if a report is due. Call this often."""
         now = self._clock()
         if now - self._looked < self._every or self._count >= self._total:
             return
@@ -172,10 +172,11 @@ class Progress:
 
 
 class ProgressFile:
-    """``progress.json`` in the run's folder: how far the step that is at work is. For whoever watches; nothing rests on
-    it, so a store that is slow or fails holds nothing up.
+    """The file ``progress.json`` in the run's folder: the progress of the current step.
 
-    :param folder: the run's.
+    It is only for display, so errors of the store are ignored, and a slow store does not delay the step.
+
+    :param folder: the run's folder.
     """
 
     def __init__(self, folder: Storage) -> None:
@@ -183,7 +184,7 @@ class ProgressFile:
         self._writing: threading.Thread | None = None
 
     def note(self, told: dict[str, Any]) -> None:
-        """Write it, unless the last one is still being written."""
+        """Write the file in the background, unless the last version is still being written."""
         if self._writing is None or not self._writing.is_alive():
             self._writing = threading.Thread(target=self._write, args=(told,), name="progress", daemon=True)
             self._writing.start()
@@ -194,7 +195,7 @@ class ProgressFile:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str | int | float]]) -> str:
-    """A table in plain text: the first column is aligned left, the others right."""
+    """Format a table as plain text. The first column is aligned left, the others right."""
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(header))]
     lines = [

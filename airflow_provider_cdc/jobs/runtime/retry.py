@@ -1,6 +1,7 @@
-"""How long a step puts up with errors that may pass: a server that restarts, a lost worker, a network that is down.
+"""Retries after transient errors: a server that restarts, a lost worker, a network that is down.
 
-What counts is time and not tries: a server that is down for seven seconds refuses any number of them in that time.
+The limit is a time, not a number of tries: a server that is down for seven seconds can reject any number of tries in
+that time.
 """
 
 from __future__ import annotations
@@ -16,17 +17,17 @@ from airflow_provider_cdc.jobs.runtime.progress import say
 Result = TypeVar("Result")
 
 BUDGET_SECONDS = 300.0
-"""So long nothing may succeed."""
+"""The time without any success after which the error is raised."""
 FEWEST_TRIES = 3
-"""So many tries there are in any case: one alone may take longer than the budget."""
+"""The least number of tries, because a single try may take longer than the budget."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 
 
 class Patience:
-    """Waits between the tries of something, ever longer, until the budget is spent.
+    """Waits between tries, with increasing pauses, until the budget is spent.
 
-    :param what: what is tried, for the log.
+    :param what: a description of the tries, for the log.
     :param budget: seconds since the last success; None: the default.
     """
 
@@ -37,14 +38,14 @@ class Patience:
         self._tries = 0
 
     def succeeded(self) -> None:
-        """Some of it succeeded: the budget is whole again."""
+        """Reset the budget after a success."""
         self._since = time.monotonic()
         self._tries = 0
 
     def wait(self, error: TransientError) -> None:
-        """After a try has failed: wait for the next one.
+        """Wait after a failed try.
 
-        :raises TransientError: ``error``; the budget is spent.
+        :raises TransientError: ``error``, if the budget is spent.
         """
         self._tries += 1
         pause = min(FIRST_PAUSE_SECONDS * 2.0 ** (self._tries - 1), LONGEST_PAUSE_SECONDS) * random.uniform(0.5, 1.0)
@@ -54,15 +55,15 @@ class Patience:
         seconds_left = max(0.0, self._budget - elapsed)
         say(
             f"{self._what}: {error.where + ': ' if error.where else ''}{error.message}; "
-            f"tried again for {seconds_left:.0f} s"
+            f"retrying for up to {seconds_left:.0f} s"
         )
         time.sleep(pause)
 
 
 def persist(what: str, call: Callable[[], Result]) -> Result:
-    """The result of ``call``, which is called again while it raises transient errors and the budget lasts.
+    """Return the result of ``call``. If it raises transient errors, call it again until the budget is spent.
 
-    :raises TransientError: the last one, when the budget is spent. Any other error is raised at once.
+    :raises TransientError: the last error, when the budget is spent. Any other error is raised at once.
     """
     patience = Patience(what)
     while True:
@@ -73,14 +74,15 @@ def persist(what: str, call: Callable[[], Result]) -> Result:
 
 
 def may_pass(error: BaseException) -> bool:
-    """Whether an error that is not ours is one of storage, network or memory, or came up while one was handled.
+    """Return whether an error that is not a `CdcError` is an error of storage, network or memory, or was raised while
+    such an error was handled.
 
-    Where no file can be opened any more, a late import raises ImportError, and PySpark UnboundLocalError.
+    For example, if no more files can be opened, a late import raises ImportError, and PySpark UnboundLocalError.
     """
     transient = isinstance(error, OSError | MemoryError)
     earlier = error.__cause__ or error.__context__
     while earlier is not None and not transient:
-        # These two are also answers, which say nothing about what went wrong after them.
+        # These two also occur in normal operation, so they do not explain the error that followed.
         answer = isinstance(earlier, FileNotFoundError | FileExistsError)
         transient = isinstance(earlier, OSError | MemoryError) and not answer
         earlier = earlier.__cause__ or earlier.__context__

@@ -14,20 +14,20 @@ from airflow_provider_cdc.jobs.runtime.driver import check_pyspark
 
 ENCRYPTION = "spark.io.encryption.enabled"
 LOCAL_NETWORK = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
-"""For a Spark on this machine alone, which makes up the secret itself. Otherwise it warns in each step's log that the
-key of `ENCRYPTION` shows on the wire; on a cluster that warning is true, and the cluster's own settings decide."""
+"""Settings for a local Spark, which generates the secret itself. Without them, Spark warns in each step's log that the
+key of `ENCRYPTION` is visible on the network. On a cluster, this warning is true, and the cluster's settings apply."""
 
 
 def open_session(name: str) -> SparkSession:
-    """The session that ``spark-submit`` configured, else a local one on all cores.
+    """Open the session that ``spark-submit`` configured; otherwise, a local session on all cores.
 
-    Tasks carry the source's password. Spark keeps tasks in files when they are large, and when memory is short, so
-    whatever it writes is encrypted, with a key that driver and executors have in memory alone.
+    Tasks contain the source's password. Spark writes tasks to files if they are large or if memory is short. So
+    everything that Spark writes is encrypted with a key that exists only in the memory of the driver and the executors.
 
-    :raises ConfigurationError: PySpark is a mixture of two versions, or a session that is there does not encrypt.
+    :raises ConfigurationError: PySpark is a mixture of two versions, or an existing session does not encrypt.
     """
     check_pyspark()
-    # Without its JVM PySpark does not know what was submitted, and would take every cluster for this machine.
+    # Before its JVM is started, PySpark does not know the submitted settings, and would treat a cluster as local.
     start_jvm(SparkContext)
     submitted = SparkConf()
     builder = SparkSession.builder.appName(name).config(ENCRYPTION, "true")
@@ -41,12 +41,12 @@ def open_session(name: str) -> SparkSession:
 
 
 def check_encryption(setting: str) -> None:
-    """Make sure that Spark encrypts what it writes.
+    """Check that Spark encrypts the files that it writes.
 
-    :raises ConfigurationError: it does not.
+    :raises ConfigurationError: Spark does not encrypt them.
     """
     if setting != "true":
         raise ConfigurationError(
             f"{ENCRYPTION} is {setting}: Spark would write the source's password to its local disks",
-            hint="start the app in a Spark session of its own, which sets this itself",
+            hint="start the app without an existing Spark session: its own session sets this",
         )

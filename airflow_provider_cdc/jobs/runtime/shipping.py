@@ -1,4 +1,5 @@
-"""The package as one zip, for executors that have none of it (``spark-submit --py-files`` takes .zip, not .whl)."""
+"""Packs this package into a zip, for executors without the package (``spark-submit --py-files`` takes .zip, not
+.whl)."""
 
 from __future__ import annotations
 
@@ -9,13 +10,13 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[2]
 SHIPPED = ("core", "sources", "sinks", "jobs")
-"""What runs in executors. They do not need the Airflow side."""
+"""The subpackages that run in executors. Executors do not need the Airflow code."""
 
-# The zip's own __init__ unpacks it, once per machine and version, into the user's cache, and the package is what lies
-# there. Modules in a zip are compiled in every process; and compiled kernels are found again by the path of their
-# source, which for a zip is another one in each Spark application. Where the user has no cache, the folder of the zip
-# will do: it is the application's own, on each machine.
-_INIT = '''"""airflow-provider-cdc, as it travels to executors: see jobs/runtime/shipping.py."""
+# The zip's own __init__ unpacks the zip once per machine and version into the user's cache, and modules are imported
+# from there. Modules in a zip would be compiled in every process. Compiled kernels are cached by the path of their
+# source, and a zip has another path in each Spark application. If the user has no cache, the zip is unpacked beside
+# itself, in the application's own folder on each machine.
+_INIT = '''"""airflow-provider-cdc, as sent to executors: see jobs/runtime/shipping.py."""
 
 import os
 import tempfile
@@ -47,7 +48,7 @@ def _place():
             return [_unpack(archive, parent)]
         except OSError:
             pass
-    return __path__  # No place to unpack to: the modules in the zip do, more slowly.
+    return __path__  # The zip cannot be unpacked: import the modules from the zip, which is slower.
 
 
 __path__ = _place()
@@ -55,7 +56,7 @@ __path__ = _place()
 
 
 def package_zip(folder: Path) -> Path:
-    """Write the zip into ``folder``, and return its path. Its name and content depend on nothing but the package."""
+    """Write the zip to ``folder``, and return its path. Its name and content depend only on the package."""
     sources = {f"airflow_provider_cdc/{path.relative_to(PACKAGE).as_posix()}": path for path in _shipped()}
     contents = {name: path.read_bytes() for name, path in sorted(sources.items())}
     digest = hashlib.sha256()
@@ -66,7 +67,7 @@ def package_zip(folder: Path) -> Path:
     target = folder / "airflow_provider_cdc.zip"
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, content in contents.items():
-            # The same time in every zip, so that equal packages are equal files.
+            # Use the same time in every zip, so that equal packages give equal files.
             archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)
     return target
 

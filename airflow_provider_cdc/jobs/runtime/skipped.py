@@ -1,8 +1,8 @@
-"""Tables that turn out to be impossible to copy while the run is at work, where they are to be skipped.
+"""Tables that are skipped because a step finds, during the run, that they cannot be copied.
 
-Only a value without an Arrow type is a table's own affair then. It is left out of the commit, whichever step found out,
-and all that was made of it is thrown away: nothing of it is ever published, and nothing of the others rests on it.
-Whatever else goes wrong stops the run.
+During a run, only a value that no Arrow type holds is a reason to skip a table. Whichever step finds such a value, the
+table is left out of the commit, and its files are discarded. So nothing of the table is published, and the other tables
+do not depend on it. All other errors stop the run.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from airflow_provider_cdc.jobs.runtime.progress import say
 
 
 def reason(error: ValueNotRepresentable) -> str:
-    """Why a table is skipped, in one line."""
+    """Return the reason why a table is skipped, in one line."""
     return f"{error.where}: {error.message}" if error.where else error.message
 
 
 def table_of(error: ValueNotRepresentable, names: Iterable[str]) -> str | None:
-    """The table that an error names; None if it could be more than one, or is none of them."""
+    """Return the table that an error names; None: it could be several of ``names``, or is none of them."""
     fitting = [name for name in names if error.where == name or error.where.startswith(f"{name}.")]
     return fitting[0] if len(fitting) == 1 else None
 
 
 def check_some_left(copied: Collection[str], skipped: Mapping[str, str]) -> None:
-    """Make sure that there is something to publish.
+    """Check that at least one table is left to publish.
 
-    :raises ValueNotRepresentable: every table would be skipped.
+    :raises ValueNotRepresentable: all tables would be skipped.
     """
     if not copied:
         raise ValueNotRepresentable(
@@ -38,6 +38,6 @@ def check_some_left(copied: Collection[str], skipped: Mapping[str, str]) -> None
 
 
 def say_skipped(skipped: Mapping[str, str]) -> None:
-    """Warn which tables are left out."""
+    """Print a warning for each table that is left out."""
     for name, why in sorted(skipped.items()):
         say(f"WARNING: {name} is SKIPPED and will not be published: {why}")

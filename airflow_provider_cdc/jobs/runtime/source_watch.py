@@ -1,4 +1,4 @@
-"""Looks, while a step reads for hours, whether the source still has what the run needs."""
+"""Checks, while a step reads for hours, that the source still has the log and the tables that the run needs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ WATCH_SECONDS = 60.0
 
 
 class Watch:
-    """Asks the source by the clock, in a thread of its own: who reads for hours should not learn only at the end that
-    the log was thrown away, or a table altered, in the first one.
+    """Checks the source periodically in its own thread. So a step that reads for hours stops soon after the log was
+    removed or a table was altered, and not only at its end.
 
-    ``backlog``: the bytes of log that were there to be read when it last asked; None: it has not, or nobody knows.
+    ``backlog``: the bytes of log that were still to be read at the last check; None: there was no check, or unknown.
     """
 
     def __init__(self, step: Step) -> None:
@@ -29,21 +29,21 @@ class Watch:
         self._error: Exception | None = None
 
     def look(self) -> None:
-        """Begin to ask, if that is due, and tell what was answered meanwhile. To be called often: it never waits.
+        """Start a check if one is due, and report the result of the last one. Call this often: it never waits.
 
-        :raises ExactnessError: the source no longer has what the run needs.
+        :raises ExactnessError: the source no longer has the log or the tables that the run needs.
         """
         if self._asking is not None and self._asking.is_alive():
             return
         self._asking, error, self._error = None, self._error, None
         if isinstance(error, TransientError):
-            # Whether the step can go on is for those to say who read.
-            say(f"snapshot: the source could not be asked whether all is well: {error.message}")
+            # A failed check does not stop the step. If the source is down, the reads fail.
+            say(f"snapshot: could not check the source: {error.message}")
         elif error is not None:
             raise error
         if time.monotonic() - self._last >= WATCH_SECONDS:
             self._last = time.monotonic()
-            # A server that does not answer may keep it for a while; nobody waits for it at the end.
+            # A daemon thread: a server may not answer for a while, and the step does not wait for the check at its end.
             self._asking = threading.Thread(target=self._ask, name="watch", daemon=True)
             self._asking.start()
 
@@ -55,7 +55,7 @@ class Watch:
         except Exception as error:
             self._error = error
             return
-        # It is for people, and no reason to stop.
+        # The backlog is only for display, so errors are ignored.
         with suppress(Exception):
             if isinstance(step.source, TellsBacklog):
                 self.backlog = step.source.backlog(step.manifest.initial, step.manifest.identity)

@@ -1,8 +1,8 @@
-"""What the three steps of a run have in common: the manifest, the source, the sink, and being done only once.
+"""Code that the three steps of a run share: the manifest, the source, the sink, and the record that a step is done.
 
-Two tries of a step may be at work at the same time: the task of one was presumed dead. All that they share are records
-that only one of them can make; files have names that no other try writes. So both go on until the first one has
-recorded what it found; the other one then ends with that.
+Two tries of a step may run at the same time, if the task of one was presumed dead. They share only records that one try
+alone can create, and each try uses its own file names. So both tries continue until one has recorded its result. The
+other try then ends with that result.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ Result = TypeVar("Result", bound=StepResult)
 
 @dataclass(frozen=True)
 class Plan(Generic[Order]):
-    """The orders of a step. Every record of a finished order carries the ``id`` of the plan it was given in: the same
-    number means other work in another plan, which a try that was presumed dead may still follow."""
+    """The orders of a step.
+
+    Every record of a finished order has the ``id`` of its plan. The same order number means other work in another plan,
+    and a try that was presumed dead may still follow another plan."""
 
     stamp: str
     id: str
@@ -46,19 +48,16 @@ class Plan(Generic[Order]):
 
 
 class Done(Protocol):
-    """The record of an order that was done."""
+    """The record of a finished order."""
 
     @property
     def plan(self) -> str:
-        """The id of the plan that it was given in."""
+        """The id of the plan of the order."""
 
 
 @dataclass
 class Step:
-    """A step in progress.
-
-    ``token`` is this try's own.
-    """
+    """A step in progress. ``token`` identifies this try."""
 
     spark: SparkSession
     run: Run
@@ -75,7 +74,7 @@ class Step:
 
     @property
     def folder(self) -> Storage:
-        """The run's."""
+        """The folder of the run."""
         return self.run.folder
 
     @property
@@ -88,39 +87,41 @@ class Step:
 
     @property
     def slots(self) -> int:
-        """How many tasks run at the same time."""
+        """The number of tasks that run at the same time."""
         return max(1, int(self.spark.sparkContext.defaultParallelism))
 
     @property
     def stamp(self) -> str:
-        """A digest of all that this step rests on. A plan with another stamp does not count.
+        """A digest of all inputs of this step. A plan with another stamp does not count.
 
-        Rows that were read for another initial position would make the rewind wrong, and so would changes read up to
-        another bound than the one of the files.
+        Rows that were read for another initial position would make the rewind wrong. So would changes that were read up
+        to another bound than the bound of the files.
         """
         return records.digest_of(self.run.rests_on)
 
     def plan(self, name: str, kind: type[Order], make: Callable[[], Sequence[Order]]) -> Plan[Order]:
-        """The orders of this step, made once: a step that is taken up again must not cut its work elsewhere.
+        """Return the plan of this step. It is made once, because a later try must divide the work in the same way.
 
-        :param kind: of the orders.
-        :param make: has a patience of its own; another one around it would multiply the time until a step gives up.
+        :param kind: the type of the orders.
+        :param make: makes the orders. It retries by itself; retries around it would multiply the time to a failure.
         """
-        # The run may have begun anew, and tries that were presumed dead may still follow the plan that it had.
+        # If the run was started again, tries that were presumed dead may still follow the earlier plan.
         for file_name in (name, f"{name.removesuffix('.json')}-{self.stamp}.json"):
             if not self.folder.exists(file_name):
-                # If two tries make it at the same time, one of them does some work in vain, and nothing worse.
+                # If two tries make a plan at the same time, only the work of one of them is lost.
                 new_plan = Plan(self.stamp, uuid.uuid4().hex, tuple(make()))
                 self.folder.create_json(file_name, records.encode(new_plan), settle=0)
             plan: Plan[Order] = records.read(Plan[kind], self.folder, file_name)  # type: ignore[valid-type]
             if plan.stamp == self.stamp:
                 return plan
-        raise ManifestError("the plan is that of other work", where=self.folder.uri_of(name), hint=records.HINT)
+        raise ManifestError(
+            "the recorded plan was made for other input", where=self.folder.uri_of(name), hint=records.HINT
+        )
 
     def finished(self, plan: Plan[Any], kind: type[DoneOrder], names: Mapping[int, str]) -> dict[int, DoneOrder]:
-        """The records of orders that earlier tries finished, by the number of the order.
+        """Return the records of orders that earlier tries finished, by the number of the order.
 
-        :param kind: of the records.
+        :param kind: the type of the records.
         :param names: the name of each order's record.
         """
         folders = {name.rpartition("/")[0] for name in names.values()}
@@ -130,7 +131,7 @@ class Step:
 
 
 def sink_of(manifest: Manifest) -> Sink:
-    """The sink that a run publishes with."""
+    """Open the sink with which a run publishes."""
     return open_sink(manifest.lake_format, Storage(manifest.lake))
 
 
@@ -141,10 +142,10 @@ def run_step(
     settings: ConnectionSettings,
     work: Callable[[Step], Result],
 ) -> Result:
-    """Do ``work`` unless the run has a record that it is done, record what it found, and return it.
+    """Execute ``work``, record its result, and return it. If the run has a record of the result, return that.
 
-    :param folder: the run's.
-    :raises SourceReplaced, LogGone, ExactnessError: the source is no longer what the run began on.
+    :param folder: the folder of the run.
+    :raises SourceReplaced, LogGone, ExactnessError: the source is no longer the one on which the run began.
     """
     started = time.monotonic()
     run = Run.load(folder)
@@ -154,14 +155,14 @@ def run_step(
         return cast(Result, run.steps[task_id])
     if run.abandoned:
         raise ManifestError(
-            "the run began anew, but has no new manifest yet",
+            "the run was started again, but has no new manifest yet",
             where=folder.uri,
             hint="clear lock_and_record and the tasks after it",
         )
     source = open_source(settings)
     if source.kind != manifest.kind:
         raise ConfigurationError(
-            f"the run began on a {manifest.kind} source, and this is a {source.kind} one",
+            f"the run began on a {manifest.kind} source, but the connection is to a {source.kind} source",
             where=folder.uri,
             hint="correct the connection, or trigger a new run",
         )
@@ -176,14 +177,14 @@ def run_step(
         result = replace(work(step), seconds=round(time.monotonic() - started, 3))
         counts = run.finish_step(task_id, result, step.token)
     except Exception as error:
-        # Whatever came in the way of this try: a concurrent one that is done has left nothing to do.
+        # If a concurrent try has finished the step, the error of this try does not matter.
         if (recorded_result := _found_by_another(run, task_id)) is None:
             raise
-        say(f"{task_id}: a concurrent attempt is done, and this one gives up ({type(error).__name__}: {error})")
+        say(f"{task_id}: a concurrent attempt is done, so this one stops ({type(error).__name__}: {error})")
         counts = cast(Result, recorded_result)
     else:
         if counts != result:
-            say(f"{task_id}: a concurrent attempt was done before; what that one found counts")
+            say(f"{task_id}: a concurrent attempt was done first; its result counts")
     if is_published(run) and task_id != CONSOLIDATE:
         clean(run)
     return counts
@@ -193,14 +194,14 @@ def _found_by_another(run: Run, task_id: str) -> StepResult | None:
     try:
         run.refresh()
     except (CdcError, OSError):
-        # What came in the way of the work is what counts.
+        # Report the original error, not this one.
         return None
     return run.steps.get(task_id)
 
 
 def clean(run: Run) -> None:
-    """Remove what only a run in progress needs. The run is published, so failing to do so does not fail the step."""
+    """Remove the files that only a run in progress needs. The run is published, so a failure does not fail the step."""
     try:
         run.clean()
     except (CdcError, OSError) as error:
-        say(f"consolidate: work files are left in {run.folder.uri}: {error}")
+        say(f"consolidate: could not remove the work files in {run.folder.uri}: {error}")

@@ -1,9 +1,9 @@
-"""Runs one function over a list of orders, in Spark tasks, and brings its errors home as what they are.
+"""Runs one function over a list of orders in Spark tasks, and preserves its errors.
 
-Spark reports an exception in a task as a long Java trace, repeats the task whatever the error was, and lets all other
-tasks go on. Here a task returns its error as a value instead. An error that no retry can fix stops the job at once;
-orders that failed with another one, or whose worker was lost, are given out again in a job of their own, for as long as
-`Patience` lasts. What nobody foresaw is of the first kind: a mistake in a program does not go away by itself.
+Spark reports an exception in a task as a long Java trace, repeats the task whatever the error was, and continues all
+other tasks. Here, a task returns its error as a value. A terminal error stops the job at once. Orders that failed with
+a transient error, or whose worker was lost, are repeated in a new job until `Patience` ends. An unexpected error is
+terminal, because it is a defect of the program.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Order = TypeVar("Order")
 Result = TypeVar("Result")
 
 BREATH_SECONDS = 1.0
-"""How long a worker rests when an order failed with an error that may pass. Without it, all orders of a step would have
-been tried, and would have failed, before a server is up again."""
+"""The pause of a worker after an order has failed with a transient error. Without it, all orders of a step would fail
+before a server is up again."""
 _POLL_SECONDS = 0.2
 _STREAK = 4
-"""So many failures in a row for each slot are one and the same: see `run_tasks`, ``brief``."""
+"""This number of failures in a row, per slot, counts as one failure of all orders: see `run_tasks`, ``brief``."""
 _TRACE = "Traceback (most recent call last)"
 _MACHINE = ("MemoryError", "Too many open files", "No space left on device")
-"""In a trace: the machine failed, and not the program."""
+"""Texts in a trace which show that the machine failed and not the program."""
 
 _spared_modules = 0
-"""How many modules this process had when `_spare_modules` last did something."""
+"""The number of modules of this process when `_spare_modules` last froze the objects."""
 
 
 def run_tasks(
@@ -62,18 +62,19 @@ def run_tasks(
     bundle: Callable[[Sequence[Order]], Sequence[int]] | None = None,
     brief: bool = False,
 ) -> list[Result]:
-    """``work`` of each order, in their order; Spark starts with the first.
+    """Call ``work`` for each order, and return the results in the order of ``orders``. Spark starts with the first one.
 
-    :param title: what Spark's own UI calls the job.
-    :param work: runs in an executor; it, the orders and the results are pickled. A Spark task may run twice, even at
-        the same time, so whatever it leaves behind must do no harm. If it has a method ``session``, that gives a
-        context whose value is called instead, for all orders of one Spark task; they are done if it ends well.
-    :param done: is told each result once, in the driver, as soon as it is there. What it raises ends the job.
-    :param meanwhile: is called now and then while the job runs. What it raises ends the job.
-    :param bundle: how many orders, neighbours among those it is given, each Spark task is to work on; without it one.
-    :param brief: whatever fails the orders fails all of them until the caller puts it right: give up early.
-    :raises TerminalError: the first one that a task raised, or what it raised that is none of our errors.
-    :raises TransientError: nothing succeeded any more for as long as `Patience` has.
+    :param title: the name of the job in Spark's UI.
+    :param work: runs in an executor. It, the orders and the results are pickled. A Spark task may run twice, even at
+        the same time, so its side effects must be harmless. If ``work`` has a method ``session``, this method returns a
+        context manager, whose value is called instead for all orders of one Spark task. The orders are done only if the
+        context ends without an error.
+    :param done: is called in the driver once for each result, as soon as it arrives. An exception ends the job.
+    :param meanwhile: is called from time to time while the job runs. An exception ends the job.
+    :param bundle: returns how many neighbouring orders each Spark task handles; None: one.
+    :param brief: a failure affects all orders until the caller resolves it, so stop early.
+    :raises TerminalError: a task failed with a TerminalError, or with an unexpected exception.
+    :raises TransientError: no order succeeded before `Patience` ended.
     """
     results: dict[int, Result] = {}
     patience = Patience(title, 0.0 if brief else None)
@@ -98,7 +99,7 @@ def run_tasks(
                     patience.succeeded()
                     done(outcome)
         except _JobLost as lost:
-            # A lost worker may take its neighbours with it.
+            # A lost worker loses all orders of its bundle, so run each order in its own task from now on.
             failed, bundle = lost, None
         except BaseException:
             job.cancel()
@@ -109,11 +110,12 @@ def run_tasks(
 
 
 class _JobLost(TransientError):
-    """Spark gave a job up."""
+    """Spark has aborted a job."""
 
 
 class _Outcomes(AccumulatorParam[list[Any]]):
-    """Collects what tasks add. Spark brings an accumulator home as soon as its task ends, a job's result at its end."""
+    """Collects the outcomes of tasks. An accumulator reaches the driver at the end of a task, a result only at the end
+    of the job."""
 
     def zero(self, value: list[Any]) -> list[Any]:
         return []
@@ -124,7 +126,7 @@ class _Outcomes(AccumulatorParam[list[Any]]):
 
 
 class _Job:
-    """One Spark job, run in a thread of its own."""
+    """A Spark job that runs in its own thread."""
 
     def __init__(
         self,
@@ -143,9 +145,9 @@ class _Job:
         self._failure: BaseException | None = None
 
     def outcomes(self, meanwhile: Callable[[], None]) -> Iterator[tuple[int, Any]]:
-        """The index and the outcome of each order, once, as they come.
+        """Yield the index and the outcome of each order once, as they arrive.
 
-        :raises _JobLost: Spark gave the job up, and may do better next time.
+        :raises _JobLost: Spark has aborted the job, and a retry may help.
         """
         early = self._context.accumulator([], _Outcomes())
         thread = InheritableThread(target=partial(self._run, early), daemon=True)
@@ -162,36 +164,36 @@ class _Job:
         yield from self._unseen(self._collected)
 
     def cancel(self) -> None:
-        # If Spark itself is gone, the first error is the one to tell.
+        # If Spark itself has ended, report the first error and not this one.
         with suppress(Py4JError, OSError):
             self._context.cancelJobGroup(self._group)
 
     def _told(self, failure: BaseException) -> BaseException:
-        """What Spark says of a job that failed, as our error, if it is one of Spark's."""
+        """Convert the error of a failed job to a `CdcError`, if it is an error of Spark."""
         if not isinstance(failure, Py4JError | PySparkException | OSError):
             return failure
         text = str(failure)
         if _TRACE in text and not any(sign in text for sign in _MACHINE):
-            # Orders return their errors: this is about what comes before and after them.
+            # Orders return their errors, so this error was raised before or after them.
             *_, last = re.findall(r"^\w[\w.]*(?:Error|Exception)\b.*", text.partition(_TRACE)[2], re.MULTILINE) or [
                 text
             ]
             return TerminalError(
-                f"a Python worker cannot do its work: {last[:400]}",
+                f"a Python worker failed: {last[:400]}",
                 where=self._title,
-                hint="the executors need the packages that the driver has, in the same versions; their logs say more",
+                hint="install the driver's packages on the executors, in the same versions; see the executors' logs",
             )
         with suppress(Exception):
             if is_stopped(self._context):
                 return TransientError(
                     f"Spark was stopped: {_reason(failure)}",
                     where=self._title,
-                    hint="look at Spark's own log; the next try keeps what is finished",
+                    hint="check Spark's own log, and retry the task; finished work is kept",
                 )
         return _JobLost(
-            f"Spark gave the job up: {_reason(failure)}",
+            f"Spark aborted the job: {_reason(failure)}",
             where=self._title,
-            hint="look at the executors' logs (out of memory? lost?); the next try keeps what is finished",
+            hint="check the executors' logs (out of memory? lost?), and retry the task; finished work is kept",
         )
 
     def _run(self, early: Any) -> None:
@@ -210,11 +212,11 @@ class _Job:
 
 
 def _acknowledge() -> None:
-    """Have this worker acknowledge at once what Spark has sent it so far: the task, but not yet its order.
+    """Acknowledge at once the data that Spark has sent to this worker so far: the task, but not yet its order.
 
-    Spark's JVM sends the two as small segments, of which Nagle's algorithm holds the second until the first one is
-    acknowledged, and Linux delays that by 40 ms: two thirds of what an empty task takes. The worker's socket is not
-    handed to tasks, so all of the process's are asked; for the others nothing changes.
+    Spark's JVM sends the two as small segments. Nagle's algorithm holds back the second one until the first one is
+    acknowledged, and Linux delays the acknowledgement by 40 ms: two thirds of the time of an empty task. Tasks do not
+    have access to the worker's socket, so the option is set on all sockets of the process. It does not affect others.
     """
     if not hasattr(socket, "TCP_QUICKACK"):
         return
@@ -226,21 +228,22 @@ def _acknowledge() -> None:
 
 
 def _spare_modules() -> None:
-    """Keep the worker's modules out of the garbage collection that Spark does after each task.
+    """Exclude the worker's modules from the garbage collection that Spark does after each task.
 
-    It walks all objects of the process, and a reader's libraries have so many that this takes longer than all the rest
-    of an empty task. Modules are never garbage: once is enough, and again when more of them were imported.
+    The collection traverses all objects of the process. The libraries of a reader have so many objects that this takes
+    longer than the rest of an empty task. Modules are never garbage, so this runs only once, and again after further
+    imports.
     """
     global _spared_modules
     if len(sys.modules) != _spared_modules:
-        # What is garbage now would otherwise be kept for ever.
+        # Collect first, because garbage that is frozen is never freed.
         gc.collect()
         gc.freeze()
         _spared_modules = len(sys.modules)
 
 
 def _reason(failure: BaseException) -> str:
-    # Of a Java exception only the first line says anything to a person, and of that what follows the class names.
+    # Only the first line of a Java exception is useful, after the names of the classes.
     text = " ".join(str(failure).split("\n\tat ")[0].split())
     return text.rpartition("SparkException: ")[2][:400]
 
@@ -260,7 +263,7 @@ def _work_in_task(
 
 
 def _outcomes(title: str, work: Any, bundle: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """What becomes of orders in one session: nothing that was done in it counts if it does not end well."""
+    """Return the outcomes of orders in one session. If the session ends with an error, all orders have that error."""
     outcomes: list[tuple[int, Any]] = []
 
     def all_of_them(first: Any) -> None:
@@ -272,7 +275,10 @@ def _outcomes(title: str, work: Any, bundle: Sequence[tuple[int, Any]]) -> list[
 
 
 def _outcome(title: str, work: Any, call: Callable[[Any], Any], order: Any) -> Any:
-    """What ``call``, all of ``work`` or a part of it, makes of an order, or the error that it raised."""
+    """Return the result of ``call`` for an order, or the error that it raised.
+
+    :param call: ``work`` itself, or a part of it.
+    """
     try:
         return call(order)
     except TransientError as error:
@@ -285,23 +291,23 @@ def _outcome(title: str, work: Any, call: Callable[[Any], Any], order: Any) -> A
             return TerminalError(
                 f"{type(error).__name__}: {error}",
                 where=f"{title}: {_described(work, order)}",
-                hint="this was not foreseen, and no retry helps: report it with the trace, which stands in the "
+                hint="this error was not expected, and a retry does not help: report it with the trace in the "
                 "executor's log",
             )
         outcome = TransientError(
             f"{type(error).__name__}: {error}",
             where=f"{title}: {_described(work, order)}",
-            hint="the whole trace stands in the executor's log; the task can be retried as it is",
+            hint="retry the task; the executor's log has the whole trace",
         )
     time.sleep(BREATH_SECONDS * random.uniform(0.5, 1.5))
     return outcome
 
 
 def _described(work: Any, order: Any) -> str:
-    """An order in words: if it knows its table, as the index of one of ``work.tables``, with the table's name."""
+    """Describe an order in a message. If the order has the index of one of ``work.tables``, add the table's name."""
     tables, index = getattr(work, "tables", ()), getattr(order, "table", None)
     if isinstance(index, int) and index < len(tables):
-        # The text of an order that has a table may list hundreds of files.
+        # The generated repr of an order may list hundreds of files.
         description = str(order) if "__str__" in vars(type(order)) else type(order).__name__
         return f"{tables[index].table.name}, {description}"
     return str(order)

@@ -1,7 +1,7 @@
-"""Files are checked before anything rests on them: size, checksum, footer and rows, each against its record.
+"""Checks files against their records before they are used: size, checksum, footer and row count.
 
-What a try has just written itself needs no check. All else, by another step or an earlier try, may have been cut short,
-altered or lost by whatever lies between: each file is read once, in Spark tasks, as fast as the storage gives it.
+Files that the same try has written need no check. Files of another step, or of an earlier try, may have been truncated,
+altered or lost meanwhile. Spark tasks read each of these files once.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.sinks.base import Sink
 
 CHECK_BYTES = 64 * 2**20
-"""Bytes of files below which another task costs more than it saves."""
+"""Bytes of files per task: with fewer, another task costs more than it saves."""
 TASKS_PER_SLOT = 4
 
-HINT = "the storage lost or altered it after it was written: trigger a new run"
+HINT = "the storage lost or altered the file after it was written: trigger a new run"
 
 
 @dataclass(frozen=True)
 class Checked:
-    """A file to check, what it is of (for people), and the table whose copy a concurrent attempt may make it part of
-    meanwhile; None: it is of no copy."""
+    """A file to check, and a description of it (``what``).
+
+    ``table``: a concurrent attempt may move the file to the copy of this table meanwhile; None: the file does not
+    become part of a copy."""
 
     file: StagedFile
     what: str
@@ -36,14 +38,14 @@ class Checked:
 
 @dataclass(frozen=True)
 class CheckFiles:
-    """What a task that checks files needs to know. It is sent to executors."""
+    """A task that checks files. It is sent to executors."""
 
     staging: Staging
     sink: Sink
     run_id: str
 
     def __call__(self, files: tuple[Checked, ...]) -> list[tuple[Checked, str]]:
-        """The files that are not what their records say, and how each of them differs."""
+        """Return the files that differ from their records, and how each of them differs."""
         differing = []
         for checked in files:
             what = self.staging.difference(checked.file)
@@ -55,7 +57,7 @@ class CheckFiles:
 
 
 def damaged(step: Step, files: Sequence[Checked]) -> list[tuple[Checked, str]]:
-    """Those of the files that are not what their records say, and how each of them differs."""
+    """Return the files that differ from their records, and how each of them differs."""
     if not files:
         return []
     size = sum(one.file.bytes for one in files)
@@ -68,18 +70,19 @@ def damaged(step: Step, files: Sequence[Checked]) -> list[tuple[Checked, str]]:
 
 
 def require_whole(step: Step, files: Sequence[Checked]) -> None:
-    """Check files that nothing can replace.
+    """Check files that cannot be written again.
 
-    :raises FileDamaged: one is not what its record says.
+    :raises FileDamaged: a file differs from its record.
     """
     for one, what in sorted(damaged(step, files), key=lambda found: found[0].file.name)[:1]:
         raise FileDamaged(f"{one.what}: {what}", where=step.folder.uri_of(one.file.name), hint=HINT)
 
 
 def without_damaged(step: Step, files: Mapping[int, Sequence[StagedFile]], what: str) -> set[int]:
-    """The numbers of orders whose files, left by earlier tries, are whole. The others are to be done again.
+    """Check files of earlier tries. Return the numbers of the orders whose files are whole. The other orders must be
+    done again.
 
-    :param files: by the number of the order.
+    :param files: the files by the number of the order.
     """
     order_of = {file.name: number for number, table_files in files.items() for file in table_files}
     differing = damaged(step, [Checked(file, what) for table_files in files.values() for file in table_files])

@@ -286,7 +286,7 @@ def test_a_run_that_has_shown_no_life_can_publish_no_more_and_goes(
             remove_old_copies, "remove_folder", lambda *arguments: (_ for _ in ()).throw(StorageUnavailable("down"))
         )
         assert runs(night(3, keep=1)) == [1, 2, 3]
-    with pytest.raises(ManifestError, match="began anew"):
+    with pytest.raises(ManifestError, match="was started again"):
         dead.steps()[2]()
     removed = night(4, keep=1)
     assert runs(removed) == [4]

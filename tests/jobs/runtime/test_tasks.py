@@ -147,7 +147,7 @@ def test_a_worker_that_dies_costs_its_orders_another_try_and_no_more(spark: Any,
 
 @pytest.mark.usefixtures("_short_patience")
 def test_a_worker_that_dies_every_time_is_reported_in_few_words(spark: Any) -> None:
-    with pytest.raises(TransientError, match="Spark gave the job up") as caught:
+    with pytest.raises(TransientError, match="Spark aborted the job") as caught:
         run_tasks(spark, "death", [1], lambda number: os._exit(9))
     assert len(str(caught.value)) < 800
     assert "\tat " not in str(caught.value)
