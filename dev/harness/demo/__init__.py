@@ -1,1 +1,1 @@
-"""The demo: a busy shop, copied, and every row of the copy proved."""
+"""The demo: copies a busy shop, and compares every row of the copy with an independent reconstruction."""

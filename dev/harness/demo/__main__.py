@@ -1,4 +1,4 @@
-"""`dev/demo`: copies a busy shop through Airflow and Spark, then proves, without our code, that every row is right."""
+"""`dev/demo`: copies a busy shop with Airflow and Spark, then proves without this package that every row is right."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ STAGES: Mapping[str, StageFactory] = {"mysql": MysqlStage.start, "postgres": Pos
 
 
 PAST_SECONDS = 3
-"""How long the writers have been at work at the time of the copy of the past, and go on before any DAG begins."""
+"""Seconds that the writers run before the time of the copy of the past, and again before the first DAG begins."""
 
 
 @dataclass
 class Copy:
-    """A run of the DAG beside the first one, with options of its own, and what the proof found for all its tables."""
+    """A further run of the DAG with its own options, and the number of differences that the proof found."""
 
     title: str
     lake: Path
@@ -49,7 +49,7 @@ class Copy:
 
 @dataclass
 class TableResult:
-    """What the proof found for one table."""
+    """The result of the proof for one table."""
 
     name: str
     rows: int
@@ -61,9 +61,9 @@ class TableResult:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="dev/demo", description=__doc__)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(STAGES)}; without any, all of them")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the shop, over all tables")
-    parser.add_argument("--writes", type=float, default=400, help="transactions a second that the writers aim at")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(STAGES)} (default: all)")
+    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the shop, in all tables together")
+    parser.add_argument("--writes", type=float, default=400, help="the writers' target rate, in transactions/s")
     arguments = parser.parse_args()
     if unknown := set(arguments.kinds) - set(STAGES):
         parser.error(f"no such demo: {', '.join(sorted(unknown))} (there are: {', '.join(STAGES)})")
@@ -85,16 +85,16 @@ def main() -> None:
 
 
 def _demo(folder: Path, stage: Stage, rows: int, writes: float) -> bool:
-    """Run the demo on one database; True if any row differs."""
+    """Run the demo on one database. Return whether any row differs."""
     lake, log, dag = folder / f"{stage.kind}_lake", folder / f"{stage.kind}.log", f"{stage.kind}_snapshot"
     print(f"demo: {stage.title}")
-    with _step(f"make a shop of about {rows:,} rows"):
+    with _step(f"create a shop of about {rows:,} rows"):
         stage.fill(rows)
-    with _step("copy it for the proof, while nobody writes"):
+    with _step("copy the shop for the proof, before the writers start"):
         stage.copy_base()
     connection = f"cdc_{stage.kind}"
     airflow = AirflowHome(folder / f"{stage.kind}-airflow", {connection: stage.connection()})
-    with _step("prepare an Airflow of its own"):
+    with _step("prepare a private Airflow"):
         airflow.prepare()
     conf = {
         "source_conn_id": connection,
@@ -122,7 +122,7 @@ def _demo(folder: Path, stage: Stage, rows: int, writes: float) -> bool:
             with _step(f"run it again, {copy.title}"):
                 made.append((copy, run_dag(copy.lake, copy.options)))
     print(f"      the writers committed {writers.committed:,} transactions meanwhile")
-    # The proof only ever goes forward.
+    # The proof can only move forward, so earlier positions come first.
     for copy, run in (one for one in made if one[0].options.get("as_of")):
         _prove(copy, run, stage)
     with _step("rebuild the shop at the initial position, without this package"):
@@ -142,14 +142,16 @@ def _demo(folder: Path, stage: Stage, rows: int, writes: float) -> bool:
 
 
 def _more_copies(kind: str, folder: Path, lake: Path, past: str) -> list[Copy]:
-    """What else the DAG shows on a kind of database, in the order in which it is run."""
+    """Return the further runs of the DAG on a kind of database, in their order."""
     if kind == "mysql":
         return [
-            Copy("rolling the first copy forward by what the log says", lake, {"refresh": "changes"}),
+            Copy("rolling the first copy forward by the changes in the log", lake, {"refresh": "changes"}),
             Copy(f"as of {past}, before any DAG began", folder / "mysql_lake_of_the_past", {"as_of": past}),
         ]
     again = {"consistency": "again"}
-    return [Copy("as if no table had REPLICA IDENTITY FULL", folder / f"{kind}_lake_read_again", again)]
+    return [
+        Copy("reading touched rows again, as without REPLICA IDENTITY FULL", folder / f"{kind}_lake_read_again", again)
+    ]
 
 
 def _runs(lake: Path) -> set[str]:
@@ -215,13 +217,13 @@ def _latest(lake: Path, name: str) -> Path:
 
 
 def _unlike(rows: Counter[Row], truth: Counter[Row], width: int) -> int:
-    """How many rows are missing, extra or different."""
+    """Return the number of rows that are missing, extra or different."""
     difference = (rows - truth) + (truth - rows)
     return len({row[:width] for row in difference}) if width else difference.total()
 
 
 def _report(results: list[TableResult], run: Run, money: Decimal, plain_money: Decimal) -> None:
-    print(f"\nEvery row against the proof, at {run.manifest.position_key} = {run.position}\n")
+    print(f"\nEvery row compared with the proof, at {run.manifest.position_key} = {run.position}\n")
     print(f"{'table':<16}{'rows':>10}{'chunks':>8}{'keys rewound':>14}{'wrong in a plain read':>23}{'differences':>13}")
     for result in results:
         print(
@@ -241,11 +243,11 @@ def _report(results: list[TableResult], run: Run, money: Decimal, plain_money: D
 
 def _report_copy(copy: Copy, run: Run, first: Run) -> None:
     found, seconds, of_first = run.found(ConsolidateResult), _seconds(run), _seconds(first)
-    print(f"\nThe DAG again, {copy.title}:")
+    print(f"\nA further run of the DAG, {copy.title}:")
     print(f"  {sum(found.rows.values()):,} rows, exact at {run.position}")
-    print(f"  {copy.differences:,} differences to the proof; {sum(found.rewound.values()):,} keys restored")
-    print(f"  {counted(found.files_adopted, 'file')} kept, {found.files_rewritten} written anew; ", end="")
-    print(f"{seconds:.1f} s of work, {seconds / of_first:.0%} of the first run's")
+    print(f"  {copy.differences:,} differences from the proof; {sum(found.rewound.values()):,} keys restored")
+    print(f"  {counted(found.files_adopted, 'file')} kept, {found.files_rewritten} rewritten; ", end="")
+    print(f"{seconds:.1f} s of work, {seconds / of_first:.0%} of the first run")
 
 
 def _seconds(run: Run) -> float:

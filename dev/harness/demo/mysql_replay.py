@@ -1,7 +1,7 @@
-"""The shop at a GTID set, rebuilt without this package: a base copy, and a replay of the log by mysql-replication.
+"""Rebuilds the shop at a GTID set without this package: a base copy, and a replay of the log by mysql-replication.
 
-The base is copied before any writer starts, in one plain SELECT a table, so it is exact. From there mysql-replication
-reads the log, and exactly the transactions that the GTID set names are applied, row by row, to Python dictionaries.
+One plain SELECT per table copies the base before any writer starts, so it is exact. Then mysql-replication reads the
+log, and exactly the transactions in the GTID set are applied, row by row, to Python dictionaries.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from harness.mysql_server import MysqlServer
 
 
 class ShopReplay:
-    """The shop's rows, first as they are now; ``forward_to`` brings them to a GTID set.
+    """The shop's rows, at first their current state. ``forward_to`` brings them to a GTID set.
 
-    Make it while nobody writes.
+    Create it while no session writes.
     """
 
     def __init__(self, server: MysqlServer, columns: dict[str, list[str]]) -> None:
@@ -42,10 +42,10 @@ class ShopReplay:
                 self.rows[table] = self._indexed(table, _select(connection, table, self.columns[table]))
 
     def forward_to(self, gtid_set: str) -> int:
-        """Apply the transactions in ``gtid_set``, which holds all that were applied so far, that are yet to be applied;
-        returns how many.
+        """Apply the transactions of ``gtid_set`` that were not applied yet, and return their number. The set must
+        contain all transactions that were applied before.
 
-        :raises HarnessError: the log ended before all of them were seen.
+        :raises HarnessError: the log ends before the last of these transactions.
         """
         wanted = _parse_gtid_set(gtid_set)
         missing = _count(wanted) - _count(self._applied)
@@ -75,7 +75,7 @@ class ShopReplay:
                     self._apply(event)
             else:
                 if applied != missing:
-                    raise HarnessError(f"the log held {applied} of the {missing} transactions up to {gtid_set}")
+                    raise HarnessError(f"the log has only {applied} of the {missing} transactions up to {gtid_set}")
         finally:
             stream.close()
         self._applied = wanted
@@ -101,13 +101,15 @@ class ShopReplay:
         if isinstance(rows, Counter):
             rows[row] -= 1
             if rows[row] < 0:
-                raise HarnessError(f"the replay removes from {table} what is not there: {row}")
+                raise HarnessError(f"the replay removes a row from {table} that does not exist: {row}")
             if not rows[row]:
                 del rows[row]
         else:
             found = rows.pop(row[: KEYS[table]], None)
             if found != row:
-                raise HarnessError(f"the replay removes from {table} what is not there: {row}, but {found}")
+                raise HarnessError(
+                    f"the replay removes another row from {table} than it has: {row}, but it has {found}"
+                )
 
     def _add(self, table: str, row: Row) -> None:
         rows = self.rows[table]
@@ -118,7 +120,7 @@ class ShopReplay:
 
 
 def comparable(value: Any) -> Any:
-    """One form for a value, whether it comes from PyMySQL, from mysql-replication or from a Parquet file."""
+    """Convert a value from PyMySQL, mysql-replication or a Parquet file to a form that can be compared."""
     if isinstance(value, datetime):
         return value.astimezone(UTC).replace(tzinfo=None) if value.tzinfo else value
     if isinstance(value, set):
@@ -127,7 +129,7 @@ def comparable(value: Any) -> Any:
 
 
 def comparable_row(row: Row, columns: list[str]) -> Row:
-    """``row`` with every value in its comparable form; documents become canonical JSON, sets of tags become sets."""
+    """Convert every value of ``row`` to its comparable form. Documents become canonical JSON, tags become sets."""
     return tuple(_named(name, value) for name, value in zip(columns, row, strict=True))
 
 
@@ -137,7 +139,7 @@ def _named(name: str, value: Any) -> Any:
     if value is None:
         return None
     if name == "token":
-        return value.ljust(16, b"\0")  # the log drops trailing zero bytes, and mysql-replication leaves them dropped
+        return value.ljust(16, b"\0")  # the log omits trailing zero bytes, and mysql-replication does not add them
     if name == "profile":
         return json.dumps(_plain_json(json.loads(value) if isinstance(value, str) else value), sort_keys=True)
     if name == "tags" and isinstance(value, str):
@@ -146,7 +148,7 @@ def _named(name: str, value: Any) -> Any:
 
 
 def _plain_json(document: Any) -> Any:
-    # mysql-replication gives bytes where JSON has strings.
+    # mysql-replication returns the strings of JSON documents as bytes.
     if isinstance(document, bytes):
         return document.decode()
     if isinstance(document, dict):
@@ -155,7 +157,7 @@ def _plain_json(document: Any) -> Any:
         return [_plain_json(value) for value in document]
     if isinstance(document, str | bool | None):
         return document
-    # 66.0000 is a decimal in the log and a float to Python's JSON: the same number either way.
+    # A number such as 66.0000 is a decimal in the log but a float in Python's JSON.
     return f"{Decimal(str(document)).normalize():f}"
 
 
@@ -164,7 +166,7 @@ def _row(values: dict[str, Any], names: list[str]) -> Row:
 
 
 def select_list(columns: list[str]) -> str:
-    """The columns as a SELECT list whose values arrive whole: the text protocol rounds a FLOAT to six digits."""
+    """Return a SELECT list that preserves all digits: the text protocol rounds a FLOAT to six digits."""
     return ", ".join(f"CAST({name} AS DOUBLE)" if name == "weight" else f"`{name}`" for name in columns)
 
 

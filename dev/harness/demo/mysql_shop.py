@@ -1,7 +1,7 @@
-"""A small shop whose money can be counted: the data of the demo.
+"""The data of the demo: a small shop with accounts.
 
-Money only moves between accounts, so the sum of all balances is the same at every committed point: a copy whose sum
-differs mixes several points. The keys are of every kind that a chunk planner has to deal with.
+Money only moves between accounts, so the sum of all balances is the same at every position. A copy with another sum
+mixes several positions. The tables have keys of all kinds that the chunk planner must handle.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ TABLES: dict[str, str] = {
         at DATETIME(6) NOT NULL,
         KEY (account_id)""",
 }
-"""Column definitions by table; ``clicks`` has an index, but nothing that tells its rows apart."""
+"""Column definitions by table. ``clicks`` has an index but no key."""
 
 _FILL: dict[str, tuple[float, str]] = {
     "accounts": (
@@ -86,7 +86,7 @@ _FILL: dict[str, tuple[float, str]] = {
 
 
 def create(connection: pymysql.Connection, rows: int) -> None:
-    """Make the shop anew with about ``rows`` rows over all tables; the same rows every time."""
+    """Create the shop again, with about ``rows`` rows in all tables together. The rows are the same every time."""
     with connection.cursor() as cursor:
         cursor.execute(f"DROP DATABASE IF EXISTS {SCHEMA}")
         cursor.execute(f"CREATE DATABASE {SCHEMA} CHARACTER SET utf8mb4")

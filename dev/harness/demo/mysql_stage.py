@@ -1,4 +1,4 @@
-"""The demo on MySQL; the proof is a replay of the binary log by mysql-replication."""
+"""The demo on MySQL. The proof is a replay of the binary log by mysql-replication."""
 
 from __future__ import annotations
 

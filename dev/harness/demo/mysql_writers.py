@@ -1,4 +1,4 @@
-"""What the demo's writers do to the shop on MySQL."""
+"""The transactions of the demo's writers on MySQL."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from harness.demo.stage import SCHEMA
 from harness.demo.writers import Cursor, Session, Transaction, rolled_back, some_account
 
 _ENDED = (1205, 1213)
-"""Lock wait timeout and deadlock: both end the statement or transaction, and neither is an error here."""
+"""Lock wait timeout and deadlock. Both only end a statement or a transaction, which is expected here."""
 
 
 def session(connect: Callable[[], pymysql.Connection[Any]]) -> Session:
-    """Sessions for `Writers`."""
+    """Return a function that opens sessions for `Writers`."""
 
     @contextlib.contextmanager
     def opened() -> Iterator[pymysql.Connection[Any]]:
@@ -32,7 +32,7 @@ def session(connect: Callable[[], pymysql.Connection[Any]]) -> Session:
 
 
 def retried(error: Exception) -> bool:
-    """Whether an error only ends a transaction."""
+    """Return whether an error only ends a transaction."""
     if isinstance(error, pymysql.err.OperationalError):
         return error.args[0] in _ENDED
     return isinstance(error, pymysql.err.IntegrityError)
@@ -63,7 +63,7 @@ def _customer_rename(cursor: Cursor, chance: random.Random, accounts: int) -> No
     name = ["Anna", "bob", "Zoë", "李"][number % 4]
     email = f"{name}.{number}@example.com"
     kind = chance.randrange(4)
-    if kind == 0:  # only the case changes: the same key to the collation, other bytes in the log
+    if kind == 0:  # only the case changes: the collation has the same key, and the log has other bytes
         cursor.execute("UPDATE customers SET email = %s WHERE email = %s", (email.swapcase(), email))
     elif kind == 1:
         cursor.execute("DELETE FROM customers WHERE email = %s", (email,))
@@ -103,4 +103,4 @@ KINDS: dict[Transaction, int] = {
     _clicks: 1,
     rolled_back: 1,
 }
-"""The kinds of changes, and how often each is drawn."""
+"""The kinds of changes, with their weights."""

@@ -1,6 +1,6 @@
-"""The chunked read that many pipelines do today: key ranges one after another, each at a time of its own, and no more.
+"""A plain chunked read, as many pipelines do it: key ranges one after the other, each read at its own time.
 
-It is here to be measured against: what it returns is the shop at no point in time.
+The demo compares it with the copy: its result is not the shop at any position.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Row = tuple[Any, ...]
 
 
 class PlainRead(Background):
-    """Reads all tables in a thread of its own; ``rows`` is complete once the block has ended.
+    """Reads all tables in its own thread. ``rows`` is complete after the end of the block.
 
     :param session: opens a DB-API connection in autocommit.
     :param selects: the SELECT of each whole table, without ORDER BY.
-    :param keys: each table's key columns, which are its first ones; none: it is read in one go.
-    :param comparable: brings a row of a table into its comparable form.
-    :param pause: seconds between two chunks, to spread the read over the time that the run takes.
+    :param keys: each table's key columns, which are its first columns; empty: the table is read in one statement.
+    :param comparable: converts a row of a table to its comparable form.
+    :param pause: seconds between two chunks, to spread the read over the time of the run.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""The demo's shop on PostgreSQL: the tables of `mysql_shop`, in types of PostgreSQL.
+"""The demo's shop on PostgreSQL: the tables of `mysql_shop` with PostgreSQL types.
 
-Money only moves between accounts, so the sum of all balances is the same at every committed point.
+Money only moves between accounts, so the sum of all balances is the same at every position.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _FILL: dict[str, tuple[float, str]] = {
 
 
 def create(connection: psycopg.Connection[Any], rows: int) -> None:
-    """Make the shop anew with about ``rows`` rows over all tables; the same rows every time."""
+    """Create the shop again, with about ``rows`` rows in all tables together. The rows are the same every time."""
     connection.execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
     connection.execute(f"CREATE SCHEMA {SCHEMA}")
     connection.execute(f"SET search_path TO {SCHEMA}")
@@ -101,6 +101,6 @@ def create(connection: psycopg.Connection[Any], rows: int) -> None:
             f"INSERT INTO {table} {select.format(accounts=accounts)} FROM generate_series(1, {count}) AS numbers (n)"
         )
     for table in (*_FILL, "ledger_old", "ledger_new"):
-        # A rewind needs whole rows from the log; preflight names this statement where it is missing.
+        # A rewind needs whole old rows in the log. If they are missing, preflight's hint has this statement.
         connection.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
         connection.execute(f"ANALYZE {table}")

@@ -1,4 +1,4 @@
-"""The demo on PostgreSQL; the proof is PostgreSQL's own recovery, which knows nothing of logical decoding."""
+"""The demo on PostgreSQL. The proof is PostgreSQL's own recovery, which does not use logical decoding."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.postgres_server import PostgresServer
 
 PASSWORD = "demo-password"
 _CASTS = {"tags": "text", "profile": "text", "status": "text", "weight": "double precision"}
-"""What Python would show in another way than the published files: text, and a ``real``, of which Python has no type."""
+"""Casts of columns whose Python values would differ from those in the published files."""
 
 
 class PostgresStage:
@@ -58,7 +58,7 @@ class PostgresStage:
         self._recovery = PostgresRecovery(self._server, self._folder / "recovered")
 
     def connection(self) -> dict[str, object]:
-        # A publication is for a table's owner to make; who copies needs to read and to replicate, nothing more.
+        # Only the owner of a table can publish it. The user that copies needs only SELECT and REPLICATION.
         for statement in (
             f"CREATE ROLE copier LOGIN REPLICATION PASSWORD '{PASSWORD}'",
             f"GRANT USAGE ON SCHEMA {SCHEMA} TO copier",

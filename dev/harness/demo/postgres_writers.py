@@ -1,4 +1,4 @@
-"""What the demo's writers do to the shop on PostgreSQL."""
+"""The transactions of the demo's writers on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.demo.writers import Cursor, Session, Transaction, rolled_back, some
 
 
 def session(connect: Callable[..., psycopg.Connection[Any]]) -> Session:
-    """Sessions for `Writers`. One in two does not wait for its commits to be flushed."""
+    """Return a function that opens sessions for `Writers`. Every second session uses synchronous_commit = off."""
     opened_before = 0
 
     @contextlib.contextmanager
@@ -32,7 +32,7 @@ def session(connect: Callable[..., psycopg.Connection[Any]]) -> Session:
 
 
 def retried(error: Exception) -> bool:
-    """Whether an error only ends a transaction: a deadlock, a lock not granted, a duplicate key."""
+    """Return whether an error only ends a transaction: a deadlock, a lock timeout, a duplicate key."""
     return isinstance(
         error, psycopg.errors.DeadlockDetected | psycopg.errors.LockNotAvailable | psycopg.errors.IntegrityError
     )
@@ -105,4 +105,4 @@ KINDS: dict[Transaction, int] = {
     _clicks: 1,
     rolled_back: 1,
 }
-"""The kinds of changes, and how often each is drawn."""
+"""The kinds of changes, with their weights."""

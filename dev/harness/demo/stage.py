@@ -1,4 +1,4 @@
-"""What the demo needs of a database: the same shop, the same writers, and a proof of its own."""
+"""The interface of a database for the demo: the shop, the writers, and an independent proof."""
 
 from __future__ import annotations
 
@@ -14,42 +14,42 @@ SCHEMA = "shop"
 Row = tuple[Any, ...]
 
 KEYS = {"accounts": 1, "ledger": 2, "customers": 1, "sessions": 1, "clicks": 0}
-"""The tables, and how many of a table's first columns are its key; ``clicks`` has nothing that tells its rows apart."""
+"""The tables, and how many of each table's first columns are its key. ``clicks`` has no key."""
 
 
 class Stage(Protocol):
-    """A running server of one kind, with the shop on it."""
+    """A running server of one kind with the shop."""
 
     kind: str
     title: str
     """Product, version and port."""
     proof: str
-    """What rebuilds the shop at the initial position."""
+    """The method that rebuilds the shop at the initial position."""
     columns: dict[str, list[str]]
 
     def fill(self, rows: int) -> None:
-        """Make the shop with about ``rows`` rows over all tables."""
+        """Create the shop with about ``rows`` rows in all tables together."""
 
     def copy_base(self) -> None:
-        """What the proof starts from. Nobody writes meanwhile."""
+        """Copy the shop as the starting point of the proof. No session may write meanwhile."""
 
     def connection(self) -> dict[str, object]:
-        """The fields of an Airflow connection for a user with the least rights that it takes."""
+        """Create a user with the least necessary privileges, and return the fields of its Airflow connection."""
 
     def writers(self, per_second: float) -> Writers:
-        """Four sessions that will write."""
+        """Return the writers: four sessions."""
 
     def plain_read(self, pause: float) -> PlainRead:
-        """The read to be measured against."""
+        """Return the plain read, for comparison."""
 
     def rebuild(self, position: str) -> str:
-        """Bring what `copy_base` took to ``position``, without this package; returns a line that says what was done."""
+        """Bring the copy of `copy_base` to ``position`` without this package. Return a line that describes the work."""
 
     def truth(self, table: str) -> Counter[Row]:
-        """A table's rows as `rebuild` left them."""
+        """Return a table's rows after `rebuild`."""
 
     def comparable_row(self, row: Row, columns: list[str]) -> Row:
-        """One form for a row, whether it comes from the server, from the proof or from a Parquet file."""
+        """Convert a row from the server, the proof or a Parquet file to a form that can be compared."""
 
 
 class StageFactory(Protocol):

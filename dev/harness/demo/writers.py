@@ -1,8 +1,7 @@
-"""Writers that keep the shop busy while it is copied.
+"""Writers that change the shop while it is copied.
 
-Each writer is a session of its own that runs transactions of every kind the log knows: transfers between accounts with
-ledger entries, inserts, deletes, re-inserts, updates of keys, upserts, rollbacks and savepoints. Money is only ever
-moved.
+Each writer has its own session, and runs transactions of all kinds: transfers between accounts with ledger entries,
+inserts, deletes, re-inserts, updates of keys, upserts, rollbacks and savepoints. Money only moves between accounts.
 """
 
 from __future__ import annotations
@@ -17,17 +16,18 @@ from harness.background import Background
 
 Cursor = Any
 Transaction = Callable[[Cursor, random.Random, int], None]
-"""Part of a transaction on a shop with that many accounts."""
+"""A part of a transaction. The integer is the number of accounts of the shop."""
 
 Session = Callable[[], AbstractContextManager[Any]]
-"""Opens a session: a DB-API connection, not in autocommit, that is set up for the shop."""
+"""Opens a session: a DB-API connection for the shop, not in autocommit."""
 
 
 class Writers(Background):
-    """``count`` sessions writing until the block ends; together they aim at ``per_second`` transactions a second.
+    """``count`` sessions that write until the block ends, at a target rate of ``per_second`` transactions/s in total.
 
-    Use it as a context manager; ``committed`` counts. An error in a writer is raised at the end of the block, unless
-    ``retried`` says that it only ends a transaction (a deadlock, a duplicate key).
+    Use it as a context manager. ``committed`` is the number of committed transactions. An error in a writer is raised
+    at the end of the block, unless ``retried`` returns True because it only ends a transaction (a deadlock, a duplicate
+    key).
     """
 
     def __init__(
@@ -70,12 +70,12 @@ class Writers(Background):
 
 
 def some_account(chance: random.Random, accounts: int) -> int:
-    """The id of an account. A few are busy, most are not, as in life."""
+    """Return the id of an account. Few accounts are used often, most of them rarely."""
     return 1 + int(accounts * chance.random() ** 2)
 
 
 def rolled_back(cursor: Cursor, chance: random.Random, accounts: int) -> None:
-    """A change that its own transaction takes back."""
+    """Make a change that its own transaction rolls back."""
     cursor.execute("SAVEPOINT before_the_mistake")
     cursor.execute("UPDATE accounts SET balance = 0 WHERE id = %s", (some_account(chance, accounts),))
     cursor.execute("ROLLBACK TO SAVEPOINT before_the_mistake")
