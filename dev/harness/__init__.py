@@ -1,1 +1,1 @@
-"""Private servers for tests, demo and benches: found on this machine, or fetched without root."""
+"""Private servers for tests, demo and benches: installed on this machine, or fetched without root."""

@@ -1,4 +1,4 @@
-"""An Airflow of its own: a home folder, our DAGs, connections in the environment; nobody else's is touched."""
+"""A private Airflow: its own home folder, the DAGs of this repository, and connections in the environment."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class AirflowHome:
-    """Runs ``airflow`` commands with ``AIRFLOW_HOME`` = ``home``; the database is SQLite, made by ``prepare``.
+    """Runs ``airflow`` commands with ``AIRFLOW_HOME`` = ``home``. ``prepare`` creates the database, which is SQLite.
 
-    :param connections: JSON fields of each connection by its id; ``spark_default`` (``local[2]``) comes with it.
+    :param connections: JSON fields of each connection by its id; ``spark_default`` (``local[2]``) is added.
     """
 
     def __init__(self, home: Path, connections: Mapping[str, Mapping[str, object]]) -> None:
@@ -43,12 +43,15 @@ class AirflowHome:
         }
 
     def prepare(self) -> None:
-        """Make the database, or bring it up to date."""
+        """Create the database, or migrate it to the current version."""
         self.home.mkdir(parents=True, exist_ok=True)
         self.run("db", "migrate")
 
     def add_connections(self, connections: Mapping[str, Mapping[str, object]]) -> None:
-        """Put connections into the database, in place of those of the same ids: JSON fields by id."""
+        """Store connections in the database, and replace those with the same ids.
+
+        :param connections: JSON fields of each connection by its id.
+        """
         file = self.home / "connections.json"
         file.write_text(json.dumps(connections))
         file.chmod(0o600)
@@ -59,9 +62,9 @@ class AirflowHome:
         return [sys.executable, "-m", "airflow", *arguments]
 
     def run(self, *arguments: str, log: Path | None = None) -> str:
-        """Run one command to its end and return what it printed (or write that to ``log``).
+        """Run one command, and return its output (or write the output to ``log``).
 
-        :raises HarnessError: it failed; with the end of what it printed.
+        :raises HarnessError: the command failed; the message has the end of its output.
         """
         result = subprocess.run(
             self.command(*arguments),

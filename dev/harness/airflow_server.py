@@ -1,4 +1,4 @@
-"""A whole Airflow that runs: API server, scheduler, DAG processor, triggerer."""
+"""Runs all components of Airflow: API server, scheduler, DAG processor, triggerer."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ STOP_SECONDS = 30
 
 @contextlib.contextmanager
 def running_airflow(airflow: AirflowHome, port: int) -> Iterator[Callable[[], None]]:
-    """Run all parts of ``airflow``, which must be prepared, while the context is open; the UI is on ``port`` of this
-    machine.
+    """Run all components of ``airflow``, which must be prepared, while the context is open. The UI is on ``port`` of
+    this machine.
 
-    Yields a function that raises `HarnessError` if one of the parts has ended.
+    Yields a function that raises `HarnessError` if a component has ended.
 
-    :raises HarnessError: the port is taken, or Airflow does not answer in time.
+    :raises HarnessError: the port is in use, or Airflow does not answer in time.
     """
     if _answers(port):
-        raise HarnessError(f"something answers on port {port} already: stop it, or choose another port")
+        raise HarnessError(f"port {port} is in use: stop the other program, or choose another port")
     airflow.environment |= {
         "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://127.0.0.1:{port}/execution/",
@@ -35,7 +35,7 @@ def running_airflow(airflow: AirflowHome, port: int) -> Iterator[Callable[[], No
         "AIRFLOW__CORE__PARALLELISM": "4",
         "AIRFLOW__CORE__TEST_CONNECTION": "Enabled",
     }
-    # Not `airflow standalone`: its scheduler would serve logs on every address of this machine.
+    # Not `airflow standalone`, because its scheduler serves logs on all addresses of this machine.
     commands = {
         "api-server": ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"],
         "scheduler": ["--skip-serve-logs"],
@@ -54,7 +54,7 @@ def running_airflow(airflow: AirflowHome, port: int) -> Iterator[Callable[[], No
         while not _answers(port):
             check()
             if time.monotonic() > deadline:
-                raise HarnessError(f"it does not answer after {START_SECONDS} s; see {airflow.home}/*.log")
+                raise HarnessError(f"Airflow does not answer after {START_SECONDS} s; see {airflow.home}/*.log")
             time.sleep(0.5)
         yield check
 
@@ -69,7 +69,7 @@ def _running(airflow: AirflowHome, name: str, arguments: list[str]) -> Iterator[
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            # Ctrl-C is for us: each part is then asked to end, and its children with it.
+            # Only this process receives Ctrl-C. It then ends each component and its children.
             start_new_session=True,
         )
     try:
@@ -86,7 +86,9 @@ def _running(airflow: AirflowHome, name: str, arguments: list[str]) -> Iterator[
 def _check(airflow: AirflowHome, processes: Mapping[str, subprocess.Popen[bytes]]) -> None:
     for name, process in processes.items():
         if process.poll() is not None:
-            raise HarnessError(f"its {name} ended with status {process.returncode}; see {airflow.home}/{name}.log")
+            raise HarnessError(
+                f"Airflow's {name} ended with status {process.returncode}; see {airflow.home}/{name}.log"
+            )
 
 
 def _answers(port: int) -> bool:

@@ -1,8 +1,8 @@
-"""Unpack Debian or Ubuntu packages without root and without touching the system.
+"""Unpacks Debian or Ubuntu packages without root and without changes to the system.
 
-A private apt root (its own lists, archives and source list, and an empty status file so that every
-dependency is fetched) resolves and downloads; `dpkg -x` unpacks. apt checks the signatures against
-the keys of this machine. Mirrors come from this machine's own apt configuration.
+apt resolves and downloads the packages in a private root, which has its own lists, archives and source list, and an
+empty status file, so that every dependency is fetched. `dpkg -x` unpacks them. apt checks the signatures against the
+keys of this machine. The mirrors are those of this machine's apt configuration.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Suite:
 
 
 def own_suites() -> list[Suite]:
-    """The suites of this machine's apt configuration. Empty where there is no apt."""
+    """Return the suites of this machine's apt configuration; empty if there is no apt."""
     if shutil.which("apt-get") is None:
         return []
     form = "$(SITE)|$(RELEASE)|$(COMPONENT)"
@@ -51,7 +51,7 @@ def own_suites() -> list[Suite]:
 
 
 def newest_suites() -> list[Suite]:
-    """The distribution's rolling suite, at the mirror from which this machine gets its base suite."""
+    """Return the distribution's rolling suite, at the mirror of this machine's base suite."""
     rolling = ROLLING.get(_distribution())
     base = next((s for s in own_suites() if s.component == "main" and "-" not in s.release), None)
     return [Suite(base.site, rolling, "main")] if rolling and base else []
@@ -67,13 +67,13 @@ def unpack(
 ) -> None:
     """Unpack the first of `choices` (each a list of packages) that `suites` have into `destination`.
 
-    `hint` says what the user can do instead; every HarnessError ends with it.
+    `hint` is the alternative for the user; every HarnessError ends with it.
     """
     for program in ("apt-get", "dpkg"):
         if shutil.which(program) is None:
-            raise HarnessError(f"cannot fetch packages: there is no {program} here. Instead: {hint}")
+            raise HarnessError(f"cannot fetch packages: {program} is not installed. Instead: {hint}")
     if not suites:
-        raise HarnessError(f"cannot fetch packages: this machine's apt configuration names no mirror. Instead: {hint}")
+        raise HarnessError(f"cannot fetch packages: this machine's apt configuration has no mirror. Instead: {hint}")
     with tempfile.TemporaryDirectory(prefix="cdc-apt-") as scratch:
         root = _PrivateRoot(Path(scratch), suites)
         if failure := root.update():
@@ -113,18 +113,18 @@ class _PrivateRoot:
         self._flags: list[str] = []
 
     def update(self) -> str | None:
-        """Fetch the package lists; returns what went wrong."""
+        """Fetch the package lists. Return the error, if there is one."""
         failure = self._apt("update", "--error-on=any")
         if failure and "is expired" in failure:
-            # A mirror that is a dated snapshot: signed, but past the date that its Release file gives.
-            say("apt: the mirror's Release file is past its date; trying again without that check")
+            # The mirror is a dated snapshot: signed, but past the date in its Release file.
+            say("apt: the mirror's Release file has expired; retrying without the check of its date")
             say("apt: (signatures are still checked)")
             self._flags = ["-o", "Acquire::Check-Valid-Until=false"]
             failure = self._apt("update", "--error-on=any")
         return failure
 
     def download(self, packages: Sequence[str], *, with_dependencies: bool) -> str | None:
-        """Download into `archives`; returns what went wrong."""
+        """Download to `archives`. Return the error, if there is one."""
         if with_dependencies:
             return self._apt("install", "--download-only", *packages)
         return self._apt("download", *packages)
@@ -155,7 +155,7 @@ def _distribution() -> str:
 
 
 def _make_links_relative(root: Path) -> None:
-    """Packages link to absolute paths, which lie under `root` here."""
+    """Make absolute links of the packages relative, because their targets are below `root` here."""
     for link in root.rglob("*"):
         if link.is_symlink() and (target := link.readlink()).is_absolute():
             inside = root / target.relative_to("/")

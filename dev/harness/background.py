@@ -1,4 +1,4 @@
-"""Work that goes on in threads while a block runs: writers, samplers, a read beside the one that is measured."""
+"""Work in threads while a block runs: writers, samplers, a second read beside the measured one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Self
 class Background(ABC):
     """Runs ``_work`` in ``threads`` threads while the block runs. Use it as a context manager.
 
-    ``failures`` holds what they raised; the end of the block raises the first one, unless the block itself failed.
+    ``failures`` are the exceptions of the threads. The end of the block raises the first one, unless the block itself
+    failed.
     """
 
     def __init__(self, threads: int = 1) -> None:
@@ -22,7 +23,7 @@ class Background(ABC):
 
     @abstractmethod
     def _work(self, number: int) -> None:
-        """What thread ``number`` does; it returns soon after ``_stop`` is set."""
+        """Execute the work of thread ``number``. This must return soon after ``_stop`` is set."""
 
     def __enter__(self) -> Self:
         for thread in self._threads:
@@ -46,7 +47,7 @@ class Background(ABC):
 
 
 class Sampler(Background):
-    """Calls ``_sample`` at once, and then every ``every`` seconds."""
+    """Calls ``_sample`` immediately, and then every ``every`` seconds."""
 
     def __init__(self, every: float = 0.1) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""Drives a headless Chromium by its own DevTools protocol: enough of it for a test of a page.
+"""Drives a headless Chromium with the DevTools protocol, as far as tests of pages need it.
 
-Everything is looked for until it is there, for a page of today is drawn bit by bit.
+All methods wait for the elements that they use, because a page is rendered in steps.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _AT_REST = (
     "document.getAnimations().every(one => one.playState != 'running'"
     " || one.effect.getComputedTiming().endTime == Infinity)"
 )
-"""Nothing moves but what turns for ever, as what shows that something is loaded does."""
+"""True if no animation runs, except endless ones such as a loading indicator."""
 _OPTIONS = (
     "--headless",
-    # It runs as whoever runs the tests, who may be root, and shows nothing but our own pages.
+    # It runs as the user of the tests, who may be root, and shows only pages of this repository's servers.
     "--no-sandbox",
     "--no-zygote",
     "--disable-gpu",
@@ -43,13 +43,13 @@ _OPTIONS = (
 )
 
 CTRL, SHIFT = 2, 8
-"""Modifiers of keys, as the DevTools protocol counts them."""
+"""Modifiers of keys, with the numbers of the DevTools protocol."""
 
 
 class Browser:
-    """One tab. `open_browser` makes one.
+    """One tab. `open_browser` creates it.
 
-    :param screenshots: the folder that `shot` writes to.
+    :param screenshots: the folder to which `shot` writes.
     """
 
     def __init__(self, socket: ClientConnection, screenshots: Path) -> None:
@@ -61,7 +61,7 @@ class Browser:
     def command(self, method: str, **parameters: Any) -> Any:
         """Send one command, and return its result.
 
-        :raises HarnessError: the browser refuses it.
+        :raises HarnessError: the browser rejects the command.
         """
         number = next(self._numbers)
         self._socket.send(json.dumps({"id": number, "method": method, "params": parameters}))
@@ -75,20 +75,20 @@ class Browser:
         raise HarnessError(f"{method}: no answer")
 
     def script(self, code: str) -> Any:
-        """The value of a JavaScript expression, which may be a promise."""
+        """Return the value of a JavaScript expression, which may be a promise."""
         result = self.command("Runtime.evaluate", expression=code, returnByValue=True, awaitPromise=True)
         if "exceptionDetails" in result:
             raise HarnessError(f"{code[:200]}: {result['exceptionDetails']}")
         return result["result"].get("value")
 
     def open(self, url: str) -> None:
-        """Go to a page."""
+        """Open a page."""
         self.command("Page.navigate", url=url)
 
     def wait(self, condition: str, seconds: float = WAIT_SECONDS, *, what: str = "") -> Any:
-        """Wait until a JavaScript expression has a value that is true, and return it.
+        """Wait until the value of a JavaScript expression is true, and return the value.
 
-        :raises HarnessError: it does not; with a picture of what is there instead.
+        :raises HarnessError: the value did not become true; the message names a screenshot of the page.
         """
         try:
             return self._wait(condition, seconds)
@@ -99,7 +99,7 @@ class Browser:
     def _wait(self, condition: str, seconds: float) -> Any:
         deadline = time.monotonic() + seconds
         while True:
-            # While a page changes there may be nothing to ask.
+            # While a page loads, the expression may not be defined yet.
             with contextlib.suppress(HarnessError):
                 if found := self.script(condition):
                     return found
@@ -126,7 +126,7 @@ class Browser:
             "return top && (one.contains(top) || top.contains(one)) ? [x, y] : null; })()"
         )
         before, place = None, self.wait(where, seconds, what=f"{selector} {text}")
-        # What slides in is hit where it comes to rest.
+        # Wait until moving elements have reached their final place.
         while place != before:
             self.wait(_AT_REST, seconds, what="the end of what moves")
             before, place = place, self.wait(where, seconds, what=f"{selector} {text}")
@@ -134,7 +134,7 @@ class Browser:
             self.command("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
 
     def type(self, selector: str, text: str) -> None:
-        """Put a text into a field in place of what is there."""
+        """Replace the text of a field."""
         self.wait(f"!!document.querySelector({json.dumps(selector)})", what=selector)
         self.script(
             f"(() => {{ const one = document.querySelector({json.dumps(selector)}); one.focus(); one.select(); }})()"
@@ -142,22 +142,22 @@ class Browser:
         self.command("Input.insertText", text=text)
 
     def edit(self, selector: str, text: str) -> None:
-        """Put a text into an editor of code in place of what is there."""
+        """Replace the text of a code editor."""
         self.click(selector)
         self.press("a", "KeyA", 65, CTRL)
         self.command("Input.insertText", text=text)
-        # The editor closes quotes and brackets by itself, behind what is typed.
+        # Delete the quotes and brackets that the editor adds after the typed text.
         self.press("End", "End", 35, CTRL | SHIFT)
         self.press("Delete", "Delete", 46)
 
     def press(self, key: str, code: str, number: int, modifiers: int = 0) -> None:
-        """Press a key, by its name, its place on the keyboard and its Windows number."""
+        """Press a key, given by its name, its code (the place on the keyboard) and its Windows number."""
         told = {"key": key, "code": code, "windowsVirtualKeyCode": number, "modifiers": modifiers}
         for kind in ("keyDown", "keyUp"):
             self.command("Input.dispatchKeyEvent", type=kind, **told)
 
     def shot(self, name: str) -> Path:
-        """Take a picture of the page, once what unfolds or slides in has done so."""
+        """Take a screenshot of the page after its animations have ended."""
         with contextlib.suppress(HarnessError):
             self._wait(_AT_REST, _REST_SECONDS)
         file = self._screenshots / f"{next(self._shots):02}-{name}.png"
@@ -167,9 +167,9 @@ class Browser:
 
 @contextlib.contextmanager
 def open_browser(screenshots: Path) -> Iterator[Browser]:
-    """A browser of its own, which ends with the block.
+    """Start a private browser, which ends with the block.
 
-    :raises HarnessError: there is no Chromium here, and none can be fetched; or it does not start.
+    :raises HarnessError: Chromium is not installed and cannot be fetched, or does not start.
     """
     chromium = find_chromium()
     screenshots.mkdir(parents=True, exist_ok=True)
@@ -197,7 +197,7 @@ def open_browser(screenshots: Path) -> Iterator[Browser]:
 
 
 def _address(process: subprocess.Popen[bytes], profile: Path, log: Path) -> str:
-    """The address of the one tab."""
+    """Return the address of the tab."""
     import urllib.request
 
     deadline = time.monotonic() + _START_SECONDS

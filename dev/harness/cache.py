@@ -1,4 +1,4 @@
-"""Where fetched and prepared things live: outside the checkout, safe to delete at any time."""
+"""The cache of fetched and prepared files. It is outside the checkout, and can be deleted at any time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 def cache_directory() -> Path:
-    """`$CDC_CACHE`, or `airflow-provider-cdc` under `$XDG_CACHE_HOME`, or under `~/.cache`."""
+    """Return `$CDC_CACHE`, or `airflow-provider-cdc` below `$XDG_CACHE_HOME` or `~/.cache`."""
     if explicit := os.environ.get("CDC_CACHE"):
         directory = Path(explicit)
     else:
@@ -25,7 +25,7 @@ def cache_directory() -> Path:
 
 @contextmanager
 def locked(name: str) -> Iterator[None]:
-    """Hold the cache lock `name`; a second process waits. The kernel frees it if the holder dies."""
+    """Hold the cache lock `name`. A second process waits. The kernel releases the lock if its holder dies."""
     with (cache_directory() / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
@@ -35,7 +35,7 @@ def locked(name: str) -> Iterator[None]:
 def building(destination: Path) -> Iterator[Path]:
     """Yield an empty directory that becomes `destination` when the block succeeds.
 
-    `destination` therefore either does not exist or is whole. Hold a lock (`locked`) around it.
+    So `destination` either does not exist or is complete. Hold a lock (`locked`) meanwhile.
     """
     destination.parent.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix=f".{destination.name}-", dir=destination.parent))

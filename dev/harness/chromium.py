@@ -1,4 +1,4 @@
-"""A headless Chromium: that of this machine, else one fetched without root, as the database servers are."""
+"""A headless Chromium: installed on this machine, or fetched without root, as the database servers are."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _OF_THE_SYSTEM = (
     *("ld-linux*", "libc.so*", "libm.so*", "libmvec.so*", "libpthread*", "libdl.so*", "librt.so*", "libresolv.so*"),
     *("libutil.so*", "libnsl.so*", "libnss_*", "libanl.so*"),
 )
-"""The C library: one process cannot have two, and the loader is the system's."""
+"""The files of the C library. The system's C library is used, because the loader is the system's."""
 
 
 _FONTS = """<?xml version="1.0"?>
@@ -34,15 +34,15 @@ _FONTS = """<?xml version="1.0"?>
 
 @dataclass(frozen=True)
 class Chromium:
-    """How to run it: ``binary`` with these variables."""
+    """A Chromium: ``binary``, to be run with these environment variables."""
 
     binary: Path
     environment: dict[str, str]
 
     def version(self) -> str:
-        """What it says it is.
+        """Return the version that Chromium prints.
 
-        :raises HarnessError: it does not run.
+        :raises HarnessError: Chromium does not run.
         """
         try:
             done = subprocess.run(
@@ -60,9 +60,9 @@ class Chromium:
 
 
 def find_chromium() -> Chromium:
-    """The one on PATH, else the one in the cache, fetched at first use.
+    """Return the Chromium on PATH, otherwise the one in the cache, which is fetched at first use.
 
-    :raises HarnessError: there is none and none can be fetched.
+    :raises HarnessError: there is no Chromium, and it cannot be fetched.
     """
     for name in NAMES:
         if found := shutil.which(name):
@@ -72,7 +72,7 @@ def find_chromium() -> Chromium:
         if not root.exists():
             say("Chromium: none on PATH; fetching one into the cache (about 150 MB), without root")
             with building(root) as work:
-                # Of this machine's own suite, so that it runs with this machine's C library.
+                # Use this machine's own suite, so that Chromium runs with this machine's C library.
                 apt.unpack(PACKAGES, work, suites=apt.own_suites(), with_dependencies=True, hint=HINT)
                 for pattern in _OF_THE_SYSTEM:
                     for folder in _libraries(work):
@@ -91,9 +91,9 @@ def _unpacked(root: Path) -> Chromium:
     )
     binary = next((root / place for place in places if (root / place).exists()), None)
     if binary is None:
-        raise HarnessError(f"{root} holds no Chromium: delete it and try again, or {HINT}")
+        raise HarnessError(f"{root} has no Chromium: delete this folder and try again, or {HINT}")
     fonts, wanted = root / "fonts.conf", _FONTS.format(root=root)
-    # It was unpacked under another name.
+    # Write the file again, because Chromium was unpacked under another path.
     if not fonts.exists() or fonts.read_text() != wanted:
         fonts.write_text(wanted)
     libraries = [*_libraries(root), binary.parent]
@@ -102,5 +102,5 @@ def _unpacked(root: Path) -> Chromium:
 
 def _libraries(root: Path) -> list[Path]:
     found = [path for parent in ("usr/lib", "lib") for path in sorted((root / parent).glob("*-linux-gnu*"))]
-    # Some libraries lie in a folder of their own, which only those that use them know of.
+    # Some libraries are in a subfolder that is not on the default search path.
     return [*found, *(own for path in found for own in [path / "pulseaudio"] if own.is_dir())]

@@ -1,6 +1,6 @@
-"""Runs DAGs as ``airflow dags test`` does, many in one process of its own, and tells what became of every task.
+"""Runs many DAGs in one separate process, as ``airflow dags test`` does, and returns the state of every task.
 
-Importing Airflow into the asking process would bind that one to an ``AIRFLOW_HOME`` for good.
+Importing Airflow into the caller's process would bind that process to one ``AIRFLOW_HOME``.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ from harness.airflow_home import ROOT, AirflowHome
 
 @dataclass
 class DagRunResult:
-    """What became of a DAG run. ``tries`` and ``states`` are by task_id, ``xcoms`` by task_id and key; those of the
-    instances of a mapped task by ``task_id[index]``. ``events`` are the URIs of the assets that had one, in their order
-    by the alphabet, each as often as it had one."""
+    """The result of a DAG run.
+
+    ``tries`` and ``states`` are by task_id, ``xcoms`` by task_id and key. Instances of a mapped task are named
+    ``task_id[index]``. ``events`` are the URIs of the assets with events, in alphabetical order, once for each event.
+    """
 
     state: str
     states: dict[str, str]
@@ -36,7 +38,7 @@ class DagRunResult:
 
 
 class DagRunner:
-    """A process that runs the DAGs of ``dags`` (files) in the Airflow ``home``, which must be prepared."""
+    """A process that runs the DAGs in the files ``dags`` in the Airflow ``home``, which must be prepared."""
 
     def __init__(self, home: AirflowHome, dags: Sequence[Path]) -> None:
         folder = home.home / "dags"
@@ -84,8 +86,9 @@ class DagRunner:
     ) -> DagRunResult:
         """Run a DAG to its end.
 
-        :param at: when; it names the run.
-        :param connections: JSON fields by id, over the home's, for this run only; None: there is no such connection.
+        :param at: the logical date, which also gives the run its name.
+        :param connections: JSON fields by id, for this run only. They override the home's connections; None: the
+            connection does not exist.
         """
         return self._ask(dag_id, at or datetime.now(UTC), connections, {"conf": dict(conf)})
 
@@ -118,7 +121,7 @@ class DagRunner:
             self._process.stdin.flush()
         for line in self._process.stdout:
             answer = json.loads(line)
-            # Who was interrupted while it waited left an answer that nobody read.
+            # If an earlier call was interrupted while it waited, its answer comes first and is skipped.
             if answer.pop("number") == self._asked:
                 return DagRunResult(**answer, log=self._said_since(offset))
         raise RuntimeError(f"the DAG runner ended:\n{self._said_since(offset)[-5000:]}")
@@ -132,7 +135,7 @@ class DagRunner:
 def main() -> None:
     """Answer requests, one JSON object a line, until stdin ends."""
     answers = os.fdopen(os.dup(1), "w")
-    # Whatever anyone prints belongs in the log.
+    # Everything that is printed goes to the log.
     os.dup2(2, 1)
     for line in sys.stdin:
         request = json.loads(line)
@@ -166,7 +169,7 @@ def _connections(connections: Mapping[str, Mapping[str, object] | None]) -> Any:
 def _run(dag_id: str, at: datetime, conf: dict[str, Any]) -> None:
     from airflow.utils.cli import get_bagged_dag
 
-    # Params remember the values they were given: each run needs a DAG of its own, as each task of a real one has.
+    # Params keep their values, so load the DAG again for each run, as each real task does.
     get_bagged_dag(None, dag_id).test(run_after=at, logical_date=at, run_conf=conf)
 
 

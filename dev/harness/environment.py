@@ -1,4 +1,4 @@
-"""The environment in which Spark's workers find our Python, a Java, and a place for compiled kernels."""
+"""The environment variables for Spark: the Python of this environment, Java, and a folder for compiled kernels."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ PACKAGE = Path(__file__).resolve().parents[2] / "airflow_provider_cdc"
 
 
 def spark_environment() -> dict[str, str]:
-    """Variables to set before a Spark session or an Airflow process starts.
+    """Return the variables to set before a Spark session or an Airflow process starts.
 
-    Raises HarnessError if there is no Java, or if the two PySpark distributions are at different versions.
+    Raises HarnessError if there is no Java, or if the two PySpark distributions have different versions.
     """
     _check_one_pyspark()
     kernels = cache_directory() / "numba" / _kernels_digest()
     kernels.mkdir(parents=True, exist_ok=True)
-    # `leftovers` removes what was not used for long.
+    # Record the use, because `leftovers` removes kernels that were not used for a day.
     os.utime(kernels)
     return {
         "JAVA_HOME": str(java_home()),
         "NUMBA_CACHE_DIR": str(kernels),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "PYSPARK_PYTHON": sys.executable,
-        # Everything runs on this machine, whose host name may not resolve.
+        # Everything runs on this machine, and its host name may not resolve.
         "SPARK_LOCAL_IP": "127.0.0.1",
     }
 
 
 def _kernels_digest() -> str:
-    # Numba compiles a kernel anew when its own file changes, but not when one that it calls does, or a constant that
-    # it was compiled with, in another file.
+    # Numba compiles a kernel again when its own file changes, but not when a called kernel or a constant in another
+    # file changes.
     digest = hashlib.sha256()
     for path in sorted(_kernel_sources()):
         digest.update(path.read_bytes())
@@ -52,7 +52,7 @@ def _kernels_digest() -> str:
 
 
 def _kernel_sources() -> set[Path]:
-    """The files that hold kernels, and those that they import constants from, directly or not."""
+    """Return the files with kernels, and the files from which they import constants, directly or indirectly."""
     texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
     modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in texts}
     found = {path for path, text in texts.items() if "\n@kernel" in text or "\n@inner" in text}
@@ -71,7 +71,7 @@ def _kernel_sources() -> set[Path]:
 
 
 def _check_one_pyspark() -> None:
-    # Both write the same pyspark/ folder, so the last one installed wins and the rest is a mixture.
+    # Both install into the folder pyspark/, so it is a mixture if their versions differ.
     try:
         full, client = version("pyspark"), version("pyspark-client")
     except PackageNotFoundError:
@@ -84,7 +84,7 @@ def _check_one_pyspark() -> None:
 
 
 def main() -> None:
-    """`exports`: print the variables as lines that a shell can `eval`. `check`: fetch what is missing."""
+    """`exports`: print the variables as lines that a shell can `eval`. `check`: fetch missing programs."""
     parser = argparse.ArgumentParser(prog="python -m harness.environment", description=main.__doc__)
     parser.add_argument("action", choices=["exports", "check"])
     action = parser.parse_args().action

@@ -1,7 +1,7 @@
-"""The one error of the harness."""
+"""The error class of the harness."""
 
 from __future__ import annotations
 
 
 class HarnessError(RuntimeError):
-    """Something the harness needs is missing or did not start; the message names it and the hint."""
+    """Something that the harness needs is missing or did not start. The message names it and has a hint."""

@@ -1,4 +1,4 @@
-"""A Java runtime of at least version 17 for Spark: this machine's, else one fetched without root."""
+"""A Java runtime of version 17 or later for Spark: installed on this machine, or fetched without root."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ HINT = "install Java 17 or 21 and set JAVA_HOME"
 
 
 def java_home() -> Path:
-    """`$JAVA_HOME`, else the home of the `java` on PATH, else of one in the cache, fetched at first use.
+    """Return `$JAVA_HOME`, otherwise the home of the `java` on PATH, otherwise the home of the Java in the cache.
 
-    Raises HarnessError if none is Java >= 17 and none can be fetched.
+    The latter is fetched at first use.
+
+    Raises HarnessError if none of them is Java >= 17, and it cannot be fetched.
     """
     if (explicit := os.environ.get("JAVA_HOME")) and _is_new_enough(Path(explicit)):
         return Path(explicit)
@@ -38,7 +40,7 @@ def _cached() -> Path:
         if not root.exists():
             say("Java: none >= 17 in JAVA_HOME or on PATH; fetching a runtime into the cache, without root")
             with building(root) as work:
-                # Only the runtime: it is of this machine's own suite, so it runs on this machine's libraries.
+                # Fetch only the runtime. It is of this machine's own suite, so it runs with this machine's libraries.
                 apt.unpack(PACKAGES, work, suites=apt.own_suites(), with_dependencies=False, hint=HINT)
                 _home(work)
             say(f"Java: unpacked in {root} (undo: rm -r {root.parent})")

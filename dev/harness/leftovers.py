@@ -1,11 +1,11 @@
-"""What the cache holds and nobody needs any more: `python -m harness.leftovers` removes it, and says so.
+"""Removes unused files from the cache, and prints what was removed: `python -m harness.leftovers`.
 
-- Virtual environments whose checkout is gone. Each one notes its checkout (``.checkout``), and every command that uses
-  it holds a lock on the note: see ``dev/_env.sh``.
-- Compiled kernels of sources that are no longer run.
-- Compiled Python modules of folders that are gone.
+- Virtual environments of checkouts that no longer exist. Each environment names its checkout in a file (``.checkout``),
+  and every command that uses the environment holds a lock on this file: see ``dev/_env.sh``.
+- Compiled kernels of earlier sources.
+- Compiled Python modules of folders that no longer exist.
 
-It takes some hundredths of a second if there is nothing to do.
+It takes a few hundredths of a second if there is nothing to do.
 """
 
 from __future__ import annotations
@@ -22,17 +22,19 @@ from harness.cache import cache_directory
 
 CHECKOUT = ".checkout"
 GONE_SECONDS = 24 * 3600
-"""A checkout that cannot be seen may be one of a container that shares the cache: it has this long to come back."""
+"""The time after which the environment of a missing checkout is removed. The checkout may be in a container that shares
+the cache."""
 UNUSED_SECONDS = 30 * 24 * 3600
-"""Also checkouts that are there leave environments behind: when their pins change, each set has one of its own."""
+"""The time after which the unused environment of an existing checkout is removed. Each set of pins has its own
+environment."""
 KERNELS_KEPT = 16
-"""As many sets of compiled kernels stay, those used last, and any that was used within a day."""
+"""The number of sets of compiled kernels that are kept: the last ones used. Sets used within a day are also kept."""
 _DEPTH = 6
-"""How deep folders of modules are looked for: the checkouts and environments of this machine lie no deeper."""
+"""The depth to which folders of modules are searched. The checkouts and environments of this machine are not deeper."""
 
 
 def remove_all(cache: Path, say: Callable[[str], None]) -> None:
-    """Remove what is left over in ``cache``; each removal is said."""
+    """Remove unused files from ``cache``, and report each removal."""
     for half_removed in cache.glob(".venv-*/"):
         shutil.rmtree(half_removed, ignore_errors=True)
     for venv in sorted(cache.glob("venv-*/")):
@@ -45,27 +47,27 @@ def remove_all(cache: Path, say: Callable[[str], None]) -> None:
 
 
 def _left_over(venv: Path) -> str:
-    """Why an environment is not needed; empty if it is, or if it does not say whose it is."""
+    """Return why an environment is not needed; empty if it is needed, or if it does not name its checkout."""
     note = venv / CHECKOUT
     try:
         checkout, unused = Path(note.read_text().strip()), time.time() - note.stat().st_mtime
     except OSError:
         return ""
     if unused > GONE_SECONDS and not (checkout / "pyproject.toml").exists():
-        return f"its checkout {checkout} is gone"
+        return f"its checkout {checkout} no longer exists"
     if unused > UNUSED_SECONDS:
         return f"not used for {UNUSED_SECONDS // 86400} days"
     return ""
 
 
 def _remove_unused(venv: Path) -> str:
-    """Remove an environment, and return its size in words; empty if somebody uses or builds it."""
+    """Remove an environment, and return its size as text; empty if a command uses or builds it."""
     building = venv.with_name(f"{venv.name}.lock")
     with _locked(building) as built, _locked(venv / CHECKOUT) as used:
         if not (built and used):
             return ""
         size = sum(path.lstat().st_size for path in venv.rglob("*"))
-        # Under another name, so that one that is half removed is not taken for whole.
+        # Rename it first, so that a partly removed environment is not used.
         doomed = venv.with_name(f".{venv.name}")
         venv.rename(doomed)
         shutil.rmtree(doomed, ignore_errors=True)
@@ -75,7 +77,7 @@ def _remove_unused(venv: Path) -> str:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[bool]:
-    """Whether nobody else holds the lock; as long as the block runs, we do."""
+    """Try to take the lock for the duration of the block, and yield whether this succeeded."""
     with path.open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -86,7 +88,7 @@ def _locked(path: Path) -> Iterator[bool]:
 
 
 def _remove_kernels(folder: Path) -> int:
-    # The folder of a set is touched whenever it is used: `environment.spark_environment`.
+    # `environment.spark_environment` touches the folder of a set whenever the set is used.
     sets = sorted(folder.glob("*/"), key=_last_used, reverse=True)
     old = [path for path in sets[KERNELS_KEPT:] if time.time() - _last_used(path) > 24 * 3600]
     for path in old:
@@ -103,7 +105,7 @@ def _last_used(path: Path) -> float:
 
 
 def _remove_modules(mirror: Path) -> list[str]:
-    """Python mirrors the whole file system below ``mirror``: remove folders whose original is not there."""
+    """Remove folders below ``mirror``, where Python mirrors the file system, whose original does not exist."""
     removed = []
     for folder, names, _ in os.walk(mirror):
         below = Path(folder).relative_to(mirror)

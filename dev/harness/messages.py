@@ -1,4 +1,4 @@
-"""What the harness tells people while it works."""
+"""Progress messages of the harness."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ import sys
 
 
 def say(message: str) -> None:
-    """Print to stderr: the stdout of a command may be read by a shell."""
+    """Print to stderr, because a shell may read the stdout of a command."""
     print(message, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""A MySQL server of at least version 8.4: the `mysqld` on PATH, else one fetched without root."""
+"""A MySQL server of version 8.4 or later: the `mysqld` on PATH, or one fetched without root."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ PACKAGES = (
 
 @dataclass(frozen=True)
 class MysqlBinaries:
-    """How to run the programs of one MySQL installation."""
+    """The programs of one MySQL installation."""
 
     version: str
     mysqld: tuple[str, ...]
-    """The argv that starts the server, ready for options. `--no-defaults` is in it."""
+    """The argv that starts the server, to which options can be added. It includes `--no-defaults`."""
     loader: tuple[str, ...]
-    """The dynamic loader and its library path, for an unpacked installation; else empty."""
+    """The dynamic loader and its library path for an unpacked installation; otherwise empty."""
     directory: Path | None
-    """Where an unpacked installation keeps its client programs; None means PATH."""
+    """The folder of an unpacked installation's client programs; None: PATH."""
 
     def tool(self, name: str) -> list[str]:
-        """The argv prefix that runs the client program `name` (mysqlbinlog, mysql, mysqldump).
+        """Return the argv prefix that runs the client program `name` (mysqlbinlog, mysql, mysqldump).
 
-        Raises HarnessError if the installation does not have it.
+        Raises HarnessError if the installation does not have the program.
         """
         found = shutil.which(name, path=str(self.directory) if self.directory else None)
         if found is None:
@@ -46,9 +46,9 @@ class MysqlBinaries:
 
 
 def find_mysql() -> MysqlBinaries:
-    """The server on PATH if it is MySQL >= 8.4, else the one in the cache, fetched at first use.
+    """Return the server on PATH if it is MySQL >= 8.4, otherwise the one in the cache, which is fetched at first use.
 
-    Raises HarnessError if there is none and none can be fetched.
+    Raises HarnessError if there is none, and it cannot be fetched.
     """
     on_path = shutil.which("mysqld")
     if on_path and (version := _version([on_path])):
@@ -75,7 +75,7 @@ def _unpacked(root: Path) -> MysqlBinaries:
     )
     mysqld = root / "usr/sbin/mysqld"
     if loader is None or not mysqld.exists():
-        raise HarnessError(f"{root} holds no whole MySQL: delete it and run dev/setup again")
+        raise HarnessError(f"the MySQL in {root} is incomplete: delete this folder, and run dev/setup again")
     libraries = [p for d in ("usr/lib", "lib") for p in sorted((root / d).glob("*-linux-gnu*"))]
     path = ":".join(str(p) for p in [*libraries, *(p / "mysql/private" for p in libraries)])
     prefix = (str(loader), "--library-path", path)
@@ -97,7 +97,7 @@ def _unpacked(root: Path) -> MysqlBinaries:
 
 
 def _version(mysqld: list[str]) -> str | None:
-    """The version of a MySQL server that is new enough, else None (MariaDB does not count)."""
+    """Return the version of a MySQL server; None if it is too old, or is MariaDB."""
     try:
         shown = subprocess.run([*mysqld, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):

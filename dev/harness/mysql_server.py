@@ -1,4 +1,4 @@
-"""A private MySQL server on 127.0.0.1 in a directory of its own."""
+"""A private MySQL server on 127.0.0.1 in its own directory."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ DEFAULTS: Mapping[str, str | None] = {
     "default_time_zone": "+00:00",
     "enforce_gtid_consistency": "ON",
     "gtid_mode": "ON",
-    # The servers hold throw-away data: a crash may cost the last second, never the test.
+    # The data is temporary, so the servers do not have to flush each commit.
     "innodb_flush_log_at_trx_commit": "2",
     "sync_binlog": "0",
     "innodb_buffer_pool_size": "256M",
     "innodb_redo_log_capacity": "256M",
     "local_infile": "ON",
     "log_bin": "binlog",
-    # Each query of `query` has one, which the server may end a moment after it was closed.
+    # Each call of `query` opens a connection, and the server may end it some time after it was closed.
     "max_connections": "300",
     "mysqlx": "OFF",
     "performance_schema": "ON",
     "secure_file_priv": "",
-    # Relative to the data directory: a socket's path has at most 107 bytes, and temporary paths are long.
+    # Relative to the data directory, because a socket's path has at most 107 bytes and temporary paths are long.
     "socket": "mysql.sock",
 }
 
 
 class MysqlServer(ServerProcess):
-    """One running `mysqld`; make it with `start`, use it as a context manager or call `stop`.
+    """A running `mysqld`. Create it with `start`, and use it as a context manager or call `stop`.
 
-    `root` has no password. TLS works out of the box (`ssl_ca` is `directory / "data/ca.pem"`).
+    `root` has no password. TLS is enabled (`ssl_ca` is `directory / "data/ca.pem"`).
     """
 
     program = "mysqld"
@@ -53,27 +53,27 @@ class MysqlServer(ServerProcess):
     kill_signal = signal.SIGKILL
 
     def connect(self, user: str = "root", password: str = "", **arguments: Any) -> pymysql.Connection[Any]:
-        """A TCP connection, in autocommit unless `arguments` (those of `pymysql.connect`) say otherwise."""
-        # To offer TLS, the driver would read all of the system's authorities, which takes longer than most statements.
+        """Open a TCP connection, in autocommit by default. `arguments` are passed to `pymysql.connect`."""
+        # With TLS, the driver would read all authorities of the system, which takes longer than most statements.
         plain = not any(name.startswith("ssl") for name in arguments)
         defaults: dict[str, Any] = {"autocommit": True, "local_infile": True, "ssl_disabled": plain}
         return pymysql.connect(host=self.host, port=self.port, user=user, password=password, **(defaults | arguments))
 
     def query(self, sql: str, args: Sequence[Any] | Mapping[str, Any] | None = None) -> list[tuple[Any, ...]]:
-        """Run one statement as root, on a connection of its own, and return its rows."""
+        """Execute one statement as root on a new connection, and return its rows."""
         with self.connect() as connection, connection.cursor() as cursor:
             cursor.execute(sql, args)
             return list(cursor.fetchall())
 
     def tool(self, name: str) -> list[str]:
-        """The argv prefix of a client program: mysqlbinlog, mysql, mysqldump."""
+        """Return the argv prefix of a client program: mysqlbinlog, mysql, mysqldump."""
         return self.binaries.tool(name)
 
     def purge_log(self, to: str = "") -> None:
-        """Have the log begin with the file ``to``; without it, with the file that is being written.
+        """Purge the log up to the file ``to``; empty: up to the current file.
 
-        The server keeps a file, and all after it, while a session reads it, which may end a moment after its
-        connection; so this waits for that.
+        The server keeps a file, and all later ones, while a session reads it. The session may end some time after its
+        connection, so this method waits for the purge.
         """
         first = to or str(self.query("SHOW BINARY LOG STATUS")[0][0])
         deadline = time.monotonic() + STOP_SECONDS
@@ -86,17 +86,17 @@ class MysqlServer(ServerProcess):
             time.sleep(0.05)
 
     def copy_data(self, to: Path) -> None:
-        """Copy the data as it is on the disk at this moment: what a loss of power now could leave."""
+        """Copy the data in its current state on disk, as after a power failure."""
         self._signal(signal.SIGSTOP)
         try:
             self._wait_until_it_stands_still()
-            # A socket cannot be copied, nor is it data.
+            # Sockets cannot be copied, and are not data.
             shutil.copytree(self.data, to, ignore=shutil.ignore_patterns("*.sock", "*.lock", "*.pid"))
         finally:
             self._signal(signal.SIGCONT)
 
     def crash(self, put_back: Path | None = None) -> None:
-        """Kill the server, put a copy of its data back if there is one, and start it again."""
+        """Kill the server, restore the copy ``put_back`` of its data if one is given, and start the server again."""
         self._signal(self.kill_signal)
         self._ended_within(STOP_SECONDS)
         if put_back is not None:
@@ -105,7 +105,7 @@ class MysqlServer(ServerProcess):
         self._launch()
 
     def _wait_until_it_stands_still(self) -> None:
-        """A thread that is in the middle of a write stops behind it, a moment after the signal."""
+        """Wait until all threads have stopped. A thread in a write stops only after the write."""
         deadline = time.monotonic() + STOP_SECONDS
         while any(_state(thread) not in "TZX" for thread in Path(f"/proc/{self.pid}/task").glob("*")):
             if time.monotonic() > deadline:
@@ -137,7 +137,7 @@ class MysqlServer(ServerProcess):
         }
         command = [*self.binaries.mysqld, *_as_root(), *_argv(options)]
         if not self._detached and (setpriv := shutil.which("setpriv")):
-            # The kernel ends the server even if this process is killed and runs no exit handler.
+            # The kernel ends the server even if this process is killed without running its exit handlers.
             command = [setpriv, "--pdeathsig", "TERM", *command]
         return subprocess.Popen(
             command,
@@ -152,16 +152,16 @@ class MysqlServer(ServerProcess):
         try:
             return str(self.query("SELECT @@datadir")[0][0])
         except pymysql.err.OperationalError as error:
-            # Can't connect, lost connection: not up yet. Any other refusal is an answer.
+            # Errors 2003 and 2013 (cannot connect, lost connection): not started yet. Any other error is an answer.
             return None if error.args[0] in (2003, 2013) else str(self.data)
 
 
 def _state(thread: Path) -> str:
-    """The state of a thread, as ``ps`` has it."""
+    """Return the state of a thread, as in ``ps``."""
     try:
         return (thread / "stat").read_text().rpartition(") ")[2][:1]
     except OSError:
-        # It has ended.
+        # The thread has ended.
         return "X"
 
 
@@ -187,7 +187,7 @@ def _make_template(binaries: MysqlBinaries, template: Path) -> None:
         if subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False).returncode != 0:
             tail = log.read_text(errors="replace") if log.exists() else "(no log was written)"
             raise HarnessError(f"mysqld --initialize-insecure failed:\n{tail}")
-        # Every copy makes its own server_uuid, and begins its own binary log.
+        # Every copy generates its own server_uuid, and starts its own binary log.
         for leftover in [work / "auto.cnf", *work.glob("binlog.*")]:
             leftover.unlink(missing_ok=True)
 

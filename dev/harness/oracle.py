@@ -1,4 +1,4 @@
-"""Independent answers to "what was in the tables at this position?". Nothing here shares code with the package."""
+"""The rows of tables at a position, found independently. This module shares no code with the package."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Row = tuple[Any, ...]
 def replay(source: MysqlServer, replica: MysqlServer, gtid_set: str, first_log: str) -> None:
     """Apply exactly the transactions in ``gtid_set`` of ``source`` to ``replica``, with MySQL's own tools.
 
-    ``first_log`` is the name of the binary log to begin with. The replica must hold what was there before.
+    ``first_log`` is the name of the first binary log file. The replica must have the data from before this file.
     """
     reader = subprocess.Popen(
         [
@@ -55,7 +55,7 @@ def replay(source: MysqlServer, replica: MysqlServer, gtid_set: str, first_log: 
 
 
 def rows_at(server: MysqlServer, table: str, columns: list[str]) -> Counter[Row]:
-    """All rows of ``table`` on ``server``, as Python values that compare equal to those of ``plain``."""
+    """Return all rows of ``table`` on ``server``, as Python values that compare equal to the values of ``plain``."""
     with server.connect(charset="utf8mb4") as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION time_zone = '+00:00'")
         cursor.execute(
@@ -70,7 +70,8 @@ def rows_at(server: MysqlServer, table: str, columns: list[str]) -> Counter[Row]
 
 
 def plain(value: Any) -> Any:
-    """A value of a published row in the form that ``rows_at`` gives: times as text, for Python cannot hold them all."""
+    """Convert a value of a published row to the form of ``rows_at``: times as text, because Python cannot represent all
+    of them."""
     if isinstance(value, bool):
         return int(value)
     if isinstance(value, timedelta):
@@ -88,7 +89,7 @@ def plain(value: Any) -> Any:
 
 
 def _exact(name: str, data_type: str) -> str:
-    # The text protocol rounds FLOAT to six digits, prints as many decimals of a time as it has, and a BIT is bytes.
+    # The text protocol rounds a FLOAT to six digits, prints a time with its own decimals, and returns a BIT as bytes.
     quoted = f"`{name}`"
     match data_type:
         case "float" | "double":

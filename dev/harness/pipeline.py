@@ -1,4 +1,4 @@
-"""A run without Airflow: the same steps in the same order, for tests and benchmarks that look inside."""
+"""A run without Airflow: the same steps in the same order, for tests and benchmarks that inspect the steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from harness.postgres_server import SUPERUSER, PostgresServer
 
 
 class Pipeline:
-    """One run of ``tables`` (patterns) into ``target``. Call the steps in order; each may be called again."""
+    """One run of ``tables`` (patterns) into ``target``. Call the steps in their order. Each may be called again."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Pipeline:
         self._selected = where, columns
 
     def preflight(self) -> list[TablePlan]:
-        """What `record` begins with."""
+        """Execute preflight, the first part of `record`."""
         plans = self.source.preflight(self._tables, self._table_options, requested(*self._selected))
         plans = select(self.source, plans, [], *self._selected)
         sink = open_sink("parquet", self.target)
@@ -92,12 +92,12 @@ class Pipeline:
         return self.plans
 
     def record(self) -> str:
-        """Preflight and lock_and_record; returns the initial position."""
+        """Execute preflight and lock_and_record, and return the initial position."""
         self.preflight()
         return self.lock_and_record()
 
     def lock_and_record(self) -> str:
-        """What follows `preflight`."""
+        """Execute lock_and_record, after `preflight`, and return the initial position."""
         run = begin(
             self.source,
             self.plans,
@@ -124,18 +124,18 @@ class Pipeline:
         return self.found["consolidate"]
 
     def release(self) -> None:
-        """What Airflow does when a run fails for good: nothing of it stays on the server."""
+        """Release the run on the server, as Airflow does when a run has finally failed."""
         release(self.run, lambda run_id: release_run(self.source, run_id))
 
     def finish(self) -> dict[str, Any]:
-        """The steps after ``record``."""
+        """Execute the steps after ``record``."""
         self.snapshot()
         self.extract_delta()
         return self.consolidate()
 
 
 def published(uri: str) -> tuple[list[str], list[tuple[Any, ...]]]:
-    """Column names and rows of a published table, read from its files and nothing else."""
+    """Return the column names and the rows of a published table, read only from its files."""
     folder = Storage(uri)
     tables = [pq.read_table(folder.path(name), filesystem=folder.filesystem) for name in folder.files()]
     names = tables[0].column_names
@@ -144,13 +144,13 @@ def published(uri: str) -> tuple[list[str], list[tuple[Any, ...]]]:
 
 
 def published_counts(uri: str) -> tuple[list[str], Counter[tuple[Any, ...]]]:
-    """``published`` as a multiset."""
+    """Return the result of ``published`` with the rows as a multiset."""
     names, rows = published(uri)
     return names, Counter(rows)
 
 
 def settings_of(server: MysqlServer | PostgresServer, user: str = "", password: str = "") -> ConnectionSettings:
-    """How to reach a server, as its superuser unless another user is named."""
+    """Return the connection settings of a server, by default for its superuser."""
     if isinstance(server, MysqlServer):
         return ConnectionSettings("mysql", server.host, server.port, user or "root", password)
     return ConnectionSettings("postgres", server.host, server.port, user or SUPERUSER, password, "postgres")

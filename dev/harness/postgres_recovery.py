@@ -1,7 +1,7 @@
-"""A PostgreSQL server as it was at any LSN, by PostgreSQL's own recovery: a base copy, and a replay of the WAL.
+"""Rebuilds a PostgreSQL server at any LSN by PostgreSQL's own recovery: a base copy, and a replay of the WAL.
 
-It is physical replication, so it shares nothing with logical decoding, slots or snapshots. A transaction is in it if
-and only if its commit record begins before the LSN
+This is physical replication, so it shares nothing with logical decoding, logical slots or snapshots. The result has a
+transaction if and only if its commit record begins before the LSN
 (https://www.postgresql.org/docs/current/runtime-config-wal.html, ``recovery_target_lsn``, not inclusive).
 """
 
@@ -25,9 +25,10 @@ _NOT_COPIED = shutil.ignore_patterns("pg_wal", "postmaster.*", "pg_replslot", "s
 
 
 class PostgresRecovery:
-    """A second server in ``directory``, made from a copy of ``primary`` as it is now, which goes on being used.
+    """A second server in ``directory``, made from a copy of the current state of ``primary``, which stays in use.
 
-    ``advance_to`` brings it to an LSN, as often as wanted, each time to a greater one. Use it as a context manager.
+    ``advance_to`` brings the server to an LSN. It may be called repeatedly with increasing LSNs. Use this class as a
+    context manager.
     """
 
     def __init__(self, primary: PostgresServer, directory: Path) -> None:
@@ -35,7 +36,7 @@ class PostgresRecovery:
         self._directory = directory
         self._server: PostgresServer | None = None
         with primary.connect() as connection:
-            # The slot keeps the WAL that is yet to be replayed.
+            # The slot keeps the WAL until it is replayed.
             connection.execute("SELECT pg_create_physical_replication_slot(%s, true)", (SLOT,))
             connection.execute("SELECT pg_backup_start('harness', fast => true)")
             shutil.copytree(primary.data, directory / "data", ignore=_NOT_COPIED)
@@ -54,11 +55,11 @@ class PostgresRecovery:
     def advance_to(self, lsn: str) -> None:
         """Replay the WAL up to ``lsn``.
 
-        :raises HarnessError: recovery did not get there.
+        :raises HarnessError: recovery did not reach the LSN.
         """
         if self._server is not None:
             self._server.stop()
-        # Recovery stops when it reads the first record from there on; so there must be one.
+        # Recovery stops at the first record from this LSN on, so write one.
         self._primary.query("SELECT pg_switch_wal()")
         self._server = PostgresServer.start(
             self._directory,
@@ -78,16 +79,16 @@ class PostgresRecovery:
             time.sleep(0.05)
 
     def connect(self, **arguments: Any) -> psycopg.Connection[tuple[Any, ...]]:
-        """A connection to the recovered server, on which nothing can be written."""
+        """Open a connection to the recovered server, which is read-only."""
         if self._server is None:
-            raise HarnessError("the recovered server is nowhere yet: call advance_to")
+            raise HarnessError("the recovered server has not been started: call advance_to first")
         return self._server.connect(**arguments)
 
     def close(self) -> None:
-        """End the server, delete its data, and let the primary's WAL go."""
+        """Stop the server, delete its data, and drop the slot on the primary."""
         if self._server is not None:
             self._server.stop()
-        # The primary may not have noticed yet.
+        # The primary may not have noticed the end of the server yet.
         end = "SELECT pg_terminate_backend(active_pid, 60000) FROM pg_replication_slots WHERE slot_name = %s AND active"
         self._primary.query(end, (SLOT,))
         self._primary.query("SELECT pg_drop_replication_slot(%s)", (SLOT,))

@@ -1,4 +1,4 @@
-"""A private PostgreSQL server on 127.0.0.1 in a directory of its own."""
+"""A private PostgreSQL server on 127.0.0.1 in its own directory."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from harness.server_process import START_SECONDS, STOP_SECONDS, ServerProcess
 
 SUPERUSER = "postgres"
 NOBODY = 65534
-"""The server refuses to run as root, so root runs it as this user, which needs no account."""
+"""The user as which root runs the server, because PostgreSQL refuses to run as root. The user needs no account."""
 
 DEFAULTS: Mapping[str, str] = {
     "autovacuum_naptime": "1s",
-    # The servers hold throw-away data: a crash may cost the last second, never the test.
+    # The data is temporary, so the servers do not have to flush it.
     "fsync": "off",
     "full_page_writes": "off",
     "listen_addresses": "127.0.0.1",
@@ -49,9 +49,9 @@ host replication all         127.0.0.1/32 scram-sha-256
 
 
 class PostgresServer(ServerProcess):
-    """One running `postgres`; make it with `start`, use it as a context manager or call `stop`.
+    """A running `postgres`. Create it with `start`, and use it as a context manager or call `stop`.
 
-    `postgres` is the superuser, without a password; every other role needs one.
+    The superuser `postgres` has no password. Every other role needs one.
     """
 
     program = "postgres"
@@ -61,7 +61,7 @@ class PostgresServer(ServerProcess):
     def connect(
         self, user: str = SUPERUSER, password: str = "", database: str = "postgres", **arguments: Any
     ) -> psycopg.Connection[tuple[Any, ...]]:
-        """A TCP connection, in autocommit unless `arguments` (those of `psycopg.connect`) say otherwise."""
+        """Open a TCP connection, in autocommit by default. `arguments` are passed to `psycopg.connect`."""
         defaults: dict[str, Any] = {"autocommit": True, "connect_timeout": 15}
         return psycopg.connect(
             host=self.host, port=self.port, user=user, password=password, dbname=database, **(defaults | arguments)
@@ -70,7 +70,7 @@ class PostgresServer(ServerProcess):
     def query(
         self, sql: str, args: Sequence[Any] | Mapping[str, Any] | None = None, *, database: str = "postgres"
     ) -> list[tuple[Any, ...]]:
-        """Run statements as superuser, on a connection of its own, and return the rows of the last one, if any."""
+        """Execute statements as superuser on a new connection, and return the rows of the last one, if any."""
         with self.connect(database=database) as connection:
             cursor = connection.execute(sql, args)
             while cursor.nextset():
@@ -78,9 +78,9 @@ class PostgresServer(ServerProcess):
             return cursor.fetchall() if cursor.description else []
 
     def reload(self) -> None:
-        """Have the server read its settings and ``pg_hba.conf`` anew; it is done when new sessions go by them.
+        """Reload the server's settings and ``pg_hba.conf``, and wait until new sessions use them.
 
-        Sessions and processes that are there already follow a moment later, each by itself.
+        Existing sessions and processes apply the settings some time later.
         """
         loaded = "SELECT pg_conf_load_time()"
         before = self.query(loaded)
@@ -92,19 +92,19 @@ class PostgresServer(ServerProcess):
             time.sleep(0.01)
 
     def set_standbys(self, names: str) -> None:
-        """Name the standbys that commits wait for, in the words of ``synchronous_standby_names``; empty: none."""
+        """Set ``synchronous_standby_names`` to the standbys for which commits wait; empty: none."""
         self.query(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
         self.reload()
-        # It is the checkpointer that tells the sessions, when it goes on. The second checkpoint begins after that.
+        # The checkpointer announces the change to the sessions. A second checkpoint begins only after that.
         for _ in range(2):
             self.query("CHECKPOINT")
 
     def drop_database(self, name: str) -> list[str]:
-        """Drop a database with its slots, whoever is connected to it; returns the slots, but for temporary ones.
+        """Drop a database with its slots, and end all sessions in it. Return the slots, except temporary ones.
 
-        Those end with their sessions' processes, which are there for a moment after the connections.
+        Temporary slots end with the processes of their sessions, shortly after the connections.
 
-        :raises psycopg.errors.ObjectInUse: somebody uses one of the slots.
+        :raises psycopg.errors.ObjectInUse: a session uses one of the slots.
         """
         there = "SELECT slot_name FROM pg_replication_slots WHERE database = %s AND NOT temporary"
         slots = [slot for (slot,) in self.query(there, (name,))]
@@ -120,11 +120,11 @@ class PostgresServer(ServerProcess):
                 return slots
 
     def crash(self) -> None:
-        """Kill every process of the server at once, as a power failure does, and start it again.
+        """Kill every process of the server at once, as a power failure does, and start the server again.
 
-        What it had not yet written of its log is lost; what it had written stays, for the machine lives.
+        The part of the log that was not written is lost. The written part is kept, because the machine keeps running.
         """
-        # Otherwise it would react to the first one's end.
+        # Stop all processes first. Otherwise they would react to the end of the first one.
         self._signal(signal.SIGSTOP)
         children = _children(self.pid)
         for child in children:
@@ -132,7 +132,7 @@ class PostgresServer(ServerProcess):
                 os.kill(child, signal.SIGKILL)
         self._signal(signal.SIGKILL)
         self._ended_within(STOP_SECONDS)
-        # A new one does not start as long as one of them still has the shared memory.
+        # The server does not start while one of the processes still has the shared memory.
         deadline = time.monotonic() + STOP_SECONDS
         while any(_has_memory(child) for child in children) and time.monotonic() < deadline:
             time.sleep(0.01)
@@ -198,7 +198,7 @@ class PostgresServer(ServerProcess):
 
 
 def _has_memory(pid: int) -> bool:
-    """Whether a process is there and not a zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return bool(Path(f"/proc/{pid}/maps").read_text())
     except OSError:
@@ -209,14 +209,14 @@ def _children(pid: int) -> list[int]:
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            # Behind the name in brackets: the state, and the parent.
+            # The state and the parent follow the name in parentheses.
             if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
                 found.append(int(stat.parent.name))
     return found
 
 
 def as_nobody(*, ends_with_us: bool = False) -> list[str]:
-    """The argv prefix for the server's programs: root runs them as another user, who may still enter root's folders.
+    """Return the argv prefix of the server's programs. Root runs them as another user, with access to root's folders.
 
     Raises HarnessError if root lacks `setpriv`.
     """
@@ -226,9 +226,9 @@ def as_nobody(*, ends_with_us: bool = False) -> list[str]:
     if os.geteuid() != 0:
         return [setpriv, *ending, "--"] if setpriv and ending else []
     if setpriv is None:
-        raise HarnessError("PostgreSQL refuses to run as root: install setpriv (util-linux), or be another user")
+        raise HarnessError("PostgreSQL refuses to run as root: install setpriv (util-linux), or use another user")
     user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
     rights = [f"--{kind}-caps=-all,+dac_override" for kind in ("inh", "ambient")]
-    # Without this access(2), by which initdb looks for its parts, would not count that right.
+    # initdb searches for its files with access(2), which would otherwise ignore this capability.
     rights += ["--securebits=+no_setuid_fixup"]
     return [setpriv, *user, *rights, *ending, "--"]

@@ -1,4 +1,4 @@
-"""Data directories of PostgreSQL, copied from one that is made once: making one takes longer than starting a server."""
+"""Copies PostgreSQL data directories from a template, because initdb takes longer than starting a server."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _POLYNOMIAL = 0x82F63B78
 def copy_template(
     binaries: PostgresBinaries, arguments: Sequence[str], data: Path, run: Callable[[Sequence[str]], None]
 ) -> None:
-    """Make a data directory as ``initdb`` does, with a system identifier of its own.
+    """Make a data directory as ``initdb`` does, with its own system identifier.
 
     :param arguments: options of ``initdb``.
-    :param data: is there, and empty; its owner is the server's user.
+    :param data: an existing empty folder, owned by the server's user.
     :param run: runs a program of the server as that user.
     """
     made = [*arguments, binaries.version, str(os.geteuid())]
@@ -34,22 +34,21 @@ def copy_template(
                 owner = data.stat()
                 os.chown(work, owner.st_uid, owner.st_gid)
                 run([binaries.tool("initdb"), "--pgdata", str(work), *arguments])
-                # `pg_resetwal` makes a new log.
+                # The template needs no log, because `pg_resetwal` creates a new one.
                 for file in (work / "pg_wal").iterdir():
                     if file.is_file():
                         file.unlink()
-    # With owners and modes; shutil leaves out the owners.
+    # Use cp, because shutil does not copy owners.
     subprocess.run(["cp", "-a", f"{template}/.", str(data)], check=True)
     _identify(data / "global/pg_control")
-    # The pages of the log hold the identifier, too.
+    # Reset the log, because its pages also contain the identifier.
     run([binaries.tool("pg_resetwal"), "--force", "--pgdata", str(data)])
 
 
 def _identify(control: Path) -> None:
-    """Give the cluster of a control file another system identifier, by which servers are told apart.
+    """Write a new system identifier, which identifies a server, to a control file.
 
-    The identifier is the first field of the file; a checksum follows the last one, at a place that depends on the
-    version.
+    The identifier is the first field of the file. A checksum follows the last field. Its place depends on the version.
     """
     content = bytearray(control.read_bytes())
     end = _checksum_at(content)
@@ -62,7 +61,7 @@ def _checksum_at(content: bytes | bytearray) -> int:
     for end in range(64, 1024, 4):
         if struct.unpack_from("=I", content, end)[0] == _crc32c(content[:end]):
             return end
-    raise HarnessError("the control file of PostgreSQL has no checksum that is known here")
+    raise HarnessError("the checksum in the control file of PostgreSQL was not found")
 
 
 def _crc32c(content: bytes | bytearray) -> int:

@@ -13,9 +13,9 @@ from harness.postgres_server import PostgresServer
 
 
 def switch_tls_on(server: PostgresServer, authority: Path) -> None:
-    """Restart ``server`` with a certificate of its own, for a host called ``elsewhere``, copied to ``authority``.
+    """Restart ``server`` with a self-signed certificate for a host called ``elsewhere``. Copy it to ``authority``.
 
-    :raises HarnessError: the server was built without TLS, as those of the pinned wheel are.
+    :raises HarnessError: the server was built without TLS, as the servers of the pinned wheel are.
     """
     key, certificate = server.data / "server.key", server.data / "server.crt"
     subprocess.run(

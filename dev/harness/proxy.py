@@ -1,4 +1,5 @@
-"""A TCP proxy on loopback that does what networks, balancers and poolers do: cut, refuse, delay, misdirect, meddle."""
+"""A TCP proxy on loopback that simulates networks, load balancers and poolers: it cuts, rejects, delays, redirects and
+changes connections."""
 
 from __future__ import annotations
 
@@ -12,17 +13,17 @@ from types import TracebackType
 from typing import Self
 
 Opening = Callable[[socket.socket, socket.socket], None]
-"""Talks to the client and to the server of a new connection before anything is passed on."""
+"""Talks to the client and the server of a new connection before the proxy forwards data."""
 
 _NOT_START_UP = {80877103, 80877104}
-"""PostgreSQL's requests for TLS and for GSSAPI encryption, which come before the start-up message."""
+"""PostgreSQL's requests for TLS and for GSSAPI encryption, which precede the start-up message."""
 
 
 class Proxy:
-    """Listens on ``host`` and ``port``, and passes each connection on to ``target``, a port on loopback.
+    """Listens on ``host`` and ``port``, and forwards each connection to ``target``, a port on loopback.
 
-    ``target`` may be changed at any time. ``accepted`` counts connections, ``answered`` bytes that servers sent, and
-    ``hits`` how often it did something to a connection that it was told to do. Use it as a context manager.
+    ``target`` may be changed at any time. ``accepted`` counts the connections, ``answered`` the bytes that servers
+    sent, and ``hits`` the faults that were applied. Use it as a context manager.
     """
 
     def __init__(self, target: int, opening: Opening | None = None) -> None:
@@ -54,11 +55,11 @@ class Proxy:
         self._thread.join(5)
 
     def misdirect(self, number: int, target: int) -> None:
-        """Count connections anew from 0, and pass the one of this number on to another port."""
+        """Count connections from 0 again, and forward the connection with this number to another port."""
         self.accepted, self._misdirected = 0, (number, target)
 
     def cut(self) -> None:
-        """End all connections, in the middle of whatever they carry."""
+        """End all connections at once, even within a message."""
         with self._lock:
             ended, self._open = self._open, set()
             self.hits += len(ended) // 2
@@ -66,13 +67,14 @@ class Proxy:
             _end(one)
 
     def go_down(self, seconds: float, answer: bytes = b"") -> None:
-        """End all connections, and for so long every new one, once it has its ``answer`` if there is one."""
+        """End all connections. For ``seconds``, also end every new connection, after sending ``answer`` if it is
+        given."""
         self._answer = answer
         self._down_until = time.monotonic() + seconds
         self.cut()
 
     def slow_down(self, seconds: float, pause: float) -> None:
-        """For so long, wait ``pause`` seconds before anything that a client sends is passed on."""
+        """For ``seconds``, wait ``pause`` seconds before forwarding data from clients."""
         self._pause = pause
         self._slow_until = time.monotonic() + seconds
 
@@ -135,7 +137,7 @@ class Proxy:
 
 
 def changed_start_up(change: Callable[[dict[str, str]], dict[str, str]]) -> Opening:
-    """What a pooler does that changes the parameters of PostgreSQL's start-up message; it declines encryption."""
+    """Simulate a pooler that changes the parameters of PostgreSQL's start-up message, and declines encryption."""
 
     def opening(client: socket.socket, server: socket.socket) -> None:
         while True:
@@ -144,7 +146,7 @@ def changed_start_up(change: Callable[[dict[str, str]], dict[str, str]]) -> Open
             if struct.unpack("!I", body[:4])[0] not in _NOT_START_UP:
                 break
             client.sendall(b"N")
-        # Other requests, such as that to cancel a statement, have no parameters.
+        # Other requests, such as a request to cancel a statement, have no parameters.
         if struct.unpack("!I", body[:4])[0] >> 16 == 3:
             texts = [part.decode() for part in body[4:].rstrip(b"\0").split(b"\0")]
             parameters = change(dict(zip(texts[::2], texts[1::2], strict=True)))
@@ -155,9 +157,9 @@ def changed_start_up(change: Callable[[dict[str, str]], dict[str, str]]) -> Open
 
 
 def own_greeting(client: socket.socket, server: socket.socket) -> None:
-    """What a proxy does that speaks MySQL's protocol itself: the connection's number in its greeting is its own."""
+    """Simulate a proxy that speaks MySQL's protocol, and sends its own connection number in the greeting."""
     greeting = bytearray(server.recv(4096))
-    # The number follows the version, which ends with a zero byte.
+    # The connection number follows the version, which ends with a zero byte.
     greeting[greeting.index(0, 5) + 1] ^= 0x55
     client.sendall(greeting)
 
@@ -166,7 +168,7 @@ def _exactly(source: socket.socket, count: int) -> bytes:
     data = b""
     while len(data) < count:
         if not (more := source.recv(count - len(data))):
-            raise OSError("the client left")
+            raise OSError("the client closed the connection")
         data += more
     return data
 

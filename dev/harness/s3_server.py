@@ -1,4 +1,4 @@
-"""A private S3 on 127.0.0.1: SeaweedFS, with one bucket and credentials of its own."""
+"""A private S3 server on 127.0.0.1: SeaweedFS, with one bucket and its own credentials."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.server_process import free_port
 BUCKET = "lake"
 ADMIN = ("AKIAADMIN", "s3cret-horse")
 READER = ("AKIAREADER", "s3cret-mare")
-"""May list and read, and nothing else."""
+"""Credentials that may only list and read."""
 
 _START_SECONDS = 180
 _PORTS = ("master.port", "volume.port", "filer.port", "s3.port")
@@ -26,7 +26,7 @@ _PORTS = ("master.port", "volume.port", "filer.port", "s3.port")
 
 @contextmanager
 def s3_server(directory: Path) -> Iterator[str]:
-    """Start one in ``directory``, and yield its endpoint: what AWS_ENDPOINT_URL takes."""
+    """Start a server in ``directory``, and yield its endpoint, in the form of AWS_ENDPOINT_URL."""
     rights = {"admin": (ADMIN, ["Admin", "Read", "Write", "List"]), "reader": (READER, ["Read", "List"])}
     identities = [
         {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
@@ -44,24 +44,24 @@ def s3_server(directory: Path) -> Iterator[str]:
     ]
     log = directory / "weed.log"
     with log.open("wb") as output:
-        # More logs of its own go there.
+        # The server writes further logs to this folder.
         environment = {**os.environ, "TMPDIR": str(directory)}
         process = subprocess.Popen(command, cwd=directory, stdout=output, stderr=output, env=environment)
     try:
         _make_bucket(process, endpoint, log)
         yield endpoint
     finally:
-        # Its data is no longer needed, and a clean shutdown is slow.
+        # The data is no longer needed, and a clean shutdown is slow.
         process.kill()
         process.wait()
         for port in ports.values():
-            # Where these are cannot be chosen.
+            # The folder of these sockets cannot be configured.
             for socket in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock"):
                 socket.unlink(missing_ok=True)
 
 
 def s3_environment(endpoint: str, credentials: tuple[str, str] = ADMIN) -> dict[str, str]:
-    """What has pyarrow.fs find the server."""
+    """Return the environment variables with which pyarrow.fs finds the server."""
     return {
         "AWS_ENDPOINT_URL": endpoint,
         "AWS_ACCESS_KEY_ID": credentials[0],

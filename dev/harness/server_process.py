@@ -1,4 +1,4 @@
-"""A private server on 127.0.0.1 in a directory of its own: what is the same for every kind of database."""
+"""The common base class of private servers on 127.0.0.1, each in its own directory."""
 
 from __future__ import annotations
 
@@ -24,38 +24,38 @@ from harness.errors import HarnessError
 
 START_SECONDS = 180
 STOP_SECONDS = 180
-"""Machines that are busy with other tests take many times what a quiet one takes."""
+"""A machine that is busy with other tests takes many times as long as an idle one."""
 
 
 PORT_TRIES = 5
-"""A program of somebody else may take a port between our look at it and the start of the server."""
+"""The number of tries: another program may take a port between the check of the port and the start of the server."""
 
 
 class PortTaken(HarnessError):
-    """Another program has the server's port."""
+    """Another program uses the server's port."""
 
 
 class StartArguments(TypedDict, total=False):
-    """What each kind of server can be started with."""
+    """The arguments with which each kind of server can be started."""
 
     port: int | None
     options: Mapping[str, str | None] | None
-    """Settings of the server, over its class's defaults. None: a MySQL option without a value."""
+    """Settings of the server, which override the defaults of its class. None: a MySQL option without a value."""
     version: int | None
-    """The major version; of MySQL there is only one."""
+    """The major version. Only for PostgreSQL."""
     detached: bool
-    """It outlives this process."""
+    """The server keeps running after the end of this process."""
 
 
 class ServerProcess(ABC):
-    """One running server. It ends with this process, and with the thread that started it, unless it is ``detached``.
+    """A running server. It ends with this process, and with the thread that started it, unless it is ``detached``.
 
-    ``directory`` holds its data (``data``), its log, and of a detached server what `recorded` reads.
+    ``directory`` has its data (``data``), its log and, for a detached server, the record that `recorded` reads.
     """
 
     program: ClassVar[str]
     stop_signal: ClassVar[signal.Signals]
-    """Shuts the server down cleanly, whoever is connected."""
+    """The signal that shuts the server down cleanly, even if sessions are connected."""
     kill_signal: ClassVar[signal.Signals]
 
     def __init__(
@@ -78,10 +78,10 @@ class ServerProcess(ABC):
 
     @classmethod
     def start(cls, directory: Path, **arguments: Unpack[StartArguments]) -> Self:
-        """Start a server in `directory`, on the data it left there or on a fresh, empty data directory.
+        """Start a server in `directory`, with the existing data or a new, empty data directory.
 
-        The server ends with this process, and with the thread that called, unless it is `detached`.
-        Raises HarnessError if it does not answer.
+        The server ends with this process, and with the calling thread, unless it is `detached`.
+        Raises HarnessError if the server does not answer.
         """
         server = cls(directory, **arguments)
         server._prepare_data()
@@ -97,7 +97,7 @@ class ServerProcess(ABC):
 
     @classmethod
     def attach(cls, directory: Path) -> Self | None:
-        """The detached server that runs in `directory`, or None."""
+        """Return the detached server that runs in `directory`, or None."""
         if (state := recorded(directory.absolute())) is None:
             return None
         server = cls(directory, port=state["port"], options=state["options"], detached=True)
@@ -107,7 +107,7 @@ class ServerProcess(ABC):
     @property
     @abstractmethod
     def url(self) -> str:
-        """How to reach it as its superuser, who has no password."""
+        """The URL of the server for its superuser, who has no password."""
 
     @property
     def data(self) -> Path:
@@ -120,13 +120,13 @@ class ServerProcess(ABC):
         return self.directory / "error.log"
 
     def restart(self, options: Mapping[str, str | None] | None = None) -> None:
-        """Stop, and start on the same data and port; `options` are laid over those of `start`."""
+        """Stop the server, and start it with the same data and port. `options` override the options of `start`."""
         self.stop()
         self._options |= _normal(options)
         self._launch()
 
     def stop(self) -> None:
-        """Shut the server down and wait for its end. Does nothing if it does not run."""
+        """Shut the server down, and wait for its end. Do nothing if it does not run."""
         atexit.unregister(self.stop)
         if not self._running():
             return
@@ -137,7 +137,7 @@ class ServerProcess(ABC):
         _record(self.directory).unlink(missing_ok=True)
 
     def kill(self) -> None:
-        """End the server at once: its data is as good as after a crash."""
+        """Kill the server. Its data is in the same state as after a crash."""
         self._signal(self.kill_signal)
         self._ended_within(STOP_SECONDS)
         self.stop()
@@ -152,19 +152,19 @@ class ServerProcess(ABC):
 
     @abstractmethod
     def _find_binaries(self, version: int | None) -> None:
-        """Find the programs: of this major version, or of that which made the data, or of any."""
+        """Find the programs: of this major version, or of the version that made the data, or of any version."""
 
     @abstractmethod
     def _prepare_data(self) -> None:
-        """Make the data directory unless it is there."""
+        """Make the data directory if it does not exist."""
 
     @abstractmethod
     def _spawn(self) -> subprocess.Popen[bytes]:
-        """Start the program."""
+        """Start the server program."""
 
     @abstractmethod
     def _answers_from(self) -> str | None:
-        """The data directory of the server that answers on the port; None: there is none yet."""
+        """Return the data directory of the server that answers on the port; None: no server answers yet."""
 
     def _launch(self) -> None:
         self._process = self._spawn()
@@ -203,7 +203,7 @@ class ServerProcess(ABC):
     def _running(self) -> bool:
         if self._process is not None:
             return self._process.poll() is None
-        # A server that an earlier process started is not our child: make sure that the pid was not given to another.
+        # A server that an earlier process started is not a child of this process, so its pid may have been reused.
         try:
             argv = Path(f"/proc/{self.pid}/cmdline").read_bytes().split(b"\0")
         except OSError:
@@ -211,7 +211,7 @@ class ServerProcess(ABC):
         return any(part.endswith(str(self.data).encode()) for part in argv)
 
     def _signal(self, number: signal.Signals) -> None:
-        # Once it has ended, another process may get its number.
+        # After its end, another process may get its pid.
         if self._running():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
@@ -232,7 +232,7 @@ class ServerProcess(ABC):
 
 
 def recorded(directory: Path) -> dict[str, Any] | None:
-    """The ``port``, ``pid`` and ``options`` of the detached server that was last started in ``directory``."""
+    """Return the ``port``, ``pid`` and ``options`` of the detached server that was last started in ``directory``."""
     try:
         state: dict[str, Any] = json.loads(_record(directory).read_text())
     except FileNotFoundError:
@@ -241,11 +241,12 @@ def recorded(directory: Path) -> dict[str, Any] | None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below the range from which the kernel hands out ports to clients.
+    """Return a free port, below the range from which the kernel assigns ports to clients.
 
-    Nobody else is given it as long as this process lives: its server may take a while to start, or to start again.
+    No other process gets this port from here while this process runs, because its server may take some time to start or
+    restart.
     """
-    # Not the generator that everybody shares: hypothesis seeds that one, in all processes alike.
+    # Not the shared generator: hypothesis seeds it with the same seed in all processes.
     chance = random.SystemRandom()
     while True:
         port = chance.randrange(20_000, 32_000)
@@ -256,8 +257,8 @@ def free_port() -> int:
 
 
 class _Ports:
-    """The ports that processes of ours were given: each is a locked byte of one file, which the kernel lets go of when
-    the process ends."""
+    """The ports that `free_port` has given to processes. Each port is a locked byte of one file. The kernel releases
+    the lock when the process ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -266,10 +267,10 @@ class _Ports:
         self._file = -1
 
     def take(self, port: int) -> bool:
-        """Whether nobody has it; it is this process's from now on."""
+        """Try to reserve the port for this process, and return whether this succeeded."""
         with self._lock:
             if self._owner != os.getpid():
-                # A child of the process that took the others has none of its locks.
+                # A forked child does not inherit the locks of its parent.
                 self._owner, self._taken = os.getpid(), set()
                 self._file = os.open(cache_directory() / "ports.lock", os.O_RDWR | os.O_CREAT, 0o600)
             if port in self._taken:

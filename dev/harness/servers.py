@@ -1,4 +1,4 @@
-"""`dev/servers`: private servers that stay up between commands."""
+"""`dev/servers`: private servers that keep running between commands."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ KINDS: dict[str, type[ServerProcess]] = {"mysql": MysqlServer, "postgres": Postg
 
 
 def directory_of(kind: str) -> Path:
-    """Where the server of this kind keeps its data."""
+    """Return the folder of the server of this kind."""
     return cache_directory() / "servers" / kind
 
 
 def up(kind: str, port: int | None = None) -> ServerProcess:
-    """The running server of this kind, started if need be.
+    """Return the running server of this kind. Start it if necessary.
 
-    :param port: of a server that is started; None: any.
+    :param port: the port of a server that is started; None: any free port.
     """
     directory = directory_of(kind)
     server = KINDS[kind].attach(directory)
@@ -37,7 +37,7 @@ def up(kind: str, port: int | None = None) -> ServerProcess:
 
 
 def down(kind: str, *, purge: bool) -> None:
-    """Stop the server of this kind if it runs; `purge` deletes its data."""
+    """Stop the server of this kind if it runs. `purge` deletes its data."""
     directory = directory_of(kind)
     server = KINDS[kind].attach(directory)
     if server is not None:
@@ -49,17 +49,17 @@ def down(kind: str, *, purge: bool) -> None:
 
 
 def status(kind: str) -> bool:
-    """Print how to reach the server of this kind; True if it runs."""
+    """Print the URL of the server of this kind. Return whether it runs."""
     server = KINDS[kind].attach(directory_of(kind))
     print(f"{kind}: {server.url if server else 'down (dev/servers up starts it)'}")
     return server is not None
 
 
 def main() -> int:
-    """The command line; returns the exit status."""
+    """Execute the command line, and return the exit status."""
     parser = argparse.ArgumentParser(prog="dev/servers", description=__doc__, epilog=f"Undo: {UNDO}.")
     parser.add_argument("action", choices=["up", "down", "status"])
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(KINDS)}; without any, all of them")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(KINDS)} (default: all)")
     parser.add_argument("--purge", action="store_true", help="with down: delete the data")
     arguments = parser.parse_args()
     kinds = arguments.kinds or list(KINDS)

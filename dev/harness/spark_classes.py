@@ -1,7 +1,7 @@
-"""Spark's classes, read and verified once: an archive that the JVM maps into memory (class data sharing, JEP 350).
+"""An archive of Spark's loaded classes, which the JVM maps into memory (class data sharing, JEP 350).
 
-The tests start some hundred Spark drivers, most of them for a few rows: loading their classes takes each a third of its
-processor time. The JVM leaves an archive alone that another Java made, or that is of other jars.
+The tests start some hundred Spark drivers, most of them for a few rows. Loading the classes takes a third of a driver's
+processor time. The JVM ignores an archive of another Java or of other jars.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from harness.messages import say
 
 ARCHIVE = Path(sys.prefix) / "spark-classes.jsa"
-# What is loaded by then is what the archive holds.
+# The archive contains the classes that this application has loaded at its end.
 _APP = """
 from pyspark.sql import SparkSession
 spark = SparkSession.builder.master("local[2]").getOrCreate()
@@ -24,13 +24,13 @@ spark.stop()
 
 
 def make_archive() -> None:
-    """Make the archive unless it is there. What fails here costs time later, and nothing else."""
+    """Make the archive if it does not exist. A failure only makes the tests slower."""
     if ARCHIVE.exists():
         return
     unfinished = ARCHIVE.with_suffix(f".{os.getpid()}")
     options = f'-XX:TieredStopAtLevel=1 "-XX:ArchiveClassesAtExit={unfinished}"'
     try:
-        # The JVM writes it when the app has ended, and holds the app's stdout until then.
+        # The JVM writes the archive after the end of the application, and keeps its stdout open until then.
         subprocess.run(
             [sys.executable, "-c", _APP],
             env={**os.environ, "SPARK_SUBMIT_OPTS": options},
@@ -41,10 +41,10 @@ def make_archive() -> None:
         )
         unfinished.rename(ARCHIVE)
     except (subprocess.SubprocessError, OSError):
-        say("setup: Java made no archive of Spark's classes; tests take longer without it")
+        say("setup: Java made no archive of Spark's classes; the tests take longer without it")
         unfinished.unlink(missing_ok=True)
 
 
 def jvm_options() -> str:
-    """Options for a driver's JVM; none without an archive."""
+    """Return options for the JVM of a driver; empty if there is no archive."""
     return f'"-XX:SharedArchiveFile={ARCHIVE}" -Xlog:cds=off -Xlog:cds+dynamic=off' if ARCHIVE.exists() else ""

@@ -1,7 +1,7 @@
-"""Spark's Python sources, unpacked: Python compiles the modules of a zip anew in every process that imports them.
+"""Unpacks Spark's Python sources, because Python compiles the modules of a zip again in every process.
 
-`spark-submit` puts `pyspark.zip` and Py4J's zip at the head of the path of each driver and of the daemon that starts
-the workers, before the same modules in the environment. Compiling them takes each process half a second.
+`spark-submit` puts `pyspark.zip` and Py4J's zip at the beginning of the path of each driver and of the daemon that
+starts the workers, before the same modules in the environment. Compiling them takes half a second per process.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import zipfile
 from pathlib import Path
 
 CHECKOUT = Path(sys.prefix) / ".checkout"
-"""Every command that uses the environment holds a shared lock on this file (``dev/_env.sh``)."""
+"""The file on which every command that uses the environment holds a shared lock (``dev/_env.sh``)."""
 
 
 def unpack_sources() -> None:
-    """Replace the zips of this environment by folders of the same names and contents, which the path may name, too.
+    """Replace the zips of this environment with folders of the same names and contents, which also work in the path.
 
-    A Python that has begun to import from a zip cannot go on without it: as long as a command uses the environment,
-    this does nothing.
+    A Python process that has imported from a zip needs the zip. So this does nothing while a command uses the
+    environment.
     """
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None
@@ -45,7 +45,7 @@ def _unpack(archive: Path) -> None:
         with zipfile.ZipFile(archive) as opened:
             opened.extractall(work)
         work.chmod(0o755)
-        # Whoever looks between these two finds the modules in the environment.
+        # Between these two calls, Python finds the modules in the environment.
         archive.unlink()
         work.rename(archive)
     finally:

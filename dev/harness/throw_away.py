@@ -1,4 +1,4 @@
-"""Folders for servers whose data nobody keeps."""
+"""Folders for servers with temporary data."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ ROOM_BYTES = 6 << 30
 
 @contextmanager
 def throw_away(prefix: str) -> Iterator[Path]:
-    """A folder that is there while the context is open: in memory if there is plenty of it, else on the disk.
+    """Create a folder that exists while the context is open: in memory if enough is free, otherwise on disk.
 
-    A test makes a database and drops it. Those are hundreds of files each, and file systems on disks take their time to
-    use again what was just deleted (ext4: more than the tests themselves).
+    A test creates and drops a database, with hundreds of files. File systems on disk are slow to reuse space that was
+    just deleted (ext4: slower than the tests themselves).
     """
     with tempfile.TemporaryDirectory(prefix=prefix, dir=MEMORY if _has_room() else None) as folder:
         yield Path(folder)

@@ -1,8 +1,8 @@
-"""Kernels that watch themselves: for sums that overflow, shifts that are too far, floats that are no integers, and for
-what lies outside an array.
+"""Instruments kernels to detect overflows, shifts that are too far, floats that do not fit an integer, and accesses
+outside of arrays.
 
-LLVM takes all of these for impossible. Where one happens it may leave out a comparison, or make two copies of the same
-code differ, and nothing shows as long as it does not.
+These are undefined behaviour in LLVM: it may omit a comparison, or compile two copies of the same code differently. A
+kernel with such an error may work until then.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _SHIFTS = ("shl", "ashr", "lshr")
 
 
 class KernelWatch:
-    """Watches the kernels that this process compiles from now on, once and for ever; not those of other processes."""
+    """Instruments the kernels that this process compiles from now on. This cannot be undone, and does not affect other
+    processes."""
 
     def __init__(self) -> None:
         self._flags = np.zeros(_MOST_PLACES, np.uint8)
         self._places: list[str] = []
-        # Of each pointer that is about to be copied to or from: the position, and the size of its array.
+        # For each pointer of a copy: its position, and the size of its array.
         self._ends: dict[Any, tuple[Any, Any]] = {}
-        # What is compiled here holds addresses of this process, so no other one may find it.
+        # The compiled code contains addresses of this process, so no other process may load it from the cache.
         self._cache = tempfile.TemporaryDirectory(prefix="cdc-watched-")
         numba.config.CACHE_DIR = self._cache.name
         numba.config.BOUNDSCHECK = 1
@@ -50,13 +51,13 @@ class KernelWatch:
         self._watch_copies()
 
     def seen(self) -> list[str]:
-        """What was seen since it was asked last: what, file and line."""
+        """Return the errors that were detected since the last call: description, file and line."""
         found = np.flatnonzero(self._flags)
         self._flags[found] = 0
         return sorted({self._places[place] for place in found})
 
     def _note(self, builder: Any, what: str, happens: Any) -> None:
-        """Have the code note that ``happens``, a bit, was set."""
+        """Add code that records an error if the bit ``happens`` is set."""
         if (where := _line_that_is_compiled()) is None:
             return
         address = self._flags.ctypes.data + len(self._places)
@@ -132,7 +133,7 @@ class KernelWatch:
         cgutils.raw_memmove = copy
 
     def _note_outside(self, builder: Any, what: str, position: Any, count: Any, size: Any) -> None:
-        """Note it if ``count`` elements from ``position`` on are not all among the ``size`` of an array."""
+        """Record an error if ``count`` elements from ``position`` on exceed an array of ``size`` elements."""
         none = ir.Constant(_INT64, 0)
         before = builder.or_(builder.icmp_signed("<", position, none), builder.icmp_signed("<", count, none))
         behind = builder.icmp_signed(">", builder.add(position, count), size)
@@ -141,7 +142,7 @@ class KernelWatch:
 
 
 def _line_that_is_compiled() -> str | None:
-    """File and line that Numba is about; None if they are not of the package."""
+    """Return the file and line that Numba is compiling; None if they are not in this package."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         compiler = frame.f_locals.get("self")
