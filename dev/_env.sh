@@ -1,5 +1,5 @@
-# Sourced by the commands beside it: where the checkout, the cache and the virtual environment are.
-# After `source`, call `ensure_setup` (install what is missing) and `enter_environment` (export what Spark needs).
+# Sourced by the other commands of this folder: defines the checkout, the cache and the virtual environment.
+# After `source`, call `ensure_setup` (installs what is missing) and `enter_environment` (exports Spark's variables).
 
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 CACHE=${CDC_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/airflow-provider-cdc}
@@ -18,7 +18,7 @@ fail() {
     exit 1
 }
 
-# The first Python that runs and is 3.11 to 3.13; $CDC_PYTHON goes first.
+# The first Python of version 3.11 to 3.13 that runs. $CDC_PYTHON is tried first.
 find_python() {
     local candidate
     for candidate in ${CDC_PYTHON:-} python3.11 python3.12 python3.13 python3; do
@@ -45,11 +45,11 @@ ensure_setup() {
 }
 
 enter_environment() {
-    # As long as this command runs, nobody takes the environment for left over (dev/harness/leftovers.py).
+    # This lock prevents the removal of the environment while the command runs (dev/harness/leftovers.py).
     exec 8<"$VENV/.checkout"
     flock --shared 8
     touch "$VENV/.checkout"
-    # Airflow and Spark start many processes, each of which would compile thousands of modules anew (Airflow: 4 s).
+    # Airflow and Spark start many processes. Each would compile thousands of modules again (Airflow: 4 s).
     unset PYTHONDONTWRITEBYTECODE
     export PYTHONPYCACHEPREFIX=$CACHE/pycache
     export PATH="$VENV/bin:$PATH" PYTHONPATH="$ROOT/dev${PYTHONPATH:+:$PYTHONPATH}" CDC_CACHE="$CACHE"

@@ -221,7 +221,7 @@ def as_nobody(*, ends_with_us: bool = False) -> list[str]:
     Raises HarnessError if root lacks `setpriv`.
     """
     setpriv = shutil.which("setpriv")
-    # The kernel ends the server even if this process is killed and runs no exit handler.
+    # The kernel ends the server even if this process is killed without running its exit handlers.
     ending = ["--pdeathsig", "INT"] if ends_with_us else []
     if os.geteuid() != 0:
         return [setpriv, *ending, "--"] if setpriv and ending else []

@@ -33,7 +33,7 @@ def test_ports_are_the_same_after_a_restart_and_another_is_taken_where_one_is_no
         other.listen()
         moved = KeptPorts(tmp_path / "ports.json", said.append).port("UI", preferred)
     assert moved != preferred
-    assert said == [f"port {preferred} (UI) is taken by another program: it is {moved} from now on"]
+    assert said == [f"port {preferred} (UI) is in use by another program: using {moved} from now on"]
     assert KeptPorts(tmp_path / "ports.json", said.append).port("UI", preferred) == moved
 
 

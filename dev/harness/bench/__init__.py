@@ -1,1 +1,1 @@
-"""`dev/bench`: how fast the steps are, what they cost the source, and how peers compare in the same run."""
+"""`dev/bench`: measures the steps of this package (``ours``), their cost for the source, and peers in the same run."""

@@ -11,18 +11,18 @@ from harness.bench.server import bench_directory
 from harness.errors import HarnessError
 
 BENCHES = {
-    "snapshot": "a table to Parquet, beside the peers",
-    "postgres": "PostgreSQL: a table to Parquet, and a slot to net changes, beside the peers",
+    "snapshot": "a table to Parquet, compared with the peers",
+    "postgres": "PostgreSQL: a table to Parquet, and a slot to net changes, compared with the peers",
     "tls": "PostgreSQL: one session, plain and over TLS",
-    "many-tables": "hundreds of small tables to Parquet, on both databases, beside a loop over them",
-    "delta": "the log to net changes, beside mysql-replication",
-    "as-of": "a copy as of the past, beside one of now and the reading of the log in between",
-    "postgres-as-of": "PostgreSQL: a copy as of the past, likewise",
-    "refresh": "a copy that is rolled forward, beside a full one, against the number of changes",
-    "dag": "a small run in Airflow, beside three empty Spark applications",
-    "consolidate": "rewind and publish, against the number of touched keys",
-    "source-impact": "what a snapshot costs those who write meanwhile, beside dumps",
-    "memory": "the peak of each Spark worker, against the number of rows",
+    "many-tables": "hundreds of small tables to Parquet, on both databases, compared with a loop over the tables",
+    "delta": "the log to net changes, compared with mysql-replication",
+    "as-of": "a copy as of the past, compared with a current copy and with reading the log in between",
+    "postgres-as-of": "PostgreSQL: a copy as of the past, compared in the same way",
+    "refresh": "a copy that is rolled forward, compared with a full copy, by the number of changes",
+    "dag": "a small run in Airflow, compared with three empty Spark applications",
+    "consolidate": "rewind and publish, by the number of touched keys",
+    "source-impact": "the effect of a snapshot on writers, compared with dumps",
+    "memory": "the peak memory of each Spark worker, by the number of rows",
 }
 
 
@@ -35,13 +35,13 @@ def main() -> None:
             name, help=what, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
         )
         one.add_argument("--rows", type=_positive, metavar="N", help="rows of the table (default: %(default)s)")
-        one.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
+        one.add_argument("--json", type=Path, metavar="FILE", help="also write the results to this file")
         one.add_argument(
             "--data",
             type=Path,
             metavar="DIRECTORY",
             default=bench_directory(),
-            help="where the server's data and the filled tables stay for the next bench (default: %(default)s)",
+            help="folder for the server's data and the filled tables, kept for the next bench (default: %(default)s)",
         )
         module.add_arguments(one)
     arguments = parser.parse_args()

@@ -1,10 +1,10 @@
-"""`bench as-of`: a copy as of a time before so many row images, beside a copy of now and the reading of that log.
+"""`bench as-of`: a copy as of a time before many row images, compared with a current copy and with reading that log.
 
-Two things are measured. What going back costs: a copy of now takes its snapshot and hardly anything else; one as of the
-past reads and rewinds the log in between. How long that log alone takes is measured twice: at the rate of one file in
-one process (the rate that `bench delta` tells), and with all files in as many processes as there are cores. All are
-done in turns, and of each the quickest counts, as in `bench delta`.
-And how long it takes to find the position that a time means, among a hundred files of the log.
+The bench measures two things. The first is the cost of the past: a current copy takes little more than its snapshot,
+but a copy as of the past also reads and rewinds the log in between. The time for the log alone is measured twice: at
+the rate of one file in one process (the rate of `bench delta`), and with all files in one process per core. All are
+done in turns, and the fastest of each counts, as in `bench delta`.
+The second is the time to find the position of a time among a hundred files of the log.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BLOCK = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rows=10_000_000)
-    parser.add_argument("--rounds", type=int, default=3, help="each is done this often; the quickest counts")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds; the fastest of each kind counts")
     parser.add_argument("--keys", type=int, default=1_000_000, help="rows of the table (--rows are the row images)")
 
 
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
                 "log": lambda: log.run(whole),
                 "one file": lambda: log.run(Order(table, largest.images, files=(largest.name,))),
             }
-            # The first time loads kernels and starts programs.
+            # The first round loads kernels and starts programs, so it does not count.
             rounds = [{name: order() for name, order in orders.items()} for _ in range(arguments.rounds + 1)][1:]
         found = _find_times(server, address, table, keys)
     now, past = (min((one[name] for one in rounds), key=_reading) for name in ("now", "past"))
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
     at_rate_of_one = netted["rows"] / one_file["rows"] * one_file["seconds"]
     report.ratios["vs_snapshot_and_log"] = (reading["now"] + at_rate_of_one) / reading["past"]
     report.ratios["vs_snapshot_and_log_in_parallel"] = (reading["now"] + netted["seconds"]) / reading["past"]
-    # Preflight looks through that log before any work, for what would stop the run only at its end.
+    # Preflight scans that log first, to detect problems that would otherwise stop the run only at its end.
     after_it = {name: reading[name] - one["steps"]["preflight"] for name, one in (("now", now), ("past", past))}
     report.ratios["vs_snapshot_and_log_after_preflight"] = (after_it["now"] + at_rate_of_one) / after_it["past"]
     print(f"\nbench: {keys:,} rows, as of a time {netted['rows']:,} row images ago\n")
@@ -120,7 +120,7 @@ def _copy(ours: Contender, order: Order) -> dict[str, Any]:
 
 
 def _find_times(server: MysqlServer, address: Address, table: str, keys: int) -> list[float]:
-    # Kernels take a moment to load, which the choice of a bench needs not wait for.
+    # Import here, because kernels take some time to load, and other benches do not need them.
     from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_at
 
     say(f"bench: writing {FILES} files of the log")
@@ -139,12 +139,12 @@ def _find_times(server: MysqlServer, address: Address, table: str, keys: int) ->
         started = time.perf_counter()
         prefix_at(address.settings, when)
         seconds.append(time.perf_counter() - started)
-    # The first one loads the kernels.
+    # The first call loads the kernels.
     return seconds[1:]
 
 
 def _mark(server: MysqlServer) -> str:
-    """A time with something committed before it, and nothing in the same second."""
+    """Return a time with a commit before it, and no commit in the same second."""
     server.query("CREATE DATABASE IF NOT EXISTS bench_mark")
     time.sleep(1.5)
     mark = datetime.now(UTC) - timedelta(milliseconds=200)

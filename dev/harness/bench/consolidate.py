@@ -1,8 +1,8 @@
-"""`bench consolidate`: what rewinding and publishing costs against the number of touched keys, and against the snapshot
-itself.
+"""`bench consolidate`: the time of rewinding and publishing by the number of touched keys, compared with the snapshot.
 
-A run each: the initial position is recorded, keys are updated (a contiguous run at the end of the table: hot; or spread
-evenly: scattered), and then the snapshot, extract_delta and consolidate steps are timed in one running Spark session.
+For each number, a run records the initial position, then keys are updated (a contiguous range at the end of the table:
+hot; or spread evenly: scattered), and then the steps snapshot, extract_delta and consolidate are timed in one running
+Spark session.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from harness.bench.tables import SHAPES, ensure_table, touch
 from harness.messages import say
 
 STEPS = (0, 1000, 100_000)
-"""Touched keys; all of them come on top."""
+"""Numbers of touched keys. A run with all keys touched is added."""
 FEW = 100_000
-"""Up to this many keys, where fixed costs and noise weigh most, the quickest of three runs counts."""
+"""Up to this many keys, fixed costs and noise dominate, so the fastest of three runs counts."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +60,7 @@ def _run(ours: Contender, order: Order) -> dict[str, Any]:
 
 def _report(rows: int, shape: str, best: dict[tuple[int, str], dict[str, Any]]) -> Report:
     report = Report("consolidate", rows)
-    # Every run has the same snapshot to make; the quickest is the strictest measure for what comes after it.
+    # All runs make the same snapshot. The fastest one is the strictest reference for the steps after it.
     snapshot = min(found["steps"]["snapshot"] for found in best.values())
     lines: list[Sequence[str]] = []
     for (touched, place), found in best.items():

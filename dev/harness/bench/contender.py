@@ -1,7 +1,7 @@
-"""A contender: one way to do the work of a bench, in a process of its own, so that memory and imports are its own.
+"""A contender: one way to do the work of a bench, in its own process, so that memory and imports are separate.
 
-The process answers one line of JSON for each line of JSON that it is asked; it ends when its input does. Only the work
-is timed: the start of the interpreter, imports and the start of a Spark session are not.
+The process answers each line of JSON with one line of JSON, and ends with its input. Only the work is timed, but not
+the start of the interpreter, imports and the start of a Spark session.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _SESSIONS = {
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server is, and a user without password. ``database`` is empty on MySQL, which needs none."""
+    """The address of a server, and a user without a password. ``database`` is empty on MySQL, which needs none."""
 
     kind: str
     host: str
@@ -54,26 +54,26 @@ class Address:
 
     @property
     def settings(self) -> ConnectionSettings:
-        # The peers are told to do without TLS, or do so by themselves.
+        # No TLS, because the peers do not use it either.
         return ConnectionSettings(
             self.kind, self.host, self.port, self.user, database=self.database, tls={"mode": "disabled"}
         )
 
     @property
     def url(self) -> str:
-        """As connectorx and others write it."""
+        """The URL for connectorx and others."""
         scheme = "mysql" if self.kind == "mysql" else "postgresql"
         return f"{scheme}://{self.user}@{self.host}:{self.port}/{self.database}"
 
     def sessions(self) -> int:
-        """How many sessions the server has opened so far; to ask for it opens one more."""
+        """Return the number of sessions that the server has opened so far. The query itself opens one more."""
         with self.cursor() as cursor:
             cursor.execute(_SESSIONS[self.kind])
             return int(cursor.fetchall()[0][0])
 
     @contextmanager
     def cursor(self) -> Iterator[Any]:
-        """A DB-API cursor in autocommit."""
+        """Yield a DB-API cursor in autocommit."""
         if self.kind == "mysql":
             connection: Any = pymysql.connect(host=self.host, port=self.port, user=self.user, autocommit=True)
         else:
@@ -84,13 +84,13 @@ class Address:
 
 @dataclass(frozen=True)
 class Order:
-    """Copy ``table`` (``schema.table``, keys 1 to ``rows``) into the folder ``target``, which does not exist yet.
+    """An order: copy ``table`` (``schema.table``, keys 1 to ``rows``) to the folder ``target``, which does not exist.
 
-    ``meanwhile`` are statements for the server once the initial position is recorded: changes to rewind. A contender
-    ``as_of`` is the point that the copy is exact at; empty: now. ``standing_slot`` is what keeps the past for it. A
-    contender that reads the log nets the ``files`` of it that name ``rows`` row images of the table, and writes
-    nothing. ``night`` counts the runs into one target, from the second one on: such a one rolls the copy before
-    forward, once the statements ``before`` are done.
+    ``meanwhile`` are statements to execute after the initial position is recorded: changes to rewind. ``as_of`` is the
+    position at which the copy is exact; empty: the current one. ``standing_slot`` is the slot that keeps the log for
+    it. A contender that reads the log reduces ``files`` of the log, with ``rows`` row images of the table, to net
+    changes, and writes nothing. ``night`` numbers the later runs into one target: such a run rolls the last copy
+    forward, after the statements ``before`` were executed.
     """
 
     table: str
@@ -106,17 +106,17 @@ class Order:
 
 
 Work = Callable[[Order], Mapping[str, Any]]
-"""Carries an order out. Returns ``rows``, how many it did; ``seconds`` if less than the whole call counts; and, by
-name, whatever else it measured. All of it JSON."""
+"""Executes an order. Returns ``rows``, the number of rows; ``seconds``, if less than the whole call counts; and other
+measured values by name. All values must be JSON."""
 
 
 class Contender:
-    """The parent's end: starts ``harness.bench.peers.<name>`` and gives it orders."""
+    """The parent's side: starts ``harness.bench.peers.<name>``, and sends orders to it."""
 
     def __init__(self, name: str, address: Address, log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._log = log
-        # Also what a peer or its JVM leaves behind is gone then.
+        # This also removes files that a peer or its JVM leaves behind.
         self._scratch = tempfile.TemporaryDirectory(prefix=f"cdc-bench-{name}-", ignore_cleanup_errors=True)
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
@@ -133,16 +133,16 @@ class Contender:
         return self._process.pid
 
     def ready(self) -> None:
-        """Wait until it can take orders.
+        """Wait until the contender can take orders.
 
-        :raises HarnessError: it could not start.
+        :raises HarnessError: the contender could not start.
         """
         self._answer()
 
     def run(self, order: Order) -> dict[str, Any]:
-        """What the work returned, with ``seconds``, ``peak_rss_mb`` and ``cpu_seconds`` of all its processes.
+        """Execute an order. Return its result, with ``seconds``, ``peak_rss_mb`` and ``cpu_seconds`` of all processes.
 
-        :raises HarnessError: it failed, or did another number of rows.
+        :raises HarnessError: the contender failed, or handled another number of rows.
         """
         assert self._process.stdin is not None
         before = cpu_seconds(self.pid)
@@ -151,7 +151,7 @@ class Contender:
             self._process.stdin.flush()
             found = self._answer()
         if found["rows"] != order.rows:
-            raise HarnessError(f"{self.name} did {found['rows']:,} rows of {order.table}, not {order.rows:,}")
+            raise HarnessError(f"{self.name} handled {found['rows']:,} rows of {order.table}, not {order.rows:,}")
         return {**found, "peak_rss_mb": memory.peak, "cpu_seconds": cpu_seconds(self.pid) - before}
 
     def __enter__(self) -> Self:
@@ -173,14 +173,14 @@ class Contender:
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": "it ended"}
+        answer: dict[str, Any] = json.loads(line) if line else {"error": "the process ended"}
         if error := answer.get("error"):
             raise HarnessError(f"{self.name} failed: {error} (see {self._log})")
         return answer
 
 
 def main() -> None:
-    """The child's end. Its own stdout becomes stderr, for libraries and the JVM print what they like."""
+    """The child's side. Its stdout is redirected to stderr, because libraries and the JVM print to stdout."""
     name, address = sys.argv[1], Address(**json.loads(sys.argv[2]))
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)

@@ -1,8 +1,8 @@
-"""`bench dag`: a small run in a whole Airflow, task by task, beside three empty Spark applications.
+"""`bench dag`: a small run in a whole Airflow, task by task, compared with three empty Spark applications.
 
-A small run is nearly all start-ups. What it could be measured against is what three steps cost that do nothing: three
-PySpark applications, submitted one after the other. The run is timed from the start of its first task to the end of its
-last one, so the scheduler's pauses between tasks count.
+A small run consists mostly of start-ups. So it is compared with three steps that do nothing: three PySpark
+applications, submitted one after the other. The run is timed from the start of its first task to the end of its last
+task, so the scheduler's pauses between tasks count.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
         with socket.socket() as listening:
             listening.bind(("127.0.0.1", 0))
             port = int(listening.getsockname()[1])
-        say("bench: Airflow starts")
+        say("bench: starting Airflow")
         with running_airflow(airflow, port) as check:
             api = Api(port, check)
             submits, together, apart = [], [], []
             for number in range(arguments.rounds + 1):
-                say(f"bench: round {number} of {arguments.rounds}" if number else "bench: a first round warms up")
+                say(f"bench: round {number} of {arguments.rounds}" if number else "bench: warm-up round")
                 submits.append(_three_submits(Path(work)))
                 together.append(api.time_of("small"))
                 apart.append(api.time_of("small_apart"))
@@ -118,7 +118,7 @@ def _three_submits(work: Path) -> float:
 class Api:
     """Airflow's REST API.
 
-    :param check: raises if a part of Airflow has ended.
+    :param check: raises an error if a component of Airflow has ended.
     """
 
     def __init__(self, port: int, check: Callable[[], None]) -> None:
@@ -127,7 +127,7 @@ class Api:
         self._token = self._ask("/auth/token")["access_token"]
 
     def time_of(self, dag_id: str) -> dict[str, float]:
-        """Run a DAG; the seconds of each step, and of ``all`` from the first start to the last end.
+        """Run a DAG. Return the seconds of each step, and of ``all`` steps from the first start to the last end.
 
         :raises HarnessError: the run failed, or does not end.
         """
@@ -149,7 +149,7 @@ class Api:
         return {**{name: end - start for name, (start, end) in times.items()}, "all": max(ends) - min(starts)}
 
     def _when_it_works(self, ask: Callable[[], Any]) -> Any:
-        """A DAG is known some time after Airflow has begun."""
+        """Retry a request until it succeeds, because Airflow knows a DAG only some time after its start."""
         deadline = time.monotonic() + WAIT_SECONDS
         while True:
             try:

@@ -1,11 +1,11 @@
-"""`bench delta`: files of the binary log to net changes (of every key, the row before its first change), ours and
-mysql-replication's, on the same log.
+"""`bench delta`: files of the binary log to net changes (for every key, the row before its first change), with this
+package and with mysql-replication, on the same log.
 
-The log holds updates of the same keys over and over: `bulk` in transactions of a thousand rows, `oltp` of one row
-each. Row images are counted: an update has two. Both contenders end with the rows before as values, ours in Arrow and
-the peer's in Python. One file is one process and one core; two files at once, and a file of a quarter of the size, are
-measured too, and the files read from the disk, for a server that sends them needs a core itself. mysql-replication gets
-the beginning of the same file: it takes the same time per image all along.
+The log has repeated updates of the same keys: `bulk` in transactions of a thousand rows, `oltp` in transactions of one
+row. Row images are counted; an update has two. Both contenders return the rows before as values: this package in
+Arrow, the peer in Python. One file is read by one process on one core. Two files at once, and a file of a quarter of
+the size, are also measured, and files that are read from disk, because a server that sends them uses a core itself.
+mysql-replication reads only the beginning of the same file: its time per image is constant.
 """
 
 from __future__ import annotations
@@ -25,20 +25,22 @@ from harness.mysql_server import MysqlServer
 
 ROWS = {"bulk": 4_000_000, "oltp": 400_000}
 BLOCKS = {"bulk": 1000, "oltp": 1}
-"""Rows of one transaction."""
+"""Number of rows in one transaction."""
 TOUCHED = 20
-"""Images of each key: it is updated ten times."""
+"""Number of images of each key, which is updated ten times."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", choices=list(BLOCKS), default="bulk", help="transactions of 1000 rows, or of one")
-    parser.add_argument("--rounds", type=int, default=3, help="ours reads this often; the quickest counts")
-    parser.add_argument("--peer-images", type=int, default=200_000, help="row images that mysql-replication reads")
+    parser.add_argument("--rounds", type=int, default=3, help="reads by this package; the fastest counts")
+    parser.add_argument(
+        "--peer-images", type=int, default=200_000, help="number of row images that mysql-replication reads"
+    )
 
 
 @dataclass(frozen=True)
 class LogFile:
-    """A file of the binary log, and how many row images it holds."""
+    """A file of the binary log, and the number of its row images."""
 
     name: str
     images: int
@@ -67,12 +69,12 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
             first = ours.run(found["ours_small_file"])
         with Contender("ours_delta", Address.of(server), logs / "ours_delta.log") as ours:
             ours.ready()
-            # Each of the two processes has a first time.
+            # Warm up, because both processes load kernels.
             ours.run(found["ours_two_files"])
             for name, order in found.items():
                 for _ in range(arguments.rounds):
                     _keep_quicker(best, name, ours.run(order))
-        # A process keeps its peak, so that of the small file is the one of a process that read nothing else.
+        # The peak of a process never decreases, so use the peak of a process that read only the small file.
         best["ours_small_file"]["worker_peak_mb"] = first["worker_peak_mb"]
         alone = {name: found[name] for name in ("ours", "ours_two_files")}
         with Contender("ours_delta_from_disk", Address.of(server), logs / "ours_delta_from_disk.log") as ours:
@@ -97,13 +99,13 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
 
 
 def write_logs(server: MysqlServer, table: str, keys: int, block: int, images: int) -> list[LogFile]:
-    """Three files of updates: one of an eighth of ``images``, two of a half each."""
+    """Write three log files of updates: one with an eighth of ``images``, and two with a half each."""
     files, done = [], 0
     say("bench: writing the log")
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_log_bin = 0")
         cursor.execute(f"DROP PROCEDURE IF EXISTS {SCHEMA}.churn")
-        # Neighbours in time are not neighbours in key order; the blocks are all visited in turn.
+        # Consecutive blocks are not neighbours in key order, and all blocks are visited in turn.
         cursor.execute(
             f"CREATE PROCEDURE {SCHEMA}.churn(start BIGINT, stop BIGINT, block BIGINT, blocks BIGINT) "
             "BEGIN DECLARE at BIGINT; WHILE start < stop DO SET at = start * 7919 % blocks * block; "

@@ -1,8 +1,8 @@
-"""`bench many-tables`: hundreds of small tables, on both databases, beside a loop that reads one after the other.
+"""`bench many-tables`: hundreds of small tables, on both databases, compared with a loop over the tables.
 
-Fixed costs are all that counts here: planning, sessions, tasks and files. The seconds are those of the snapshot step;
-the sessions, those that it opened on the server. The peer is connectorx, one table after the other into a Parquet file
-each, in one process.
+Fixed costs dominate here: planning, sessions, tasks and files. The bench reports the seconds of the snapshot step and
+the sessions that it opened on the server. The peer is connectorx: one table after the other, each to a Parquet file, in
+one process.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ CONTENDERS = {"ours": "the snapshot step, to Parquet", "connectorx_each": "conne
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rows=50_000)
-    parser.add_argument("--tables", type=int, default=500, help="how many tables the rows are in (default: 500)")
-    parser.add_argument("--rounds", type=int, default=3, help="copies, of which the quickest counts (default: 3)")
+    parser.add_argument("--tables", type=int, default=500, help="number of tables (default: 500)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of copies; the fastest counts (default: 3)")
 
 
 def run(arguments: argparse.Namespace, directory: Path) -> Report:
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
             report.ratios[f"vs_connectorx_each_{kind}"] = best["connectorx_each"]["seconds"] / best["ours"]["seconds"]
             each_step = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in best["ours"]["steps"].items())
             steps.append(f"{kind}: ours, step by step: {each_step}")
-    print(f"\nbench: {tables} tables of {each:,} rows; the quickest of {arguments.rounds} copies\n")
+    print(f"\nbench: {tables} tables of {each:,} rows; the fastest of {arguments.rounds} copies\n")
     print_table(["", "seconds", "sessions"], lines)
     print("", *steps, sep="\n")
     print_ratios(report.ratios)
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
 
 
 def _measure(address: Address, order: Order, rounds: int, logs: Path) -> dict[str, dict[str, Any]]:
-    """What the quickest of each contender's copies found; they copy in turns, once to warm up."""
+    """Return the result of each contender's fastest copy. The contenders copy in turns, after one warm-up each."""
     found: dict[str, list[dict[str, Any]]] = {name: [] for name in CONTENDERS}
     with ExitStack() as stack:
         contenders = [stack.enter_context(Contender(name, address, logs / f"{name}.log")) for name in CONTENDERS]
@@ -70,7 +70,7 @@ def _measure(address: Address, order: Order, rounds: int, logs: Path) -> dict[st
 
 
 def _ensure_tables(server: MysqlServer | PostgresServer, tables: int, rows: int) -> str:
-    """The schema that holds the tables, each with the keys 1 to ``rows``; filled unless it is there."""
+    """Return the schema with the tables, each with the keys 1 to ``rows``. Fill it if it does not exist."""
     schema = f"many_{tables}_{rows}"
     mysql = isinstance(server, MysqlServer)
     marker = f"{schema}_filled"
@@ -84,7 +84,7 @@ def _ensure_tables(server: MysqlServer | PostgresServer, tables: int, rows: int)
     )
     with server.connect() as connection, connection.cursor() as cursor:
         if mysql:
-            # The binary log is for what the bench itself does.
+            # Do not log the filling: the binary log is for the bench itself.
             cursor.execute(f"SET SESSION sql_log_bin = 0, cte_max_recursion_depth = {rows + 1}")
         cursor.execute(f"DROP SCHEMA IF EXISTS {schema}{'' if mysql else ' CASCADE'}")
         cursor.execute(f"CREATE SCHEMA {schema}")

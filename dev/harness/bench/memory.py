@@ -1,6 +1,6 @@
-"""`bench memory`: the most that a Spark Python worker ever held, against the number of rows. It should not grow.
+"""`bench memory`: the peak memory of Spark's Python workers, by the number of rows. It should not grow.
 
-Each size is a run of its own, in a Spark session of its own; the kernel keeps each process's peak.
+Each size is a separate run in a separate Spark session. The kernel records the peak of each process.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from harness.errors import HarnessError
 from harness.messages import say
 
 FLAT = 1.25
-"""Ten times the rows may cost this much more: buffers fill up, allocators keep some."""
+"""The factor by which ten times the rows may increase the peak: buffers fill up, and allocators keep memory."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rows=2_000_000)
     parser.add_argument("--shape", choices=list(SHAPES), default="mixed", help="the table (mixed: 11 columns)")
-    parser.add_argument("--ten-times", action="store_true", help="ten times the rows, too")
+    parser.add_argument("--ten-times", action="store_true", help="also measure ten times the rows")
 
 
 def run(arguments: argparse.Namespace, directory: Path) -> Report:
@@ -42,11 +42,11 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
                 peaks[size] = [peak_mb(pid) for pid in python_workers(ours.pid)]
             shutil.rmtree(order.target, ignore_errors=True)
             if not peaks[size]:
-                raise HarnessError("no Python worker of Spark was left to be measured")
+                raise HarnessError("there is no Python worker of Spark to measure")
             report.results.append(Result(f"worker_{size}_rows", size, found["seconds"], max(peaks[size])))
     tenth, whole = (max(own) for own in list(peaks.values())[:2])
     report.ratios["vs_tenth"] = tenth / whole
-    print(f"\nbench: peaks of the Spark workers, a run of the shape {arguments.shape} each\n")
+    print(f"\nbench: peak memory of the Spark workers, one run per size, shape {arguments.shape}\n")
     print_table(
         ["rows", "workers", "largest peak, MB", "smallest peak, MB"],
         [[f"{size:,}", str(len(own)), f"{max(own):,.0f}", f"{min(own):,.0f}"] for size, own in peaks.items()],

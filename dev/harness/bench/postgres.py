@@ -1,9 +1,9 @@
-"""`bench postgres`: a table to Parquet, and a slot's changes to net changes, ours and the peers, in turns.
+"""`bench postgres`: a table to Parquet, and a slot's changes to net changes, with this package and the peers, in turns.
 
-The snapshot is measured as `bench snapshot` measures that of MySQL; the limit is `psql` copying in binary to nowhere
-over as many connections as ours has. The delta is measured on updates of the same table that a slot recorded: what a
-process takes to net them and to decode the rows before, against receiving the same messages and throwing them away.
-The way without REPLICA IDENTITY FULL is measured by `postgres_again`.
+The snapshot is measured as in `bench snapshot`. The limit is `psql`, which copies in binary and discards the data, over
+as many connections as this package uses. The delta is measured on updates of the same table in a slot: the time of one
+process to reduce them to net changes and to decode the rows before, compared with receiving and discarding the same
+messages. `postgres_again` measures runs without REPLICA IDENTITY FULL.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ PEERS = {
     "spark_jdbc": "Spark JDBC, 8 partitions, to Parquet",
     "connectorx_parquet": "connectorx to PyArrow Parquet, one process",
     "dlt_connectorx": "dlt with connectorx, to Parquet",
-    "psql_copy": "the limit: psql, COPY in binary to nowhere",
+    "psql_copy": "the limit: psql, binary COPY, data discarded",
 }
 BLOCKS = {"bulk": 500, "oltp": 1}
-"""Rows that one transaction changes."""
+"""Number of rows that one transaction changes."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rows=2_000_000)
     parser.add_argument("--shape", choices=list(SHAPES), default="mixed", help="the table (mixed: 11 columns)")
-    parser.add_argument("--rounds", type=int, default=3, help="copies of each size, of which the quickest counts")
-    parser.add_argument("--changes", type=int, default=200_000, help="rows to change for the delta")
+    parser.add_argument("--rounds", type=int, default=3, help="number of copies of each size; the fastest counts")
+    parser.add_argument("--changes", type=int, default=200_000, help="number of rows to change for the delta")
 
 
 def run(arguments: argparse.Namespace, directory: Path) -> Report:
@@ -72,7 +72,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
     print_table(["delta", "ours s", "drain s", "ours changes/s", "drain changes/s"], lines)
     postgres_again.fill(report, again, measured[0])
     print_ratios(report.ratios)
-    print("(rates are slopes where both have one; psql against ours with nothing written)")
+    print("(rates are slopes where both have one; psql is compared with ours without writing)")
     return report
 
 

@@ -1,8 +1,8 @@
-"""The way without REPLICA IDENTITY FULL, in `bench postgres`: touched rows are read again in a view.
+"""The part of `bench postgres` without REPLICA IDENTITY FULL: touched rows are read again in an exported snapshot.
 
-The snapshot is measured as the other way is, with nothing touched. How long the view is open is measured with keys
-that were touched since the run began; of many of them most are read again before it opens. And the same statements
-are run with FULL and without it, to see what the owner of the tables saves: the log that they write.
+The snapshot step is measured in the same way as with FULL, with no touched rows. The time for which the exported
+snapshot is open is measured with keys that were touched since the run began. If there are many of them, most are read
+again before it is opened. The same statements are also run with and without FULL, to compare the log that they write.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _BODIES = 500
 
 @dataclass(frozen=True)
 class Again:
-    """What was measured: the snapshot; what the contender found, by how many keys were touched; and the bytes of the
-    log that changes wrote, by what they changed: with FULL, and without."""
+    """The measurements: the snapshot; the contender's results by the number of touched keys; and the bytes of log that
+    changes wrote with and without FULL, by the kind of change."""
 
     snapshot: Measured
     views: Mapping[int, Mapping[str, Any]]
@@ -37,7 +37,7 @@ class Again:
 
 
 def measured(server: PostgresServer, tables: Mapping[str, Order], rounds: int, work: Path, logs: Path) -> Again:
-    """Measure the tables ``warm``, ``small`` and ``large``; they have FULL again at the end."""
+    """Measure the tables ``warm``, ``small`` and ``large``. At the end, they have FULL again."""
     orders = {size: replace(order, consistency="again") for size, order in tables.items()}
     address, large = Address.of(server), orders["large"]
     with _without_full(server, [order.table for order in orders.values()]):
@@ -55,7 +55,7 @@ def measured(server: PostgresServer, tables: Mapping[str, Order], rounds: int, w
 
 
 def fill(report: Report, again: Again, rewinding: Measured) -> None:
-    """Results and ratios, and a table of them."""
+    """Add results and ratios to the report, and print a table of them."""
     large = again.snapshot.large
     report.results.append(Result("ours_again", large["rows"], large["seconds"], again.snapshot.peak_rss_mb))
     rates = [line.rows_per_s or line.rows / line.seconds for line in (again.snapshot.line(), rewinding.line())]
@@ -65,7 +65,7 @@ def fill(report: Report, again: Again, rewinding: Measured) -> None:
     for what, (full, without) in again.log.items():
         report.ratios[f"vs_full_log_{what}"] = full / without
     print(f"\nread again, nothing touched: {large['seconds']:.2f} s, {rates[0]:,.0f} rows/s; ", end="")
-    print(f"of the rate of rewinding: {rates[0] / rates[1]:.2f}\n")
+    print(f"compared with the rate of rewinding: {rates[0] / rates[1]:.2f}\n")
     print_table(
         ["keys touched", "looked up in the view", "view open, s", "snapshot s"],
         [
@@ -81,7 +81,7 @@ def fill(report: Report, again: Again, rewinding: Measured) -> None:
 
 
 def scattered(table: str, rows: int, touched: int) -> str:
-    """A statement that updates ``touched`` of the keys 1 to ``rows``, evenly spread."""
+    """Return a statement that updates ``touched`` of the keys 1 to ``rows``, spread evenly."""
     step = max(1, rows // touched)
     change = SHAPES[table.split(".")[1].split("_")[0]].change
     return f"UPDATE {table} SET {change} WHERE id % {step} = 0 AND id <= {step * touched}"
@@ -99,11 +99,11 @@ def _without_full(server: PostgresServer, tables: list[str]) -> Iterator[None]:
 
 
 def _log_written(server: PostgresServer, large: Order) -> dict[str, tuple[int, int]]:
-    """Bytes of log for each changed row: one column of the table, and an integer beside a large text."""
+    """Measure the bytes of log per changed row: for one column of the table, and for an integer beside a large text."""
     body = f"{SCHEMA}.bodies"
     server.query(f"DROP TABLE IF EXISTS {body}")
     server.query(f"CREATE TABLE {body} (id int PRIMARY KEY, n int, body text)")
-    # Neither compressed nor in line: what a large value costs.
+    # Store the text uncompressed and out of line, as large values are.
     server.query(f"ALTER TABLE {body} ALTER body SET STORAGE EXTERNAL")
     server.query(f"INSERT INTO {body} SELECT i, 0, repeat('x', {_BODY_BYTES}) FROM generate_series(1, {_BODIES}) i")
     changes = {
@@ -115,7 +115,7 @@ def _log_written(server: PostgresServer, large: Order) -> dict[str, tuple[int, i
         written = []
         for identity in ("FULL", "DEFAULT"):
             server.query(f"ALTER TABLE {table} REPLICA IDENTITY {identity}")
-            # After a checkpoint, the first change of each page writes the page: so all are changed once before.
+            # After a checkpoint, the first change of a page logs the whole page, so change all pages once before.
             server.query("CHECKPOINT")
             server.query(statement)
             written.append(_bytes_written(server, statement) // min(changed, large.rows))

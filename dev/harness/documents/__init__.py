@@ -1,6 +1,6 @@
-"""The parts of the documents that follow from the code.
+"""The parts of the documents that are generated from the code.
 
-A page marks such a part with two comments, each on a line of its own::
+A page marks such a part with two comments, each on its own line::
 
     <!-- generated: options -->
     <!-- end -->
@@ -31,13 +31,13 @@ PARTS: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
     "postgres types": postgres_types,
     **CHECK_TABLES,
 }
-"""The rows of each generated table, the first of which is its head, by the name in the comment."""
+"""The rows of each generated table, by the name in the comment. The first row is the header."""
 
 _PART = re.compile(r"(?<=<!-- generated: )(.*?)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
 
 
 def written(page: str) -> str:
-    """The text of a page with its generated parts as the code has them now."""
+    """Return the text of a page with its generated parts updated from the code."""
     return _PART.sub(lambda found: f"{found[1]}{found[2]}\n{_table(PARTS[found[1]]())}\n", page)
 
 

@@ -1,4 +1,4 @@
-"""The tables of checks."""
+"""Generates the tables of checks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MODULES: Mapping[str, Sequence[str]] = {
 
 
 def declared_checks(subject: str) -> list[Check[Any]]:
-    """The checks of a kind of source, or of runs and their targets (``run``)."""
+    """Return the checks of a kind of source, or of runs and their targets (``run``)."""
     modules = [import_module(f"airflow_provider_cdc.{name}") for name in _MODULES[subject]]
     return [check for module in modules for check in module.CHECKS]
 

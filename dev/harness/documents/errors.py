@@ -1,4 +1,4 @@
-"""The table of errors."""
+"""Generates the table of errors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def error_table() -> Iterator[Sequence[str]]:
         if not (isinstance(kind, type) and issubclass(kind, errors.CdcError)) or kind in _ROOTS:
             continue
         retried = "retries" if issubclass(kind, errors.TransientError) else "fails the task at once"
-        # The first sentence, so that a row stays short.
+        # Use only the first paragraph, so that a row stays short.
         summary = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ").replace("``", "`")
         yield kind.code, f"[{kind.__name__}](#{kind.__name__.lower()})", retried, summary.partition(". ")[0].rstrip(".")
 

@@ -1,4 +1,4 @@
-"""The table of metrics."""
+"""Generates the table of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The table of options."""
+"""Generates the table of options."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The map of the package: each folder and top-level module, with the first sentence of its docstring."""
+"""Generates the map of the package: each folder and top-level module, with the first sentence of its docstring."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Builds the documentation site from the repository's Markdown with MkDocs.
 
-MkDocs wants all pages in one folder, and links between them relative to it. The repository has README.md and
-ARCHITECTURE.md at its root, where hosts of repositories show them. So the pages are copied into a staging folder and
-their links rewritten: those to other pages to their place there, those to source files to the repository.
+MkDocs requires all pages in one folder, with links relative to it. The repository has README.md and ARCHITECTURE.md at
+its root, where repository hosts show them. So the pages are copied to a staging folder, and their links are rewritten:
+links to pages point to the staged pages, and links to source files point to the repository.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _LINK = re.compile(r"(\]\()(?!https?:|mailto:|#)([^)#\s]+)((?:#[^)\s]*)?\))")
 
 
 def repository_url() -> str:
-    """The address of the repository, as the package's metadata has it."""
+    """Return the address of the repository from the package's metadata."""
     with (ROOT / "pyproject.toml").open("rb") as file:
         return str(tomllib.load(file)["project"]["urls"]["Source"])
 
 
 def site_name(path: str) -> str | None:
-    """The name on the site of a page that is given relative to the repository's root; None: it is no page."""
+    """Return the name on the site of a page, given relative to the repository's root; None: it is not a page."""
     if path in AT_THE_ROOT:
         return AT_THE_ROOT[path]
     folder, _, name = path.partition("/")
@@ -45,7 +45,7 @@ def site_name(path: str) -> str | None:
 
 
 def with_site_links(text: str, page: str) -> str:
-    """The text of ``page`` (relative to the root) with links that work on the site."""
+    """Return the text of ``page`` (relative to the root) with links that work on the site."""
     here = posixpath.dirname(site_name(page) or "")
 
     def rewritten(link: re.Match[str]) -> str:
@@ -61,7 +61,7 @@ def with_site_links(text: str, page: str) -> str:
 
 
 def stage(folder: Path) -> None:
-    """Copy all pages and pictures into ``folder``."""
+    """Copy all pages and pictures to ``folder``."""
     sources = [*AT_THE_ROOT, *(str(file.relative_to(ROOT)) for file in ROOT.glob("docs/**/*") if file.is_file())]
     for source in sources:
         target = folder / (site_name(source) or "")
@@ -75,7 +75,7 @@ def stage(folder: Path) -> None:
 def build(folder: Path) -> Path:
     """Build the site below ``folder``, and return its folder.
 
-    :raises SystemExit: MkDocs failed, or a link leads nowhere.
+    :raises SystemExit: MkDocs failed, or a link is broken.
     """
     shutil.rmtree(folder, ignore_errors=True)
     stage(folder / "pages")
@@ -93,8 +93,8 @@ def build(folder: Path) -> Path:
         "--config-file",
         str(folder / "mkdocs.yml"),
     ]
-    # The theme prints a notice about its successor otherwise.
+    # Suppress the theme's notice about its successor.
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     if subprocess.run(command, check=False, env=environment).returncode:
-        raise SystemExit("docs: the site could not be built; MkDocs named the page and the link above")
+        raise SystemExit("docs: could not build the site; see MkDocs' messages above for the page and the link")
     return folder / "site"

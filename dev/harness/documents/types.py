@@ -1,4 +1,4 @@
-"""The tables of types: what is said of them is written here, what they become is asked of the code."""
+"""Generates the tables of types. The remarks are written here; the Arrow types come from the code."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ MYSQL: Sequence[tuple[str, Sequence[str], str]] = (
     (
         "`decimal(p,s)`, p > 38",
         (),
-        (f"{_POLICY}. `error`: refused by `preflight`. `string`: string. `null`: decimal128(38, s), and what has more "
-         "digits is null"),
+        (f"{_POLICY}. `error`: rejected by `preflight`. `string`: string. `null`: decimal128(38, s), and values with "
+         "more digits are null"),
     ),
     ("`bit(1)`, `bit(n)`", ("bit(1)", "bit(2)"), ""),
     (
         "`char`, `varchar`, `text`",
         ("char(9)", "varchar(9)", "tinytext", "text", "mediumtext", "longtext"),
-        f"from the column's character set; bytes that are no character of it: {_POLICY}",
+        f"decoded from the column's character set; bytes that are not valid in it: {_POLICY}",
     ),
     (
         "`binary`, `varbinary`, `blob`",
         ("binary(9)", "varbinary(9)", "tinyblob", "blob", "mediumblob", "longblob"),
-        "`binary(n)` has all its n bytes",
+        "`binary(n)` has all n bytes",
     ),
-    ("`date`", ("date",), f"zero dates and days that no calendar has (`2024-00-15`): {_POLICY}"),
-    ("`datetime(n)`", ("datetime", "datetime(6)"), "likewise; Spark: timestamp_ntz. The year 0 is a year"),
-    ("`timestamp(n)`", ("timestamp", "timestamp(6)"), "likewise"),
+    ("`date`", ("date",), f"zero dates and invalid dates (`2024-00-15`): {_POLICY}"),
+    ("`datetime(n)`", ("datetime", "datetime(6)"), "same as `date`; Spark: timestamp_ntz. The year 0 is valid"),
+    ("`timestamp(n)`", ("timestamp", "timestamp(6)"), "same as `date`"),
     ("`time(n)`", ("time", "time(6)"), "−838:59:59 to 838:59:59; Parquet and Spark: int64 microseconds"),
     ("`year`", ("year",), ""),
-    ("`enum`", ("enum('a','b')",), "readers see text; `''` for a value that was no member when it was stored"),
-    ("`set`", ("set('a','b')",), "its members, joined by commas"),
-    ("`json`", ("json",), "the very text that SELECT prints"),
+    ("`enum`", ("enum('a','b')",), "readers see text; `''` for a value that was not a member when it was stored"),
+    ("`set`", ("set('a','b')",), "the members, joined by commas"),
+    ("`json`", ("json",), "exactly the text that SELECT prints"),
     (
         "`geometry`, `point`, …",
         ("geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon",
          "geomcollection"),
-        "as SELECT gives it: the SRID in 4 bytes, little-endian, then WKB",
+        "as in the result of SELECT: the SRID in 4 bytes, little-endian, then WKB",
     ),
-    ("`vector(n)`", ("vector(3)",), "the stored bits, as many numbers as the value has; Spark: array&lt;float&gt;"),
+    ("`vector(n)`", ("vector(3)",), "the stored bits; as many numbers as the value has; Spark: array&lt;float&gt;"),
 )  # fmt: skip
-"""How types are called, declarations of theirs, and a remark."""
+"""Names of types, declarations with these types, and a remark."""
 
 _NUMERIC_10_2 = ((10 << 16) | 2) + 4
 
 POSTGRES: Sequence[tuple[str, Sequence[tuple[int, int]], str]] = (
     ("`smallint`, `integer`, `bigint`", ((21, -1), (23, -1), (20, -1)), ""),
-    ("`real`, `double precision`", ((700, -1), (701, -1)), "the stored bits; every NaN becomes the same one"),
+    ("`real`, `double precision`", ((700, -1), (701, -1)), "the stored bits; every NaN becomes the same NaN"),
     ("`boolean`", ((16, -1),), ""),
     (
         "`numeric(p,s)`, p ≤ 38, 0 ≤ s ≤ p",
@@ -75,7 +75,7 @@ POSTGRES: Sequence[tuple[str, Sequence[tuple[int, int]], str]] = (
     (
         "`text`, `varchar`, `char(n)`, `name`",
         ((25, -1), (1043, -1), (1042, -1), (19, -1)),
-        "`char(n)` with its padding",
+        "`char(n)` includes its padding",
     ),
     ("`json`, `jsonb`", ((114, -1), (3802, -1)), "the text that SELECT prints"),
     ("`uuid`", ((2950, -1),), ""),
@@ -84,9 +84,9 @@ POSTGRES: Sequence[tuple[str, Sequence[tuple[int, int]], str]] = (
     (
         "`timestamp`, `timestamptz`",
         ((1114, -1), (1184, -1)),
-        f"±infinity and what lies after 294247-01-10: {_POLICY}",
+        f"±infinity and times after 294247-01-10: {_POLICY}",
     ),
-    ("`time`", ((1083, -1),), f"24:00:00: {_POLICY}. Spark reads it with `spark.sql.timeType.enabled` only"),
+    ("`time`", ((1083, -1),), f"24:00:00: {_POLICY}. Spark reads it only with `spark.sql.timeType.enabled`"),
     ("a domain", (), "as its base type"),
     (
         (
@@ -95,12 +95,12 @@ POSTGRES: Sequence[tuple[str, Sequence[tuple[int, int]], str]] = (
         ),
         ((1700, -1), (1186, -1), (1266, -1), (790, -1), (1007, -1), (869, -1), (1560, -1), (600, -1), (142, -1)),
         (
-            "the text that the type's own output function prints (`IntervalStyle` iso_8601; `money`: in the database's "
+            "the text that the type's output function prints (`IntervalStyle` iso_8601; `money`: in the database's "
             "own `lc_monetary`)"
         ),
     ),
 )
-"""How types are called, the OIDs and modifiers of theirs, and a remark."""
+"""Names of types, OIDs and modifiers of these types, and a remark."""
 
 
 def mysql_types() -> Iterator[Sequence[str]]:
@@ -119,7 +119,7 @@ def postgres_types() -> Iterator[Sequence[str]]:
 
 
 def _shown(types: Sequence[pa.DataType]) -> str:
-    """The types, each once, as Arrow writes them."""
+    """Return the names of the Arrow types, each once."""
     names = [
         f"dictionary of {one.value_type}" if pa.types.is_dictionary(one)
         else f"list&lt;{one.value_type}&gt;" if pa.types.is_list(one)

@@ -1,1 +1,1 @@
-"""``dev/airflow``: an Airflow with everything in place to copy tables, and to read the copies."""
+"""``dev/airflow``: an Airflow that is set up to copy tables and to read the copies."""

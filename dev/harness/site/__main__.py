@@ -1,4 +1,4 @@
-"""``dev/airflow``: Airflow's UI with everything in place to copy tables."""
+"""``dev/airflow``: Airflow's UI, set up to copy tables."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ from harness.site.kept_ports import KeptPorts, is_free
 ROWS = 50_000
 EXAMPLES = Path(__file__).with_name("examples")
 METADATA = {"fsync": "on", "full_page_writes": "on", "wal_level": "replica"}
-"""What was triggered by hand is nothing to lose by a power failure."""
+"""Settings of the metadata database. It is durable, so that a power failure loses no runs."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="dev/airflow", description=__doc__)
-    parser.add_argument("--port", type=int, help="of the UI; by default the one that it had, 8080 the first time")
-    parser.add_argument("--home", type=Path, default=cache_directory() / "airflow", help="the folder of all it keeps")
+    parser.add_argument("--port", type=int, help="port of the UI (default: the last one; 8080 the first time)")
+    parser.add_argument(
+        "--home", type=Path, default=cache_directory() / "airflow", help="the folder of all data (default: %(default)s)"
+    )
     given = parser.parse_args()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
@@ -65,13 +67,13 @@ def _alone(home: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise HarnessError(f"it runs already, with all that it keeps in {home}") from None
+            raise HarnessError(f"an Airflow is already running with its data in {home}") from None
         yield
 
 
 def _serve(home: Path, port: int | None) -> None:
     if port and not is_free(port):
-        raise HarnessError(f"port {port} is taken by another program: stop that, or choose another port")
+        raise HarnessError(f"port {port} is in use: stop the other program, or choose another port")
     ports, lake = KeptPorts(home / "ports.json", _say), home / "lake"
     ui = ports.keep("UI", port) if port else ports.port("UI", 8080)
     with contextlib.ExitStack() as running:
@@ -84,16 +86,16 @@ def _serve(home: Path, port: int | None) -> None:
         )
         reports = running.enter_context(serving(lake, ports.port("reports", 8081)))
         airflow = _prepared(home, metadata, lake, reports)
-        # In the database, so that they can be seen and tried in the UI.
+        # Store the connections in the database, so that the UI shows and can test them.
         airflow.add_connections(_connections(mysql, postgres))
         check = running.enter_context(running_airflow(airflow, ui))
         (login,) = json.loads((home / "simple_auth_manager_passwords.json.generated").read_text()).items()
         _say(f"http://127.0.0.1:{ui}/dags/copy_tables  user {login[0]}, password {login[1]}")
-        _say("trigger it with source cdc_mysql or cdc_postgres and tables shop.*")
-        _say(f"your own DAGs: put them into {home}/dags, where read_copies.py is an example")
-        _say(f"the copies: {lake}, or whatever AIRFLOW__CDC__TARGETS allows; in a browser: {reports}")
-        _say(f"logs of its parts: {home}/*.log")
-        _say(f"Ctrl-C stops it and all that it started. Undo: rm -r {home}; dev/servers down --purge")
+        _say("trigger this DAG with source cdc_mysql or cdc_postgres and tables shop.*")
+        _say(f"your own DAGs: put them into {home}/dags; read_copies.py there is an example")
+        _say(f"the copies: {lake}, or the targets that AIRFLOW__CDC__TARGETS allows; in a browser: {reports}")
+        _say(f"logs of the components: {home}/*.log")
+        _say(f"Ctrl-C stops Airflow and all servers that it started. Undo: rm -r {home}; dev/servers down --purge")
         while True:
             check()
             time.sleep(1)
@@ -101,7 +103,7 @@ def _serve(home: Path, port: int | None) -> None:
 
 @contextlib.contextmanager
 def _source(kind: str, ports: KeptPorts) -> Iterator[ServerProcess]:
-    """A server of ``dev/servers``. One that runs already is left running."""
+    """Yield a server of ``dev/servers``. If it was already running, it stays running."""
     attached = servers.KINDS[kind].attach(servers.directory_of(kind))
     server = attached or servers.up(kind, port=ports.port(kind))
     ports.keep(kind, server.port)
@@ -126,7 +128,7 @@ def _prepared(home: Path, metadata: PostgresServer, lake: Path, reports: str) ->
     own = home / "dags"
     own.mkdir(exist_ok=True)
     for example in EXAMPLES.glob("*.py"):
-        # Whoever changed it keeps the change.
+        # Do not overwrite an example that the user has changed.
         if not (own / example.name).exists():
             shutil.copy(example, own)
     airflow = AirflowHome(home, {})
@@ -140,12 +142,12 @@ def _prepared(home: Path, metadata: PostgresServer, lake: Path, reports: str) ->
         for name, folder in (("shipped", ROOT / "dags"), ("yours", own))
     ]
     airflow.environment |= {
-        # Not SQLite: Airflow's Backfill answers with status 503 while anything else writes.
+        # Not SQLite, because Airflow's Backfill returns status 503 while another session writes.
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": database,
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": database,
         "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps(bundles),
     }
-    # What is allowed one by one is what the forms offer. One folder has the copies of one source.
+    # The forms offer the allowed values. Each source has its own folder of copies.
     settings = {
         "PRODUCTION_TARGETS": lake.as_uri(),
         "REPORT_URLS": f"{lake.as_uri()}={reports}",

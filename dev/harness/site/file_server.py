@@ -1,4 +1,4 @@
-"""Shows a folder to browsers on this machine: Airflow's UI links to reports only over the web."""
+"""Serves a folder over HTTP on this machine, because Airflow's UI can link to reports only by web addresses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class _Quiet(SimpleHTTPRequestHandler):
 
 @contextlib.contextmanager
 def serving(folder: Path, port: int) -> Iterator[str]:
-    """Serve ``folder`` on 127.0.0.1 while the context is open; yields its address."""
+    """Serve ``folder`` on 127.0.0.1 while the context is open, and yield its address."""
     folder.mkdir(parents=True, exist_ok=True)
     with ThreadingHTTPServer(("127.0.0.1", port), partial(_Quiet, directory=str(folder))) as server:
         thread = threading.Thread(target=server.serve_forever, name="file server", daemon=True)

@@ -1,4 +1,4 @@
-"""Ports that are the same after a restart: bookmarks, connections and links go on working."""
+"""Ports that stay the same after a restart, so that bookmarks, connections and links still work."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from harness.server_process import free_port
 
 
 class KeptPorts:
-    """The ports of several servers on this machine, by name, as ``file`` has them.
+    """The ports of several servers on this machine, by name. They are stored in ``file``.
 
-    :param say: tells a person when one has to be another than before.
+    :param say: prints a message if a port had to change.
     """
 
     def __init__(self, file: Path, say: Callable[[str], None]) -> None:
@@ -23,13 +23,13 @@ class KeptPorts:
         self._ports: dict[str, int] = json.loads(file.read_text()) if file.exists() else {}
 
     def port(self, name: str, preferred: int = 0) -> int:
-        """The port that ``name`` had before, or the preferred one the first time; another one if that is taken."""
+        """Return the last port of ``name``, the first time the preferred one. If it is in use, return another port."""
         wanted = self._ports.get(name) or preferred
         if wanted and is_free(wanted):
             return self.keep(name, wanted)
         port = self.keep(name, free_port())
         if wanted:
-            self._say(f"port {wanted} ({name}) is taken by another program: it is {port} from now on")
+            self._say(f"port {wanted} ({name}) is in use by another program: using {port} from now on")
         return port
 
     def keep(self, name: str, port: int) -> int:
@@ -40,9 +40,9 @@ class KeptPorts:
 
 
 def is_free(port: int) -> bool:
-    """Whether nobody listens on a port of this machine."""
+    """Return whether no program listens on a port of this machine."""
     with socket.socket() as probe:
-        # What is left of connections that have ended is no reason.
+        # Ignore connections that have ended (TIME_WAIT).
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))

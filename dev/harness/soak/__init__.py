@@ -1,1 +1,1 @@
-"""`dev/soak`: random and long work, made of the tests."""
+"""`dev/soak`: random and long tests."""

@@ -1,4 +1,4 @@
-"""`dev/soak`: draws pieces of work until the time is up, and tells how to repeat what failed."""
+"""`dev/soak`: runs random pieces of work until the time is up, and prints how to repeat those that failed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from harness.soak.kinds import FIXED, KINDS, command
 SIDE_BY_SIDE = 2
 MINUTES = 10.0
 SEEDS = 1_000_000
-"""Seeds are below that."""
+"""Seeds are below this number."""
 
 Piece = tuple[str, int]
 """A kind of work, and its seed."""
 
 
 class Soak:
-    """Runs pieces of work; ``failed`` holds those that did not pass."""
+    """Runs pieces of work. ``failed`` are the pieces that failed."""
 
     def __init__(self, pieces: Iterable[Piece], minutes: float | None) -> None:
         self._pieces = iter(pieces)
@@ -35,7 +35,7 @@ class Soak:
         self.done = 0
 
     def run(self) -> None:
-        """Run them, until there are no more or the time is up."""
+        """Run the pieces until there are no more, or until the time is up."""
         with ThreadPoolExecutor(SIDE_BY_SIDE) as pool:
             for future in [pool.submit(self._work) for _ in range(SIDE_BY_SIDE)]:
                 future.result()
@@ -63,11 +63,11 @@ class Soak:
         self.failed.append(piece)
         print(output)
         print(f"soak: {name}, seed {seed}: FAILED after {seconds:.0f} s (pytest: {code})")
-        print(f"soak: to repeat it: {_repeating(piece)}", flush=True)
+        print(f"soak: repeat it with: {_repeating(piece)}", flush=True)
 
 
 def _run(piece: Piece) -> tuple[int, str]:
-    """The exit status of pytest, and what it printed."""
+    """Run a piece, and return the exit status and the output of pytest."""
     arguments, environment = command(*piece)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *arguments],
@@ -87,7 +87,7 @@ def _repeating(piece: Piece) -> str:
 
 
 def drawn(seed: int, only: str | None) -> Iterator[Piece]:
-    """Pieces of work without end, which the seed draws."""
+    """Yield an endless sequence of pieces of work, which the seed determines."""
     chance = random.Random(seed)
     names = [only] if only else list(KINDS)
     weights = [KINDS[name].weight for name in names]
@@ -115,7 +115,7 @@ def main() -> None:
         else:
             seed = random.SystemRandom().randrange(SEEDS) if asked.seed is None else asked.seed
             minutes = MINUTES if asked.minutes is None else asked.minutes
-            print(f"soak: {minutes:g} minutes; the pieces of work are drawn by --seed {seed}", flush=True)
+            print(f"soak: {minutes:g} minutes; --seed {seed} draws the same pieces of work again", flush=True)
             pieces = drawn(seed, asked.only)
     soak = Soak(pieces, minutes)
     soak.run()

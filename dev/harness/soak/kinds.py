@@ -1,4 +1,4 @@
-"""The kinds of work that `dev/soak` draws from: each runs some of the tests with a seed."""
+"""The kinds of work of `dev/soak`. Each kind runs some of the tests with a seed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 class Kind:
     """A kind of work.
 
-    ``arguments`` of pytest choose the tests, of which the seed draws ``tests`` (0: all of them run). ``weight``: how
-    often it is drawn, against the others.
+    ``arguments`` are arguments of pytest that select tests. The seed draws ``tests`` of these (0: all of them run).
+    ``weight`` is the relative frequency with which the kind is drawn.
     """
 
     what: str
@@ -34,7 +34,7 @@ KERNELS = (
 )
 
 AIRFLOWS = ("backfill", "browser", "nightly")
-"""Tests that start all parts of an Airflow, and take minutes."""
+"""Tests that start all components of Airflow, and take minutes."""
 
 PARTS = "test_parts_of_tables.py::test_no_row_of_a_part_differs_after_any_night"
 PAST = "test_as_of.py::test_no_row_differs_from_the_past"
@@ -42,12 +42,12 @@ CHANGES = "test_changes.py::test_replayed_onto_a_copy_they_give_the_next"
 
 KINDS: Mapping[str, Kind] = {
     "mysql-histories": Kind(
-        "copies of a MySQL with random writers, as of now or the past, against a replay of its log",
+        "copies of a MySQL server with random writers, as of now or the past, compared with a replay of its log",
         _histories("mysql", "test_random_histories.py", PAST, PARTS),
         weight=6,
     ),
     "postgres-histories": Kind(
-        "copies of a PostgreSQL with random writers, as of now or the past, against its own recovery",
+        "copies of a PostgreSQL server with random writers, as of now or the past, compared with its own recovery",
         _histories("postgres", "test_random_histories.py", "test_again_histories.py", PAST, PARTS),
         weight=6,
     ),
@@ -62,7 +62,7 @@ KINDS: Mapping[str, Kind] = {
         weight=4,
     ),
     "model-histories": Kind(
-        "runs, chains of nights, changes and retention over histories of a source that is a model",
+        "runs, chains of nights, changes and retention on random histories of a model source",
         (
             "tests/jobs/test_exactness.py",
             "tests/jobs/extract_delta/test_change_feed.py::test_changes_of_random_histories",
@@ -73,14 +73,14 @@ KINDS: Mapping[str, Kind] = {
         weight=3,
     ),
     "statements": Kind(
-        "random statements and writers that delete parents, on MySQL",
+        "random statements, and writers that delete parent rows, on MySQL",
         (
             "tests/sources/mysql/log/test_statement_writes.py::test_random_statements_that_pass_changed_no_copied_row",
             "tests/sources/mysql/tables/test_cascades.py::test_writers_that_delete_parents_meanwhile",
         ),
     ),
     "chaos": Kind(
-        "a run under a random schedule of faults: MySQL with even seeds, PostgreSQL with odd ones",
+        "a run with a random schedule of faults: MySQL with even seeds, PostgreSQL with odd seeds",
         ("tests/chaos",),
         weight=6,
     ),
@@ -88,7 +88,7 @@ KINDS: Mapping[str, Kind] = {
         "DDL while tables are read, on PostgreSQL", ("-m", "long", "tests/consistency/postgres/test_ddl.py"), tests=6
     ),
     "types": Kind(
-        "keys and rows of any types",
+        "keys and rows of all types",
         (
             *("-m", "long"),
             "tests/sources/mysql/chunking/test_key_types.py",
@@ -97,15 +97,17 @@ KINDS: Mapping[str, Kind] = {
         ),
         tests=6,
     ),
-    "properties": Kind("properties, with ten times the examples", ("-m", "hypothesis", *PROPERTIES), tests=3, weight=4),
+    "properties": Kind(
+        "property tests with ten times the examples", ("-m", "hypothesis", *PROPERTIES), tests=3, weight=4
+    ),
     "kernels": Kind(
-        "kernels that watch themselves: overflows, shifts that are too far, reads and writes outside of arrays",
+        "instrumented kernels: overflows, shifts that are too far, reads and writes outside of arrays",
         KERNELS,
         tests=40,
         environment={"CDC_WATCH_KERNELS": "1"},
     ),
     "more-mysql": Kind(
-        "what else is long, on MySQL",
+        "other long tests on MySQL",
         (
             *("-m", "long", "tests/sources/mysql", "tests/consistency/mysql"),
             "--ignore=tests/sources/mysql/chunking/test_key_types.py",
@@ -113,16 +115,16 @@ KINDS: Mapping[str, Kind] = {
         tests=4,
     ),
     "more-postgres": Kind(
-        "what else is long, on PostgreSQL",
+        "other long tests on PostgreSQL",
         (
             *("-m", "long", "tests/sources/postgres", "tests/consistency/postgres"),
             "--ignore=tests/consistency/postgres/test_ddl.py",
         ),
         tests=4,
     ),
-    "more-contract": Kind("what else is long, on both", ("-m", "long", "tests/contract"), tests=4),
+    "more-contract": Kind("other long tests on both databases", ("-m", "long", "tests/contract"), tests=4),
     "more": Kind(
-        "what else is long",
+        "other long tests",
         (
             *("-m", "long", "tests"),
             *(
@@ -140,12 +142,12 @@ KINDS: Mapping[str, Kind] = {
         weight=3,
     ),
     "airflow": Kind(
-        "nights and backfills in an Airflow with all its parts",
+        "nights and backfills in an Airflow with all components",
         ("tests/dags/test_nightly.py", "tests/dags/test_backfill.py"),
         weight=1,
     ),
-    "browser": Kind("a person at Airflow's UI", ("tests/dags/test_browser.py",), tests=0, weight=1),
-    "benches": Kind("the benches, on tiny tables", ("-m", "long", "tests/harness/test_bench.py"), weight=1),
+    "browser": Kind("a user of Airflow's UI, in a browser", ("tests/dags/test_browser.py",), tests=0, weight=1),
+    "benches": Kind("the benches on tiny tables", ("-m", "long", "tests/harness/test_bench.py"), weight=1),
 }
 
 FIXED = (
@@ -162,11 +164,11 @@ FIXED = (
     ("ddl", 4),
     ("types", 4),
 )
-"""The pieces of `--fixed`, those that take longest first."""
+"""The pieces of `--fixed`, the longest first."""
 
 
 def command(name: str, seed: int) -> tuple[list[str], dict[str, str]]:
-    """The arguments of pytest for a piece of work, and its environment over the present one."""
+    """Return the arguments of pytest for a piece of work, and its additional environment variables."""
     kind = KINDS[name]
     arguments = ["-q", "-rf", f"--hypothesis-seed={seed}", "-p", "no:cacheprovider", *kind.arguments]
     variables: dict[str, Any] = {"CDC_SOAK_SEED": seed, "CDC_SOAK_TESTS": kind.tests, **kind.environment}

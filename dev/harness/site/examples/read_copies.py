@@ -1,4 +1,4 @@
-"""Reads the copies of `shop.accounts` with the usual libraries, whenever one is published. Yours to change."""
+"""An example to change: reads each new copy of `shop.accounts` with common libraries."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SOURCES = ("cdc_mysql", "cdc_postgres")
 
 
 def latest_copies() -> dict[str, LatestCopy]:
-    """The latest copy of each source that has one."""
+    """Return the latest copy of each source that has one."""
     target = conf.get("cdc", "targets").split(",")[0].strip()
     found = {source: read_latest(target.replace("{source}", source), TABLE) for source in SOURCES}
     return {source: copy for source, copy in found.items() if copy is not None}
