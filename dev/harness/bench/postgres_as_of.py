@@ -1,9 +1,9 @@
-"""`bench postgres-as-of`: a copy as of a position before so many changes, beside a copy of now and the reading of that
-log.
+"""`bench postgres-as-of`: a copy as of a position before many changes, compared with a current copy and with reading
+that log.
 
-What going back costs: a copy of now takes its snapshot and hardly anything else; one as of the past reads and rewinds
-what a standing slot kept meanwhile. And, where the server has test_decoding, how long it takes to find the position
-that a time means.
+The bench measures the cost of the past: a current copy takes little more than its snapshot, but a copy as of the past
+also reads and rewinds the log that a standing slot has kept. If the server has test_decoding, the bench also measures
+the time to find the position of a time.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
         try:
             with Contender("ours", address, logs / "ours.log") as ours:
                 ours.ready()
-                # From the first copy on there is a past.
+                # The past of the table begins with the first copy.
                 _copy(ours, Order(table, keys, target, standing_slot=SLOT))
                 before = server.query("SELECT pg_current_wal_flush_lsn()::text")[0][0]
                 begun = datetime.now(UTC)
@@ -90,7 +90,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
     if found:
         print(f"a time among {changes // BLOCK:,} commits: {statistics.median(found):.2f} s (median of {len(found)})")
     else:
-        print("this server has no test_decoding: it finds no times")
+        print("this server has no test_decoding, so it cannot find the position of a time")
     print_ratios(report.ratios)
     return report
 
@@ -116,7 +116,7 @@ def _find_times(server: PostgresServer, address: Address, begun: datetime, ended
         name = name_of(connection, SLOT)
         record = usable(connection, name)
     assert record is not None
-    # Without marks of times that were asked for before: all of the log is looked through.
+    # Keep only the first mark, so that the whole log is searched.
     marks = sorted(record.marks, key=lambda mark: mark.latest)[:1]
     dice, seconds = random.Random(0), []
     for _ in range(TIMES):
@@ -128,7 +128,7 @@ def _find_times(server: PostgresServer, address: Address, begun: datetime, ended
 
 
 def _drop(server: PostgresServer) -> None:
-    """Nothing of the past is kept for the next bench."""
+    """Drop the standing slots and their publications, so that no log is kept for the next bench."""
     for (name,) in server.query("SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cdc_standing_%'"):
         server.query("SELECT pg_drop_replication_slot(%s)", (name,))
         server.query(f"DROP PUBLICATION IF EXISTS {name}")

@@ -1,4 +1,4 @@
-"""The tables that are copied from PostgreSQL: the shapes of `tables`, filled by the server itself."""
+"""The PostgreSQL tables of the benches: the shapes of `tables`, filled by the server itself."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SHAPES = {
 
 
 def ensure_table(server: PostgresServer, shape: str, rows: int) -> str:
-    """The name, with schema, of a table of this shape with the keys 1 to ``rows``; filled unless it is there."""
+    """Return the name, with schema, of a table of this shape with the keys 1 to ``rows``. Fill it if it is missing."""
     name = f"{SCHEMA}.{shape}_{rows}"
     with server.connect() as connection:
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
@@ -55,9 +55,9 @@ def ensure_table(server: PostgresServer, shape: str, rows: int) -> str:
 
 
 def churn(table: str, rows: int, changes: int, block: int) -> tuple[str, ...]:
-    """Statements, a transaction each, that update ``changes`` rows of ``table``, ``block`` neighbours at a time.
+    """Return statements, one per transaction, that update ``changes`` rows of ``table``, ``block`` neighbours each.
 
-    Blocks that follow each other in time do not in key order; all are visited in turn.
+    Consecutive blocks are not neighbours in key order, and all blocks are visited in turn.
     """
     change = SHAPES[table.split(".")[1].split("_")[0]].change
     blocks = max(1, rows // block)

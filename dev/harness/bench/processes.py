@@ -1,4 +1,4 @@
-"""Memory of processes and of all that they started, read from /proc."""
+"""Measures the memory and processor time of processes and their descendants, from /proc."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _MEGABYTE = 1 << 20
 
 
 def tree(root: int) -> list[int]:
-    """``root`` and the processes below it that live now."""
+    """Return ``root`` and its running descendants."""
     children: dict[int, list[int]] = defaultdict(list)
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -27,7 +27,7 @@ def tree(root: int) -> list[int]:
 
 
 def resident_mb(pid: int) -> float:
-    """Resident memory of a process now; 0 if it is gone."""
+    """Return the current resident memory of a process; 0 if it has ended."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE / _MEGABYTE
     except (OSError, IndexError):
@@ -35,7 +35,7 @@ def resident_mb(pid: int) -> float:
 
 
 def peak_mb(pid: int) -> float:
-    """The most that a process was ever resident, as the kernel kept it; 0 if it is gone."""
+    """Return the peak resident memory of a process, as recorded by the kernel; 0 if it has ended."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
             if line.startswith("VmHWM:"):
@@ -44,13 +44,13 @@ def peak_mb(pid: int) -> float:
 
 
 def python_workers(root: int) -> list[int]:
-    """The Python workers of the Spark session below ``root``: what its daemon forked, and not the daemon."""
+    """Return the Python workers of the Spark session below ``root``: the children of its daemon, without the daemon."""
     daemons = [pid for pid in tree(root) if "pyspark.daemon" in _command(pid)]
     return [pid for pid in daemons if _parent(pid) in daemons]
 
 
 def cpu_seconds(root: int) -> float:
-    """Processor time that ``root``, the processes below it and those of them that ended and were waited for took."""
+    """Return the processor time of ``root`` and its descendants, including ended ones that were waited for."""
     return sum(sum(map(int, _stat(pid)[11:15])) for pid in tree(root)) / _TICKS
 
 
@@ -59,9 +59,9 @@ def _parent(pid: int) -> int:
 
 
 def _stat(pid: int) -> list[str]:
-    """The fields of ``/proc/PID/stat`` from the third one on; zeros if the process is gone."""
+    """Return the fields of ``/proc/PID/stat`` from the third one on; zeros if the process has ended."""
     try:
-        # The second field, the name in parentheses, may hold anything: count from behind it.
+        # The second field, the name in parentheses, may contain any text, so count from its end.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ["0"] * 50
@@ -75,9 +75,9 @@ def _command(pid: int) -> str:
 
 
 class TreeMemory(Sampler):
-    """Samples the memory of a process tree while the block runs; ``peak`` is the highest sum, in MB.
+    """Samples the memory of a process tree while the block runs. ``peak`` is the highest sum, in MB.
 
-    Pages that processes share count once for each.
+    Shared pages count once for each process.
     """
 
     def __init__(self, root: int, every: float = 0.1) -> None:

@@ -1,4 +1,4 @@
-"""A table as a run records it, for contenders that read without a run."""
+"""The record of a table as in a run, for contenders that read without a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RUN_ID = "bench"
 
 @contextmanager
 def recorded(source: Source, table: str) -> Iterator[InitialPoint]:
-    """The initial point of a run that copies one table. Nothing of it stays on the server."""
+    """Yield the initial point of a run that copies one table. Afterwards, release it on the server."""
     plan = TablePlan(TableName.parse(table), "watermark", "it has a key")
     point = source.record_initial([plan], LockPolicy(), RUN_ID)
     try:

@@ -1,8 +1,8 @@
-"""`bench refresh`: rolling a copy forward, beside a full copy of the same table.
+"""`bench refresh`: rolling a copy forward, compared with a full copy of the same table.
 
-One full copy, and then one night after the other, each of which rolls the last copy forward: nothing was changed, or
-neighbouring keys, or keys that are spread evenly (which touch every file). The steps of a night are timed together,
-preflight included, in one running Spark session, and so are those of the full copy.
+After one full copy, several nights each roll the last copy forward, after no changes, changes of neighbouring keys, or
+changes of keys that are spread evenly (which touch every file). The steps of a night, including preflight, are timed
+together in one running Spark session, and so are the steps of the full copy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
             found["full"] = ours.run(Order(table, rows, str(target)))
             for night, (touched, place) in enumerate(NIGHTS, 1):
                 name = f"{touched}_{NAMES[place]}" if touched else NAMES[place]
-                say(f"bench: rolled forward, {name}")
+                say(f"bench: rolling forward, {name}")
                 before = touch(table, rows, min(touched, rows), place) if touched else ()
                 found[name] = ours.run(Order(table, rows, str(target), before=before, night=night))
     return _report(rows, arguments.shape, found)

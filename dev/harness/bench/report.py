@@ -1,4 +1,4 @@
-"""What a bench found: a table for people and JSON for machines."""
+"""The results of a bench, as a table for users and as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Result:
-    """One measured thing. ``seconds`` for ``rows`` rows; ``peak_rss_mb`` is summed over its processes."""
+    """One measurement: ``seconds`` for ``rows`` rows. ``peak_rss_mb`` is the sum over its processes."""
 
     name: str
     rows: int
@@ -24,7 +24,7 @@ class Result:
 
 @dataclass
 class Report:
-    """The results of one bench. A ratio above 1 says that ours is faster (or costs the source less)."""
+    """The results of one bench. A ratio above 1 means that this package is faster (or costs the source less)."""
 
     bench: str
     rows: int
@@ -32,7 +32,7 @@ class Report:
     ratios: dict[str, float] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """Write it as JSON: ``bench``, ``rows``, ``results`` (a list) and ``ratios`` (numbers by name)."""
+        """Write the report as JSON: ``bench``, ``rows``, ``results`` (a list) and ``ratios`` (numbers by name)."""
         data = {
             "bench": self.bench,
             "rows": self.rows,
@@ -51,7 +51,7 @@ class Report:
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """The first column to the left, figures to the right."""
+    """Print a table. The first column is aligned left, the figures right."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     for row in [header, ["-" * width for width in widths], *rows]:
         first, *others = (
@@ -63,5 +63,5 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
 
 def print_ratios(ratios: dict[str, float]) -> None:
     if ratios:
-        print("\nours against them (above 1: ours is faster): ", end="")
+        print("\nours compared with the peers (above 1: ours is faster): ", end="")
         print(", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items()))

@@ -1,4 +1,4 @@
-"""The server of the benches: its filled tables stay between them, the server itself does not."""
+"""The servers of the benches. The filled tables are kept between benches, but the servers do not keep running."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 
 OPTIONS = {
-    # The benches measure the copying, not this machine's disk.
+    # The benches measure the copy, not this machine's disk.
     "innodb_buffer_pool_size": "2G",
     "innodb_doublewrite": "OFF",
     "innodb_redo_log_capacity": "2G",
@@ -24,24 +24,25 @@ POSTGRES_OPTIONS = {"shared_buffers": "2GB", "max_wal_size": "4GB", "autovacuum"
 
 
 def bench_directory() -> Path:
-    """Where the benches keep what they filled."""
+    """Return the folder of the filled tables."""
     return cache_directory() / "bench"
 
 
 @contextmanager
 def bench_server(directory: Path) -> Iterator[MysqlServer]:
-    """A MySQL server on the data in ``directory``, with an empty binary log. A second bench waits for the first."""
+    """Start a MySQL server with the data in ``directory`` and an empty binary log. A second bench waits for the
+    first."""
     directory.mkdir(parents=True, exist_ok=True)
     with _alone(directory), MysqlServer.start(directory / "mysql", options=OPTIONS) as server:
         server.query("RESET BINARY LOGS AND GTIDS")
-        # A position without any transaction is refused.
+        # A position without any transaction is rejected, so make one.
         server.query("CREATE DATABASE IF NOT EXISTS bench")
         yield server
 
 
 @contextmanager
 def postgres_bench_server(directory: Path) -> Iterator[PostgresServer]:
-    """A PostgreSQL server on the data in ``directory``. A second bench waits for the first."""
+    """Start a PostgreSQL server with the data in ``directory``. A second bench waits for the first."""
     directory.mkdir(parents=True, exist_ok=True)
     with _alone(directory), PostgresServer.start(directory / "postgres", options=POSTGRES_OPTIONS) as server:
         yield server
@@ -50,13 +51,13 @@ def postgres_bench_server(directory: Path) -> Iterator[PostgresServer]:
 @contextmanager
 def _alone(directory: Path) -> Iterator[None]:
     with (directory / "lock").open("w") as lock:
-        # The kernel frees it if this process dies.
+        # The kernel releases the lock if this process dies.
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def logs_directory(directory: Path) -> Path:
-    """Where contenders leave what they print: someone may want to know why one failed."""
+    """Return the folder for the output of the contenders, which shows why one failed."""
     logs = directory / "logs"
     logs.mkdir(exist_ok=True)
     return logs

@@ -1,8 +1,9 @@
-"""`bench snapshot`: a table to Parquet, ours and the peers, each in a process of its own, in turns.
+"""`bench snapshot`: a table to Parquet, with this package and the peers, each in its own process, in turns.
 
-Two sizes are copied: the slope between them is the rate, what is left at zero rows the fixed cost. The time of a copy
-is that of the call that makes it; interpreters, imports, JVMs and Spark sessions are up before. Every contender first
-copies a small table, so that nobody pays for first use; what that costs ours is measured apart.
+Two sizes are copied. The slope between them is the rate, and the time at zero rows is the fixed cost. The time of a
+copy is the time of the call that makes it: interpreters, imports, JVMs and Spark sessions are started before. Every
+contender first copies a small table, so that the cost of the first use does not count. For this package, that cost is
+measured separately.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ PEERS = {
     "mysqldump": "mysqldump --single-transaction to a file",
     "debezium": "Debezium embedded, to JSON in memory",
     "pymysql_unbuffered": "PyMySQL unbuffered, nothing written",
-    "drain": "the limit: raw bytes received, thrown away",
+    "drain": "the limit: raw bytes received and discarded",
 }
 DEFAULT_PEERS = ("spark_jdbc", "connectorx_parquet", "dlt_connectorx", "drain")
 OURS = {"ours": "ours: the snapshot step, to Parquet", "ours_decode": "ours: Arrow batches, nothing written"}
 WARM_UP_ROWS = 10_000
 SLOW_SECONDS = 20.0
-"""A contender that takes longer than this is asked once."""
+"""A contender that takes longer than this copies only once."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,14 +46,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--peers",
         default=",".join(DEFAULT_PEERS),
-        help=f"comma-separated, of {', '.join(PEERS)}; or all, or none (default: %(default)s)",
+        help=f"comma-separated list of {', '.join(PEERS)}; or all, or none (default: %(default)s)",
     )
-    parser.add_argument("--rounds", type=int, default=3, help="copies of each size, of which the quickest counts")
+    parser.add_argument("--rounds", type=int, default=3, help="number of copies of each size; the fastest counts")
 
 
 @dataclass
 class Measured:
-    """The quickest copies of one contender at two sizes."""
+    """The fastest copies of one contender at two sizes."""
 
     name: str
     small: dict[str, Any] = field(default_factory=dict)
@@ -80,7 +81,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
             "small": Order(ensure_table(server, shape, rows // 4), rows // 4),
             "large": Order(ensure_table(server, shape, rows), rows),
         }
-        print(f"bench: {rows // 4:,} and {rows:,} rows of the shape {shape}; seconds of the quickest of", end=" ")
+        print(f"bench: {rows // 4:,} and {rows:,} rows of the shape {shape}; seconds of the fastest of", end=" ")
         print(f"{arguments.rounds} copies; memory summed over the contender's processes\n")
         with tempfile.TemporaryDirectory(prefix="work-", dir=directory) as work:
             logs = logs_directory(directory)
@@ -89,7 +90,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
     fill(report, measured, limits={"drain"})
     print_measured(measured, {**OURS, **PEERS}, kernels)
     print_ratios(report.ratios)
-    print("(rates are slopes where both have one; drain against ours with nothing written)")
+    print("(rates are slopes where both have one; drain is compared with ours without writing)")
     return report
 
 
@@ -105,12 +106,12 @@ def _chosen(peers: str) -> list[str]:
 def measure(
     address: Address, names: Sequence[str], tables: dict[str, Order], rounds: int, work: Path, logs: Path
 ) -> list[Measured]:
-    """Have contenders copy a ``small`` and a ``large`` table in turns, after a ``warm`` one."""
+    """Let the contenders copy a ``small`` and a ``large`` table in turns, after a ``warm`` one."""
     with ExitStack() as stack:
         contenders = [stack.enter_context(Contender(name, address, logs / f"{name}.log")) for name in names]
         measured = [Measured(name) for name in names]
         for contender in contenders:
-            say(f"bench: warming {contender.name} up")
+            say(f"bench: warming up {contender.name}")
             contender.ready()
             _copy(contender, tables["warm"], work)
         for turn in range(rounds):
@@ -118,7 +119,7 @@ def measure(
                 if turn and one.large["seconds"] > SLOW_SECONDS:
                     continue
                 say(f"bench: round {turn + 1}, {contender.name}")
-                # Spark ends workers that wait for a minute, as ours do while the others copy: this starts them.
+                # Spark ends workers that are idle for a minute, so start them again before the measured copy.
                 _copy(contender, tables["small"], work)
                 for size in ("small", "large"):
                     one.add(size, _copy(contender, tables[size], work))
@@ -126,7 +127,7 @@ def measure(
 
 
 def kernels_first_use(address: Address, warm: Order, work: Path, logs: Path) -> list[float]:
-    """Seconds for reading a small table: kernels compiled, loaded from the cache, in memory."""
+    """Return the seconds for reading a small table with kernels compiled, loaded from the cache, and in memory."""
     seconds = []
     for _ in range(2):
         environment = {"NUMBA_CACHE_DIR": str(work / "numba")}
@@ -146,7 +147,8 @@ def _copy(contender: Contender, order: Order, work: Path) -> dict[str, Any]:
 
 
 def fill(report: Report, measured: Sequence[Measured], limits: Set[str]) -> None:
-    """Results and ratios. ``limits`` are peers that write nothing, against which ours does not either."""
+    """Add results and ratios to the report. ``limits`` are peers that write nothing. They are compared with this
+    package without writing."""
     for one in measured:
         for found in (one.small, one.large):
             name = one.name if found is one.large else f"{one.name}_{found['rows']}_rows"
@@ -159,13 +161,13 @@ def fill(report: Report, measured: Sequence[Measured], limits: Set[str]) -> None
 
 
 def _rate(one: Measured) -> float:
-    """Rows per second without the fixed cost, if it can be told; else with it."""
+    """Return the rows per second without the fixed cost, if it is known; otherwise with it."""
     line = one.line()
     return line.rows_per_s or line.rows / line.seconds
 
 
 def print_measured(measured: Sequence[Measured], titles: Mapping[str, str], kernels: Sequence[float]) -> None:
-    """What `measure` and `kernels_first_use` found."""
+    """Print the results of `measure` and `kernels_first_use`."""
     rows = []
     for one in measured:
         line = one.line()
@@ -196,6 +198,6 @@ def print_measured(measured: Sequence[Measured], titles: Mapping[str, str], kern
         )
     compiled, loaded, in_memory = kernels
     print(
-        f"\nfirst use, {WARM_UP_ROWS:,} rows: {compiled:.2f} s where kernels must be compiled, once per machine; "
+        f"\nfirst use, {WARM_UP_ROWS:,} rows: {compiled:.2f} s if kernels must be compiled, once per machine; "
         f"{loaded:.2f} s in each new worker, which loads them from the cache; {in_memory:.2f} s after that"
     )

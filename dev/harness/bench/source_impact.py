@@ -1,8 +1,8 @@
-"""`bench source-impact`: what those who write notice of a copy, ours and dumps'.
+"""`bench source-impact`: the effect of a copy on writers, for this package and for dumps.
 
-Four writers commit as fast as they can, alone and while a copy is made. On the server: the longest transaction of the
-copying user (performance_schema), the history list length (what purge cannot remove because someone may still read it),
-and how long a lock on the table was held.
+Four writers commit as fast as they can, alone and during a copy. On the server, the bench measures the longest
+transaction of the copying user (performance_schema), the history list length (the undo log that purge cannot remove
+because a transaction may still read it), and how long a lock on the table was held.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ SETTLE_SECONDS = 1.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rows=2_000_000)
-    parser.add_argument("--alone-seconds", type=float, default=5.0, help="how long the writers are measured alone")
+    parser.add_argument(
+        "--alone-seconds", type=float, default=5.0, help="seconds for which the writers are measured alone"
+    )
 
 
 @dataclass(frozen=True)
 class Impact:
-    """What one copy did to the source; ``longest_transaction`` in seconds."""
+    """The effect of one copy on the source. ``longest_transaction`` is in seconds."""
 
     span: Span
     longest_transaction: float = 0.0
@@ -75,7 +77,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
 
 
 def _make_copier(server: MysqlServer) -> None:
-    # Without the log: it is the schema of the bench's own world.
+    # Do not log these statements, because they are not part of the measured work.
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_log_bin = 0")
         cursor.execute(f"CREATE USER IF NOT EXISTS {COPIER}@localhost")
@@ -112,7 +114,7 @@ def _observe(server: MysqlServer, traffic: Traffic, work: Callable[[], dict[str,
 
 
 class HistoryList(Sampler):
-    """Samples the history list's length while the block runs."""
+    """Samples the length of the history list while the block runs."""
 
     def __init__(self, server: MysqlServer) -> None:
         super().__init__()
@@ -137,7 +139,7 @@ def _report(rows: int, impacts: dict[str, Impact]) -> Report:
         span = impact.span
         report.results.append(Result(f"writers_{name}", span.commits, span.seconds, impact.peak_rss_mb))
         copying = not name.startswith("alone")
-        # A dump that locks does so from beginning to end.
+        # A dump with locks holds them from beginning to end.
         locked = span.seconds if name == "mysqldump_locked" else impact.lock_seconds
         lines.append(
             [

@@ -1,4 +1,4 @@
-"""The Spark session that the Spark contenders run in: local, both cores, the same for all."""
+"""The Spark session of the Spark contenders: local, with both cores, the same for all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CORES = 2
 
 
 def open_spark(scratch: str, **conf: str) -> SparkSession:
-    """A session with ``conf`` (underscores for dots)."""
+    """Open a session with the settings ``conf`` (with underscores instead of dots)."""
     os.environ.update(spark_environment())
     from pyspark.sql import SparkSession
 

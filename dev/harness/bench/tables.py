@@ -1,4 +1,4 @@
-"""The tables that are copied: four shapes, filled by the server itself, and kept for the next bench."""
+"""The tables of the benches: four shapes, filled by the server itself, and kept for the next bench."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from harness.mysql_server import MysqlServer
 
 SCHEMA = "bench"
 TOUCH_BATCH = 200_000
-"""Keys in the range of one update: a transaction should fit in memory."""
+"""Number of keys in the range of one update, so that a transaction fits in memory."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """``columns`` defines the columns after the key ``id``; ``values`` computes them from the row's number ``n``.
+    """``columns`` defines the columns after the key ``id``. ``values`` computes them from the row's number ``n``.
 
     ``change`` is an assignment that changes any row.
     """
@@ -71,9 +71,9 @@ SHAPES = {
 
 
 def ensure_table(server: MysqlServer, shape: str, rows: int) -> str:
-    """The name, with schema, of a table of this shape with the keys 1 to ``rows``; filled unless it is there.
+    """Return the name, with schema, of a table of this shape with the keys 1 to ``rows``. Fill it if it is missing.
 
-    Filling is not logged: the binary log is for what the bench itself does.
+    Filling is not logged, because the binary log is for the bench itself.
     """
     name = f"{shape}_{rows}"
     with server.connect(charset="utf8mb4") as connection, connection.cursor() as cursor:
@@ -95,7 +95,7 @@ def ensure_table(server: MysqlServer, shape: str, rows: int) -> str:
 
 
 def touch(table: str, rows: int, touched: int, place: str) -> tuple[str, ...]:
-    """Statements that update ``touched`` of the keys 1 to ``rows``."""
+    """Return statements that update ``touched`` of the keys 1 to ``rows``."""
     if not touched:
         return ()
     change = SHAPES[table.split(".")[1].split("_")[0]].change

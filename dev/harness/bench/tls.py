@@ -1,5 +1,6 @@
-"""`bench tls`: a PostgreSQL table by one session, in turns: plain, over verified TLS, and over TLS that only libpq
-reads from. Rows become Arrow batches, which are dropped; the quickest of some rounds counts."""
+"""`bench tls`: one session reads a PostgreSQL table: plain, over verified TLS, and over TLS that only libpq reads.
+
+The kinds are read in turns. Rows become Arrow batches, which are discarded. The fastest of several rounds counts."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ WARM_UP_ROWS = 1000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rows=1_000_000)
-    parser.add_argument("--rounds", type=int, default=3, help="reads of each kind, of which the quickest counts")
+    parser.add_argument("--rounds", type=int, default=3, help="number of reads of each kind; the fastest counts")
 
 
 def run(arguments: argparse.Namespace, directory: Path) -> Report:

@@ -1,4 +1,4 @@
-"""Writers that commit small transactions as fast as they can, in a process of their own."""
+"""Writers that commit small transactions as fast as they can, in a separate process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WRITERS = 4
 
 @dataclass(frozen=True)
 class Span:
-    """What the writers did in a stretch of time: ``worst_seconds`` is the longest that one transaction took."""
+    """The work of the writers in a period of time. ``worst_seconds`` is the time of the longest transaction."""
 
     commits: int
     seconds: float
@@ -33,7 +33,8 @@ class Span:
 
 
 class Traffic:
-    """``WRITERS`` sessions that move amounts between rows of ``table``, a transaction each, until the block ends."""
+    """``WRITERS`` sessions that move amounts between rows of ``table``, one move per transaction, until the block
+    ends."""
 
     def __init__(self, server: MysqlServer, table: str, rows: int) -> None:
         _create_procedure(server, table)
@@ -53,7 +54,7 @@ class Traffic:
         self._started = (time.perf_counter(), sum(self._commits))
 
     def span(self) -> Span:
-        """What happened since ``begin``.
+        """Return the work since ``begin``.
 
         :raises HarnessError: the writers ended with an error.
         """
@@ -81,7 +82,7 @@ def _create_procedure(server: MysqlServer, table: str) -> None:
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_log_bin = 0")
         cursor.execute(f"DROP PROCEDURE IF EXISTS {SCHEMA}.move")
-        # The lower key first: no deadlocks, which would be another thing to measure.
+        # Update the lower key first, to avoid deadlocks, which would disturb the measurement.
         cursor.execute(
             f"CREATE PROCEDURE {SCHEMA}.move(one BIGINT, other BIGINT) BEGIN START TRANSACTION; "
             f"UPDATE {table} SET price = price - 1 WHERE id = LEAST(one, other); "

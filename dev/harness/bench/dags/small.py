@@ -1,4 +1,4 @@
-"""What `bench dag` times: the same small copy by one Spark application, and by one for each step."""
+"""The DAGs of `bench dag`: the same small copy with one Spark application, and with one application for each step."""
 
 from __future__ import annotations
 

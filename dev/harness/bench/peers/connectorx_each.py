@@ -1,4 +1,4 @@
-"""connectorx, one table of a schema (``schema.*``) after the other, into a Parquet file each, in one process."""
+"""connectorx: one table of a schema (``schema.*``) after the other, each to a Parquet file, in one process."""
 
 from __future__ import annotations
 

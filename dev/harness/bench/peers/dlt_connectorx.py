@@ -8,7 +8,7 @@ from typing import Any
 
 from harness.bench.contender import Address, Order, Work
 
-# Read when dlt is imported.
+# dlt reads this variable when it is imported.
 os.environ["RUNTIME__DLTHUB_TELEMETRY"] = "false"
 os.environ["RUNTIME__LOG_LEVEL"] = "ERROR"
 

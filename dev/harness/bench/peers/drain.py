@@ -1,4 +1,4 @@
-"""The limit: the bytes of the binary protocol, received and thrown away, over as many connections as ours uses."""
+"""The limit: receives and discards the bytes of the binary protocol, over as many connections as this package uses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.bench.spark import CORES
 
 _BUFFER = 4 << 20
 _END = 9
-"""Bytes of the packet that ends a result: header, 0xfe, warnings, status."""
+"""Number of bytes of the packet that ends a result: header, 0xfe, warnings, status."""
 
 
 def prepare(address: Address) -> Work:
@@ -30,7 +30,7 @@ def prepare(address: Address) -> Work:
 
 
 def drain(settings: ConnectionSettings, table: str, low: int, high: int) -> int:
-    """Receive the rows with keys from ``low`` up to ``high``; returns how many bytes that was."""
+    """Receive the rows with keys from ``low`` up to ``high`` (exclusive), and return their number of bytes."""
     connection: Any = connect(settings, reading=True)
     try:
         statement = PreparedStatement(connection, f"SELECT * FROM {table} WHERE id >= ? AND id < ?")
@@ -41,7 +41,7 @@ def drain(settings: ConnectionSettings, table: str, low: int, high: int) -> int:
             count = connection._sock.recv_into(buffer)
             received += count
             tail = (tail + bytes(buffer[max(0, count - _END) : count]))[-_END:]
-        # Were that not the end, what is still to come would be taken for the answer.
+        # Check that the result has ended: otherwise the remaining bytes would be read as the answer.
         connection.ping(reconnect=False)
         return received
     finally:
@@ -49,5 +49,5 @@ def drain(settings: ConnectionSettings, table: str, low: int, high: int) -> int:
 
 
 def _is_end(tail: bytes) -> bool:
-    # The column definitions end likewise, but the server sends the first rows in the same breath.
+    # The column definitions end with the same packet, but the server sends the first rows together with it.
     return tail[:3] == b"\x05\0\0" and tail[4:7] == b"\xfe\0\0"

@@ -1,4 +1,4 @@
-"""mysql-replication, to the same outcome: of every key, the row before its first change."""
+"""mysql-replication with the same result: for every key, the row before its first change."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def prepare(address: Address) -> Work:
                     images += 1
                     values = row["values"]
                     before.setdefault(values["id"], values if isinstance(event, DeleteRowsEvent) else None)
-            # The log goes on behind the files that were asked for.
+            # The log continues after the requested files.
             if images >= order.rows:
                 break
         reader.close()

@@ -1,4 +1,4 @@
-"""``mysqldump --single-transaction`` into a file."""
+"""``mysqldump --single-transaction`` to a file."""
 
 from __future__ import annotations
 

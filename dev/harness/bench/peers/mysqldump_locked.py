@@ -1,4 +1,4 @@
-"""``mysqldump --lock-tables``: exact, because nobody can write until it is done."""
+"""``mysqldump --lock-tables``: exact, because no session can write until its end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Ours, a whole run in a running Spark session. Only the snapshot step is timed; the others are reported, too."""
+"""This package: a whole run in a running Spark session. Only the snapshot step counts; the other steps are also
+reported."""
 
 from __future__ import annotations
 
@@ -16,9 +17,9 @@ from harness.pipeline import Pipeline
 
 
 def prepare(address: Address) -> Work:
-    # As the operators start it.
+    # Use the same JVM options as the operators.
     os.environ.update(driver_jvm())
-    # Its parent removes it, once the process has ended.
+    # The parent process removes this folder after the end of this process.
     spark = open_spark(tempfile.mkdtemp(prefix="cdc-bench-spark-"))
 
     def copy(order: Order) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""Our reader without Spark and without files: rows become Arrow batches, which are dropped. Compare it with `drain`."""
+"""This package's reader without Spark and files: rows become Arrow batches, which are discarded. Compare with
+`drain`."""
 
 from __future__ import annotations
 
@@ -28,7 +29,7 @@ def prepare(address: Address) -> Work:
             (table,) = point.tables
             started = time.perf_counter()
             chunks = source.plan_chunks(table, CHUNK_ROWS)
-            # As many sessions as the drains have.
+            # Use as many sessions as `drain`.
             size = -(-len(chunks) // CORES)
             parts = [(settings, table, chunks[at : at + size]) for at in range(0, len(chunks), size)]
             rows = sum(pool.starmap(_decode, parts, chunksize=1))

@@ -1,4 +1,5 @@
-"""Our log reader: files of the binary log to net changes, and their rows before to Arrow. One process a file."""
+"""This package's log reader: files of the binary log to net changes, with the rows before in Arrow. One process per
+file."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ def prepare(address: Address) -> Work:
     def net(order: Order) -> dict[str, Any]:
         with recorded(source, order.table) as point:
             (table,) = point.tables
-            # Each file by itself, whatever a run would read together.
+            # Read each file separately, although a run may read several files together.
             segments = log_segments(settings, GtidSet(), LogPlace.parse(source.bound_reads().log_end))
             orders = [
                 (settings, segment, TrackedTable(0, table)) for segment in segments if segment.name in order.files
@@ -49,7 +50,7 @@ def _net(settings: ConnectionSettings, segment: LogSegment, tracked: TrackedTabl
 
 
 def net_change(source: Source, reader: SegmentReader, tracked: TrackedTable) -> dict[str, Any]:
-    """Read a segment to its end, and decode the rows before."""
+    """Read a whole segment, and decode the rows before."""
     keys = 0
     for batch in reader:
         keys += batch.num_rows

@@ -1,6 +1,6 @@
-"""Our log reader without the server: files of the binary log from the disk to net changes. One process a file.
+"""This package's log reader without the server: files of the binary log from disk to net changes. One process per file.
 
-A server that sends two files at once takes the cores that two readers need; this tells what the readers alone can do.
+A server that sends two files at once uses the cores that two readers need. This measures the readers alone.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ def prepare(address: Address) -> Work:
 def _net(settings: ConnectionSettings, path: Path, tracked: TrackedTable) -> dict[str, Any]:
     segment = LogSegment(0, path.name, _MAGIC_BYTES, None)
     with _FileDump(path) as dump:
-        # It is read like the dump that it stands in for.
+        # The file is read like the dump that it replaces.
         reader = MysqlSegmentReader(lambda *_: dump, segment, GtidSet(), [tracked])  # type: ignore[arg-type]
         return net_change(open_source(settings), reader, tracked)
 
 
 class _FileDump:
-    """``sources.mysql.log.dump.Dump`` of a file: as many bytes at a time as come from a socket at once."""
+    """``sources.mysql.log.dump.Dump`` for a file. It reads as many bytes at a time as arrive from a socket."""
 
     def __init__(self, path: Path) -> None:
         self.data = np.empty(DATA_BYTES, np.uint8)

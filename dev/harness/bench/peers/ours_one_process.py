@@ -1,4 +1,4 @@
-"""Our reader in a process that has not used it yet, as each new Spark worker is: what first use costs."""
+"""The cost of the first use: this package's reader in a new process, like each new Spark worker."""
 
 from __future__ import annotations
 

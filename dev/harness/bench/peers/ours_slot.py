@@ -1,4 +1,4 @@
-"""Our reader of a slot: its messages to net changes, and their rows before to Arrow, in this process."""
+"""This package's reader of a slot: messages to net changes, with the rows before in Arrow, in this process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The limit: psql copying in binary to nowhere, over as many connections as ours uses, in ranges of blocks as ours."""
+"""The limit: psql copies in binary and discards the data, with the connections and ranges of blocks of this package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""PyMySQL's unbuffered cursor; rows become Python tuples, and nothing is written."""
+"""PyMySQL's unbuffered cursor: rows become Python tuples, and nothing is written."""
 
 from __future__ import annotations
 

