@@ -1,4 +1,4 @@
-"""Rewind what the window touched, and publish all tables of a run.
+"""Rewind or roll forward the rows that the window touched, and publish all tables of a run.
 
 ``spark-submit consolidate.py --run-uri URI``, with the source's settings in the environment variable ``CDC_SOURCE``.
 """
