@@ -285,7 +285,7 @@ class _Rolling:
     def _spliced(self, file: MarkedFile, name: str) -> StagedFile:
         """Write a file again in which rows were changed, but none added or deleted. Encode only the changed columns.
 
-        :raises UnknownFooter: the file's columns cannot be copied without decoding them.
+        :raises UnknownFooter: the file's footer has unknown fields, so its columns cannot be copied as they are.
         """
         with self._task.staging.spliced(name, self._schema, self._folder, file.staged.name) as writer:
             for group in range(file.parquet.metadata.num_row_groups):
