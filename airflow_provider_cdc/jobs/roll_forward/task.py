@@ -60,16 +60,12 @@ FOREIGN = (
 )
 
 MOST_SORTED_BYTES = 2**30
-"""The largest table that is sorted. Larger ones stay in their order: Arrow cannot sort 2 GiB of text, and row groups
-need not be sorted."""
+"""The largest table that is sorted. Arrow cannot sort 2 GiB of text, and row groups need not be sorted."""
 
 
 @dataclass(frozen=True)
 class RollTask:
-    """A task that rolls a copy forward. It is sent to executors.
-
-    ``skips``: if the table cannot be copied, report this in the outcome, and do not stop the step.
-    """
+    """A task that rolls a copy forward. It is sent to executors. ``skips``: as in `RewindTask`."""
 
     staging: Staging
     source: Source
@@ -145,8 +141,7 @@ class _Rolling:
         )
 
     def _gather(self) -> list[StagedFile]:
-        """Fill ``_added`` with the rows that go into existing files. Write rows beyond `HELD_BYTES` to new files, and
-        return these."""
+        """Fill ``_added`` with rows for existing files. Write rows beyond `HELD_BYTES` to new files and return them."""
         held = 0
         with self._task.staging.writer(self._name("part-new"), self._schema) as beyond:
             for number, rows in self._incoming(into_files=True):
@@ -172,10 +167,7 @@ class _Rolling:
             yield TouchedKeys.of(batches, keyless, self._first)
 
     def _find_images(self) -> int:
-        """Find the images of the touched rows of each row group. Return the number of touched rows.
-
-        :raises CopyMismatch: the copy has two rows with one key.
-        """
+        """Find the images of the touched rows of each row group. Return the number of touched rows."""
         images_by_place: dict[Place, pa.BinaryArray] = {}
         for file in self._files:
             for group, mask in file.marks.items():
@@ -313,8 +305,7 @@ class _Rolling:
         return f"staged/{folder_name(self._table.name)}/{part}"
 
     def _write_groups(self, file: MarkedFile, added: pa.Table, writer: ParquetWriter) -> pa.Table:
-        """Write the remaining rows, each row group with the added rows in its range. Return the added rows that are in
-        no range."""
+        """Write each row group with the added rows in its range. Return the added rows that are in no range."""
         ranges = self._group_ranges(file) if added.num_rows else None
         for group in range(file.parquet.metadata.num_row_groups):
             pieces: Iterable[pa.Table] = self._staying(file, group)
