@@ -1,1 +1,1 @@
-"""What is checked of a MySQL server, its tables and its log, as declarations grouped by subject."""
+"""The checks of a MySQL server, its tables and its log, as declarations grouped by subject."""

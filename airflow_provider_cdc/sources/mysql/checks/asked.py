@@ -1,4 +1,4 @@
-"""The checks of MySQL by what they are asked of, in the order in which they are asked."""
+"""The MySQL checks, grouped by their context (server, run, tables, request), in the order in which they run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The columns of the tables: types, keys, values that are computed."""
+"""Checks of the columns: types, keys, generated values."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _virtual_columns(context: TablesContext) -> Iterable[Problem]:
 COLUMNS: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.column-types",
-        "Every column has a type that Arrow holds, and key columns one whose values tell rows apart.",
+        "Arrow can hold the type of every column, and the values of key columns distinguish rows.",
         _WHEN,
         "leave the column out (columns), change its type, set unrepresentable, or leave the table out",
         _types,

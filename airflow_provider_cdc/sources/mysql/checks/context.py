@@ -1,4 +1,4 @@
-"""What checks go by: each question that several of them need is asked once, when the first one needs its answer."""
+"""The contexts of the checks. Each query that several checks need runs once, when the first check needs its result."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from airflow_provider_cdc.sources.mysql.tables.cascades import with_parents
 class ServerContext:
     """A server.
 
-    :param replicated: it is held to the rules for a replica, whether it still is one or not.
+    :param replicated: apply the rules for a replica, whether or not the server still is one.
     """
 
     connection: Connection
@@ -36,14 +36,14 @@ class ServerContext:
         self._variables: dict[str, str | None] = {}
 
     def variables(self, names: Sequence[str]) -> dict[str, str]:
-        """The global variables of these names that the server has, as text."""
+        """Return the global variables with these names, as text; names that the server does not have are omitted."""
         if unasked := [name for name in names if name not in self._variables]:
             self._variables |= dict.fromkeys(unasked) | variables(self.connection, unasked)
         return {name: setting for name in names if (setting := self._variables[name]) is not None}
 
     @cached_property
     def may_be_replica(self) -> bool:
-        """Whether the rules for a replica count: also if this user may not know."""
+        """Whether the rules for a replica apply; also True if the user lacks the privilege to find out."""
         return self.replicated or is_replica(self.connection) is not False
 
     @cached_property
@@ -56,8 +56,10 @@ class ServerContext:
 
     @cached_property
     def filters(self) -> tuple[set[str], set[str]] | None:
-        """The schemas that alone are logged, and those that are not; None: there is no log, or no privilege, and both
-        are problems of their own."""
+        """The schemas of binlog_do_db and of binlog_ignore_db.
+
+        None: the server has no log, or the user lacks the privilege; other checks report both.
+        """
         try:
             status = log_status(self.connection)
         except (LogGone, pymysql.OperationalError):
@@ -68,10 +70,10 @@ class ServerContext:
 
 @dataclass(kw_only=True)
 class RunContext(ServerContext):
-    """The server that a run goes on with.
+    """The server on which a run continues.
 
-    :param expected: its identity, as the run recorded it.
-    :param position: what the run needs the log after.
+    :param expected: the server's identity, as the run recorded it.
+    :param position: the position after which the run needs the log.
     """
 
     settings: ConnectionSettings
@@ -80,12 +82,12 @@ class RunContext(ServerContext):
 
     @cached_property
     def state(self) -> Mapping[str, str]:
-        """What the server is now."""
+        """The present identity and settings of the server (`server.state`)."""
         return state(self.connection)
 
     @cached_property
     def here(self) -> RunSettings:
-        """This server, whichever it is."""
+        """Settings that reach the server that answered, whether or not it is the expected one."""
         return RunSettings.of(self.settings, self.state)
 
     @cached_property
@@ -99,11 +101,11 @@ class RunContext(ServerContext):
 
 @dataclass(kw_only=True)
 class TablesContext(ServerContext):
-    """The tables that a run copies. Whoever looks for them fills it in.
+    """The tables that a run copies. The function that looks up the tables fills it in.
 
-    :param unreadable: of those that this user may not read whole.
-    :param hidden: of parents of theirs that are not known (`cascades.with_parents`).
-    :param plans: of ``tables``, in their order.
+    :param unreadable: problems of tables that the user may not read completely.
+    :param hidden: problems of tables whose parents are not all known (`cascades.with_parents`).
+    :param plans: the plans of ``tables``, in the same order.
     """
 
     unreadable: Sequence[Problem] = ()
@@ -112,15 +114,15 @@ class TablesContext(ServerContext):
     plans: Sequence[TablePlan] = ()
 
     def planned(self, consistency: str) -> list[Table]:
-        """The tables that are read so."""
+        """Return the tables that are planned to be read with this consistency."""
         return [table for table, plan in zip(self.tables, self.plans, strict=True) if plan.consistency == consistency]
 
 
 @dataclass(kw_only=True)
 class RequestContext(TablesContext):
-    """What a run is asked for, and the tables that are meant.
+    """The patterns and options of a run, and the tables that the patterns match.
 
-    :param unresolved: of patterns that name no table.
+    :param unresolved: problems of patterns that match no table.
     """
 
     patterns: Sequence[str]
@@ -129,7 +131,7 @@ class RequestContext(TablesContext):
 
 
 def of_recorded(connection: Connection, tables: Sequence[Table], plans: Sequence[TablePlan]) -> TablesContext:
-    """The tables as they are at the run's position, with what a run needs to know of their parents."""
+    """Return the context of tables that are recorded at the run's position, with their parents."""
     context = TablesContext(connection, plans=plans)
     context.unreadable = [
         problem for table in tables if (problem := context.privileges.select_problem(table.name)) is not None

@@ -1,6 +1,7 @@
-"""The server that a run began on, and its log since then.
+"""Checks of the server on which a run began, and of its log since then.
 
-These raise errors of their own: whether a run can go on, or its history is another one, is told by the class.
+These checks raise errors instead of yielding problems. The class of the error says whether the run can continue or the
+server's history has been replaced.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from airflow_provider_cdc.sources.mysql.server.server import STARTED, check_log
 from airflow_provider_cdc.sources.mysql.server.session import HOSTNAME, SERVER_UUID
 
 _WHEN = (Moment.EACH_STEP, Moment.ROLL_FORWARD)
-_FIRST_SERVER = "point the connection back to the first server, or trigger a new run on this one"
+_FIRST_SERVER = "point the connection back to the server on which the run began, or trigger a new run on this one"
 _NEW_RUN = "trigger a new run"
 
 
@@ -37,7 +38,7 @@ def _same_server(context: RunContext) -> Iterable[Problem]:
 def _start_on_record(context: RunContext) -> Iterable[Problem]:
     if STARTED not in context.expected:
         raise ExactnessError(
-            "the run was begun by an older version of this provider, which did not record when the server was started",
+            "an older version of this provider began the run, and did not record when the server was started",
             where=f"server {context.state[SERVER_UUID]}",
             hint=_NEW_RUN,
         )
@@ -62,7 +63,8 @@ def _log_kept(context: RunContext) -> Iterable[Problem]:
 
 def _same_transactions(context: RunContext) -> Iterable[Problem]:
     if MARK in context.expected:
-        # What was committed between the beginning and the position is there, and not only others with these GTIDs.
+        # The log must have the transactions that were committed between the run's start and its position, not other
+        # transactions with the same GTIDs.
         check_mark(context.here, context.files, LogMark.parse(context.expected[MARK]))
     return ()
 
@@ -70,7 +72,7 @@ def _same_transactions(context: RunContext) -> Iterable[Problem]:
 HISTORY: tuple[Check[RunContext], ...] = (
     Check(
         "mysql.same-server",
-        "The server that the run began on answers, and has all that the run's position names.",
+        "The server on which the run began answers, and has executed all transactions of the run's position.",
         _WHEN,
         _FIRST_SERVER,
         _same_server,
@@ -78,14 +80,14 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "mysql.start-on-record",
-        "It is known when the server was started last before the run began.",
+        "The run has recorded when the server was last started before the run began.",
         _WHEN,
         _NEW_RUN,
         _start_on_record,
     ),
     Check(
         "mysql.same-log",
-        "The log file that the run began in is the same one, and has not lost its end.",
+        "The log file in which the run began has not been replaced, and has not lost its end.",
         _WHEN,
         BEGIN_ANEW,
         _same_log,
@@ -93,7 +95,7 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "mysql.no-crash",
-        "No crash took back what was read, and the server was not started twice.",
+        "No crash has undone what the run read, and the server was restarted at most once.",
         _WHEN,
         BEGIN_ANEW,
         _no_crash,
@@ -101,15 +103,16 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "mysql.log-kept",
-        "The server executed all of the run's position, and still has the log of everything after it.",
+        "The server has executed all transactions of the run's position, and still has the log after it.",
         _WHEN,
-        "trigger a new run, and raise binlog_expire_logs_seconds so that the log outlives it",
+        "trigger a new run, and raise binlog_expire_logs_seconds so that the server keeps the log until the run ends",
         _log_kept,
         (Raised(Moment.LOG_READ, "sources.mysql.log.segments:log_segments"),),
     ),
     Check(
         "mysql.same-transactions",
-        "Data that was put back does not pass for the run's history by having transactions of the same GTIDs.",
+        "The transactions of the run's position are the same ones, not other transactions with the same GTIDs after a "
+        "restored backup.",
         _WHEN,
         BEGIN_ANEW,
         _same_transactions,

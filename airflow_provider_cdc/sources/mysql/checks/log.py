@@ -1,4 +1,4 @@
-"""The binary log: what it leaves out, how long it is kept, and what its reader stops for."""
+"""Checks of the binary log: its filters and its retention."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from airflow_provider_cdc.sources.mysql.tables.cascades import locked_with
 _BYTES_PER_SECOND = 20_000_000
 _MARGIN = 4
 _LEAST_SECONDS = 600
-"""A run is expected to read so fast; the log has to outlive it so many times over, and the rest of the run besides."""
+"""The expected read rate of a run. The server must keep the log for `_MARGIN` times the expected duration of the reads,
+plus `_LEAST_SECONDS`."""
 
-_NO_FILTER = "start the server without the filter; its replicas can filter for themselves (replicate_do_db, …)"
+_NO_FILTER = "start the server without the filter; replicas can filter instead (replicate_do_db, …)"
 
 
 def _filters(context: TablesContext) -> Iterable[Problem]:
-    """A log that leaves out schemas, or what is done from there."""
+    """Yield a problem if the log omits schemas, or statements that run with a certain default schema."""
     if context.filters is None:
         return
     included, excluded = context.filters
@@ -28,21 +29,21 @@ def _filters(context: TablesContext) -> Iterable[Problem]:
     for schema in unlogged:
         yield Problem(f"schema {schema}", "the server does not log it (binlog_do_db, binlog_ignore_db)", _NO_FILTER)
     for option, names in ("binlog_do_db", included), ("binlog_ignore_db", excluded):
-        # Rows are logged or not by the schema that they are in, but TRUNCATE, ALTER and the like by the one that the
-        # session is in.
+        # For row changes, the filter applies to the schema of the table. For TRUNCATE, ALTER and other DDL, it applies
+        # to the default schema of the session.
         if names and schemas and not unlogged:
-            which = "another one" if names is included else "one of these"
+            which = "not among them" if names is included else "among them"
             yield Problem(
                 option,
-                f"is {', '.join(sorted(names))}: what a session whose default schema is {which} does to tables of any "
-                "schema by TRUNCATE, ALTER, RENAME or DROP is not in the log, so it would not be noticed",
+                f"is {', '.join(sorted(names))}: if a session's default schema is {which}, its TRUNCATE, ALTER, RENAME "
+                "and DROP statements on tables of any schema are not in the log, so they cannot be detected",
                 _NO_FILTER,
             )
 
 
 def _retention(context: TablesContext) -> Iterable[Problem]:
-    """A log that is thrown away before the run has read it."""
-    # Before 8.0.29 it cannot be switched off.
+    """Yield a problem if the server may purge the log before the run has read it."""
+    # MySQL before 8.0.29 does not have this variable and always purges.
     settings = {"binlog_expire_logs_auto_purge": "ON"} | context.variables(
         ["binlog_expire_logs_auto_purge", "binlog_expire_logs_seconds"]
     )
@@ -63,14 +64,14 @@ def _retention(context: TablesContext) -> Iterable[Problem]:
 LOG: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.log-filters",
-        "The log has what is done in all copied schemas, from whichever schema it is done.",
+        "The log contains all changes to the copied schemas, whatever the default schema of the session.",
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
         _NO_FILTER,
         _filters,
     ),
     Check(
         "mysql.log-retention",
-        "The log is kept for longer than a run over these tables takes.",
+        "The server keeps the log for longer than a run over these tables takes.",
         (Moment.PREFLIGHT,),
         "raise binlog_expire_logs_seconds",
         _retention,

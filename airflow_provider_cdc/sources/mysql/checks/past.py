@@ -1,8 +1,8 @@
-"""What has to have held since a past position for a copy to be exact there (`GoesBack`).
+"""Checks of the conditions that must have held since a past position for a copy to be exact there (`GoesBack`).
 
-The rows are read now and rewound to the position. Settings that the log does not show count by the time at which they
-were last set, and by the server's start, before which nothing is known of them. Each problem says from when on a copy
-is possible, as far as that problem goes.
+The rows are read now and rewound to the position. For settings that the log does not show, the checks use the time at
+which they were last set, and the server's start: their values before the start are unknown. Each problem names the
+earliest time from which, as far as that problem is concerned, a copy is possible.
 """
 
 from __future__ import annotations
@@ -39,14 +39,19 @@ from airflow_provider_cdc.sources.mysql.tables.replaced import made_since
 
 _WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
 _BREAKS = 20
-"""How many statements are looked for that a copy cannot go back beyond; there may be more, and later ones."""
+"""The maximum number of statements to search for that a copy cannot go back beyond. The log may have more, and later
+ones."""
 
 
 @dataclass(frozen=True)
 class Past:
-    """A position in the past. ``moment`` is the time since which what the log does not show must not have changed:
-    whatever the run rewinds was committed after it. ``until``: a table that was made before it may have been so at the
-    position; None: any may."""
+    """A position in the past.
+
+    :param moment: everything that the log does not show must be unchanged since this time. All changes that the run
+        rewinds were committed after it.
+    :param until: a table that was created before this time may have had its present identity at the position. None:
+        this holds for every table.
+    """
 
     prefix: Prefix
     moment: datetime
@@ -55,7 +60,7 @@ class Past:
 
 @dataclass(kw_only=True)
 class PositionContext(ServerContext):
-    """A server, and a position that it went through."""
+    """A server, and a position in its history."""
 
     position: GtidSet
 
@@ -70,8 +75,11 @@ class PastContext(PositionContext):
 
 
 def _replica_since(context: PositionContext) -> Iterable[Problem]:
-    """What is wrong if the server was a replica since the position: a promoted one tells no longer that it was, but its
-    log names the servers whose transactions it applied."""
+    """Apply the rules for a replica if the server was one since the position.
+
+    A promoted server does not report that it was a replica. But its log names the servers whose transactions it
+    applied.
+    """
     executed = GtidSet.parse(value(context.connection, "@@global.gtid_executed"))
     own = GtidSet.parse(f"{value(context.connection, '@@global.server_uuid')}:1")
     if {uuid for uuid, _, _ in (executed - context.position).items()} <= {uuid for uuid, _, _ in own.items()}:
@@ -88,15 +96,14 @@ def _set_since(context: PastContext) -> Iterable[Problem]:
         if when is not None and when >= context.past.moment:
             yield Problem(
                 name,
-                f"was set at {when:%Y-%m-%d %H:%M:%S} UTC, after the time that is asked for, and what it was before is "
-                "not known",
+                f"was set at {when:%Y-%m-%d %H:%M:%S} UTC, after the requested time; its value before that is unknown",
                 _later(when),
             )
     if untold := [name for name in WATCHED_IN_THE_PAST if name not in known]:
         yield Problem(
             ", ".join(untold),
-            "the server does not tell when it was last set",
-            "start it with performance_schema=ON, and ask for a time since then",
+            "the server does not show when it was last set",
+            "start the server with performance_schema=ON, and ask for a time after that start",
         )
 
 
@@ -105,8 +112,8 @@ def _started_since(context: PastContext) -> Iterable[Problem]:
     if start >= context.past.moment:
         yield Problem(
             "server",
-            f"was started at {start:%Y-%m-%d %H:%M:%S} UTC, after the time that is asked for, and with which "
-            "options it ran before is not known",
+            f"was started at {start:%Y-%m-%d %H:%M:%S} UTC, after the requested time; its options before the start "
+            "are unknown",
             _later(start),
         )
 
@@ -116,8 +123,9 @@ def _purged_since(context: PastContext) -> Iterable[Problem]:
     if beyond := purged - context.past.prefix.position:
         yield Problem(
             "gtid_purged",
-            f"has transactions that the position lacks: {beyond}",
-            "ask for a later position: these were purged from the log, or gtid_purged was set to them, since then",
+            f"contains transactions that are not in the position: {beyond}",
+            "ask for a later position: since then, these transactions were purged from the log, or gtid_purged was "
+            "set to include them",
         )
 
 
@@ -125,17 +133,17 @@ def _crashed_since(context: PastContext) -> Iterable[Problem]:
     try:
         check_continuity(context.settings, log_files(context.connection), context.past.prefix.place)
     except (ExactnessError, LogGone) as error:
-        yield Problem("log", error.message, "ask for a time since the server was last started")
+        yield Problem("log", error.message, "ask for a time after the last start of the server")
 
 
 def _statements(context: PastContext) -> Iterable[Problem]:
-    """The last statement in the log since the position that a copy cannot go back beyond.
+    """Yield the last statement in the log since the position that a copy cannot go back beyond.
 
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
     """
     settings, connection, past = context.settings, context.connection, context.past
-    # The end first: its file is then among the files.
+    # Read the end of the log before the list of files, so that the list has the file of the end.
     end, files = end_of_log(settings, connection), log_files(connection)
     check_place(settings, files, past.prefix.place)
     if (found := _last_break(settings, past.prefix, end, files, context.tables)) is not None:
@@ -144,9 +152,10 @@ def _statements(context: PastContext) -> Iterable[Problem]:
 
 
 def _replaced(context: PastContext) -> Iterable[Problem]:
-    """Tables that were replaced since the position without a trace in the log.
+    """Yield the tables that were replaced since the position without a trace in the log.
 
-    Which identities they had there is not known. So of one that was made or altered later the log has to say so.
+    The identities of the tables at the position are not known. So if a table was created or altered later, the log
+    must contain the statement.
 
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
@@ -161,16 +170,16 @@ def _replaced(context: PastContext) -> Iterable[Problem]:
 
 
 def _later(when: datetime) -> str:
-    # The server tells these times in whole seconds.
+    # The server gives these times in whole seconds.
     return f"ask for {when.astimezone(UTC) + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ} or later"
 
 
 def _last_break(
     settings: ConnectionSettings, prefix: Prefix, end: LogPlace, files: Mapping[str, int], tables: Sequence[Table]
 ) -> tuple[CdcError, datetime] | None:
-    """The last statement since ``prefix`` that a copy cannot go back beyond, and when it was committed."""
+    """Return the last statement since ``prefix`` that a copy cannot go back beyond, and the time of its commit."""
     last = None
-    # Rows of a parent may be deleted every second, and each one found costs another look at the log.
+    # Rows of a parent may be deleted every second, and each one found requires another scan of the log.
     for _ in range(_BREAKS):
         if not is_before(prefix.place, end):
             break
@@ -178,7 +187,7 @@ def _last_break(
             break
         error, place = found
         when = latest_commit(settings, place)
-        # Where the clock was set back, commits before it may be later than it is.
+        # If the clock was set back, earlier commits in the log may have later times.
         while is_before((prefix := prefix_at(settings, when)).place, place) and prefix.following is not None:
             when = prefix.following
         last = error, when
@@ -201,7 +210,7 @@ def _first_break(
                 return error, LogPlace(walker.summary.segment.name, walker.position)
             prepared.add(walker)
             summaries.append(walker.summary)
-    # What comes after the first of them is looked at next.
+    # Return the first one; the caller then searches the log after it.
     lost: list[tuple[CdcError, LogPlace]] = []
     lost += prepared.without_rows(settings, list(files), prefix.place, prefix.position)
     try:
@@ -212,11 +221,12 @@ def _first_break(
 
 
 class _Look(PreparedWalker):
-    """Stops where a run that goes back would stop."""
+    """Walker that stops at the statements at which a run at a past position would stop."""
 
     def _bad_rows(self, code: int, table: TableName) -> None:
-        # Of rows with other columns the statement tells that changed them. Differences of documents stand in rows after
-        # changes, which only tables without a key need, and not in each of these.
+        # SHAPE: the log also has the statement that changed the columns, and the search finds that statement.
+        # DIFFERENCES: only images after a change can hold partial JSON. Only tables without a key need those images,
+        # and not every such event has partial JSON.
         if code not in (walk_state.SHAPE, walk_state.DIFFERENCES):
             super()._bad_rows(code, table)
 
@@ -224,9 +234,9 @@ class _Look(PreparedWalker):
 REPLICATED: tuple[Check[PositionContext], ...] = (
     Check(
         "mysql.past-replica",
-        "A server that applied transactions of others since the position has the settings of a replica.",
+        "A server that applied transactions of other servers since the position has the settings of a replica.",
         (*_WHEN, Moment.ROLL_FORWARD),
-        "ask for a time since the settings are right",
+        "ask for a time after the settings were corrected",
         _replica_since,
     ),
 )
@@ -243,12 +253,12 @@ SINCE: tuple[Check[PastContext], ...] = (
         "mysql.past-start",
         "The server was not started since the position.",
         _WHEN,
-        "ask for a time since its last start",
+        "ask for a time after the last start of the server",
         _started_since,
     ),
     Check(
         "mysql.past-purged",
-        "The log has everything since the position.",
+        "The log contains all transactions since the position.",
         _WHEN,
         "ask for a later position",
         _purged_since,
@@ -257,7 +267,7 @@ SINCE: tuple[Check[PastContext], ...] = (
         "mysql.past-crash",
         "The server did not crash since the position.",
         _WHEN,
-        "ask for a time since the server was last started",
+        "ask for a time after the last start of the server",
         _crashed_since,
     ),
 )
@@ -265,21 +275,21 @@ SINCE: tuple[Check[PastContext], ...] = (
 STATEMENTS: tuple[Check[PastContext], ...] = (
     Check(
         "mysql.past-statements",
-        "No statement since the position changed what a copied table is.",
+        "No statement since the position makes it impossible to rewind a copied table.",
         (Moment.PREFLIGHT,),
-        "ask for a time since the statement",
+        "ask for a time after the statement",
         _statements,
         (Raised(Moment.LOG_READ, "sources.mysql.log.refusals:touched"),),
     ),
 )
-"""These look through a whole log, so they are asked where `SINCE` found none missing."""
+"""These checks read the whole log since the position, so they run only if the checks in `SINCE` found no problem."""
 
 REPLACED: tuple[Check[PastContext], ...] = (
     Check(
         "mysql.past-replaced",
         "No table was replaced since the position without a trace in the log.",
         _WHEN,
-        "ask for a time since the table was made",
+        "ask for a time after the table was created",
         _replaced,
     ),
 )

@@ -1,4 +1,4 @@
-"""What the user of the connection may do."""
+"""Checks of the privileges of the connection's user."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def _locks_tables(context: TablesContext) -> Iterable[Problem]:
 SERVER_PRIVILEGES: tuple[Check[ServerContext], ...] = (
     Check(
         "mysql.may-read-log",
-        "The user may ask where the log ends, and read it.",
+        "The user may query the end of the log, and read the log.",
         (Moment.PREFLIGHT,),
         "GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* to the user of the connection",
         _reads_log,
@@ -35,7 +35,7 @@ SERVER_PRIVILEGES: tuple[Check[ServerContext], ...] = (
 READ_PRIVILEGES: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.may-read-tables",
-        "The user sees all columns of the tables: those that it may not see would be missed without a word.",
+        "The user may read all columns of the tables. (Columns without the privilege would be silently omitted.)",
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
         "GRANT SELECT on the tables to the user of the connection",
         _reads_tables,

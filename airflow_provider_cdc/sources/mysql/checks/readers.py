@@ -1,4 +1,4 @@
-"""What sessions and readers look at while they do their own work: declarations, and where each error is raised."""
+"""The checks that sessions and readers make as part of other work, and where each one raises its error."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ _REFUSALS = "sources.mysql.log.refusals"
 READERS: tuple[Check[None], ...] = (
     Check(
         "mysql.version",
-        "The server is MySQL, and of a version that is known.",
+        "The server is MySQL, in a supported version.",
         (),
         "upgrade the server, or copy from a replica of a supported version",
         raised_by=(Raised(Moment.EACH_SESSION, "sources.mysql.server.session:_check_version"),),
     ),
     Check(
         "mysql.session-values",
-        "A session has the values that it set, and was reset after its login.",
+        "Each session was reset after its login, and its variables keep the values that it set.",
         (),
-        "connect to the server itself: something in between answers or changes SET",
+        "connect to the server itself: a proxy or pooler in between answers or changes SET",
         raised_by=(
             Raised(Moment.EACH_SESSION, "sources.mysql.server.session:_pin"),
             Raised(Moment.EACH_SESSION, "sources.mysql.server.driver:GuardedConnection"),
@@ -26,7 +26,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.position",
-        "Something was committed, so a position tells this history from another.",
+        "At least one transaction was committed, so that the position identifies this server's history.",
         (),
         "commit any transaction",
         raised_by=(Raised(Moment.POSITION_FIXED, "sources.mysql.steps.snapshot:record_initial"),),
@@ -40,21 +40,21 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.values-sent",
-        "The server sends every value that it has, however long.",
+        "The server sends every value completely, however long it is.",
         (),
         "raise max_allowed_packet on the server, or leave the column out",
         raised_by=(Raised(Moment.READING, "sources.mysql.decode.too_long:check_whole"),),
     ),
     Check(
         "mysql.bytes-of-rows",
-        "What the server sends as rows is whole rows of the table.",
+        "The rows that the server sends are complete rows of the table.",
         (),
-        "report it with the server's version",
+        "report the error, with the server's version",
         raised_by=(Raised(Moment.READING, "sources.mysql.decode.rows:StatementReader"),),
     ),
     Check(
         "mysql.columns-unchanged",
-        "The tables have the columns and keys that were recorded.",
+        "The tables still have the columns and keys that the run recorded.",
         (),
         "leave the definitions of copied tables alone while a run lasts; trigger a new run",
         raised_by=(
@@ -65,8 +65,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.definitions",
-        "No DDL or TRUNCATE on a copied table, but for what is known to change no row and no meaning; table maps are "
-        "those of the schema.",
+        "The log has no DDL or TRUNCATE on a copied table, except statements that are known to change no row and no "
+        "meaning. Table maps in the log match the recorded columns.",
         (),
         "leave the definitions of copied tables alone while a run lasts; trigger a new run",
         raised_by=(
@@ -79,7 +79,7 @@ READERS: tuple[Check[None], ...] = (
         "mysql.identity",
         "No table was replaced without a trace in the log (see below).",
         (),
-        "let loads and restores write the log; trigger a new run",
+        "run loads and restores with the log enabled (sql_log_bin=1); trigger a new run",
         raised_by=(
             Raised(Moment.POSITION_FIXED, "sources.mysql.tables.replaced:check_not_replaced"),
             Raised(Moment.READING, "sources.mysql.tables.replaced:check_not_replaced"),
@@ -89,7 +89,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.row-images",
-        "Each row event has all columns of its rows, and whole JSON documents where they are needed.",
+        "Each row event has all columns of its rows, and complete JSON documents where the run needs them.",
         (),
         "let all sessions use binlog_row_image=FULL, and leave binlog_row_value_options empty",
         raised_by=(Raised(Moment.LOG_READ, f"{_REFUSALS}:bad_rows"),),
@@ -108,7 +108,7 @@ READERS: tuple[Check[None], ...] = (
         "mysql.cascades-logged",
         "No foreign key changed rows of a copied table without a trace in the log.",
         (),
-        "trigger a new run, when rows of the parents stay as they are for a minute",
+        "trigger a new run at a time when no rows of the parent tables change for a minute",
         raised_by=(
             Raised(Moment.LOG_READ, f"{_REFUSALS}:bad_rows"),
             Raised(Moment.READING, "sources.mysql.log.segments:check_parents"),
@@ -116,8 +116,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.gtid-of-each",
-        "Every transaction in the log since the run began has a GTID, in every file: files after an anonymous one "
-        "begin with the same GTIDs as those before it.",
+        "Every transaction in the log since the run began has a GTID, in every file. (Files after an anonymous "
+        "transaction begin with the same GTIDs as the files before it.)",
         (),
         "set gtid_mode=ON, and trigger a new run",
         raised_by=(Raised(Moment.LOG_READ, f"{_REFUSALS}:unknown"),),
@@ -126,7 +126,7 @@ READERS: tuple[Check[None], ...] = (
         "mysql.known-events",
         "The reader knows every event and every statement in the log.",
         (),
-        "report the event with the server's version",
+        "report the event, with the server's version",
         raised_by=(
             Raised(Moment.LOG_READ, f"{_REFUSALS}:unknown"),
             Raised(Moment.LOG_READ, f"{_REFUSALS}:not_understood"),
@@ -135,9 +135,9 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.log-bytes",
-        "The log is whole: lengths, places and checksums of its events are right.",
+        "The log is undamaged: the lengths, positions and checksums of its events are correct.",
         (),
-        "let mysqlbinlog --verify-binlog-checksum tell whether the file is damaged",
+        "run mysqlbinlog --verify-binlog-checksum to find out whether the file is damaged",
         raised_by=(Raised(Moment.LOG_READ, f"{_REFUSALS}:damaged"),),
     ),
 )

@@ -1,4 +1,7 @@
-"""All checks of MySQL, for documents and tests. What asks them takes `asked`, which loads no kernels."""
+"""All MySQL checks, for documents and tests.
+
+Code that runs checks imports `asked` instead, because `asked` loads no kernels.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run is asked for."""
+"""Checks of the patterns and options that a run is given."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def _names(context: RequestContext) -> Iterable[Problem]:
 REQUEST: tuple[Check[RequestContext], ...] = (
     Check(
         "mysql.options",
-        "The options are ones that this kind of source has.",
+        "MySQL sources support the given options.",
         (Moment.PREFLIGHT,),
         "choose one of the values that the message lists",
         _options,
     ),
     Check(
         "mysql.tables-exist",
-        "Each pattern names a table.",
+        "Each pattern matches a table.",
         (Moment.PREFLIGHT,),
-        "correct the pattern, or grant the user SELECT on the tables that it means",
+        "correct the pattern, or grant the user SELECT on the tables that it should match",
         _names,
     ),
 )

@@ -1,5 +1,8 @@
-"""The settings of the server that exactness rests on. Those that the log itself shows (row image, format) are checked
-once more on each event: a session can have its own."""
+"""Checks of the server settings that exactness depends on.
+
+The settings that the log itself shows (row image, format) are checked again on each event, because a session can have
+its own values.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +22,10 @@ _SINCE_IT_BEGAN = (Moment.EACH_STEP, Moment.ROLL_FORWARD)
 
 @dataclass(frozen=True)
 class _Rule:
-    """A global variable, the values it may have, and what is wrong with any other.
+    """A global variable, its allowed values, and the reason why other values are wrong.
 
-    ``absent``: what a server counts as that does not have the variable. ``of_replicas``: the rule is for replicas only.
+    :param absent: the value to assume if the server does not have the variable.
+    :param of_replicas: the rule applies to replicas only.
     """
 
     variable: str
@@ -50,27 +54,27 @@ class _Rule:
 _RULES = (
     (
         "mysql.log",
-        "There is a binary log",
-        _Rule("log_bin", ("ON",), "there is no binary log, so nothing tells what changed while the tables were read"),
+        "The server writes a binary log",
+        _Rule("log_bin", ("ON",), "there is no binary log, so changes during the reads are unknown"),
     ),
     (
         "mysql.gtids",
         "Every transaction has a GTID",
-        _Rule("gtid_mode", ("ON",), "transactions have no GTIDs, so there is no position to name"),
+        _Rule("gtid_mode", ("ON",), "transactions have no GTIDs, so a position cannot be named"),
     ),
     (
         "mysql.gtid-consistency",
-        "Every statement can be logged under one GTID",
+        "The server accepts only statements that can be logged under one GTID",
         _Rule("enforce_gtid_consistency", ("ON",), "some transactions may be logged without a GTID"),
     ),
     (
         "mysql.row-format",
-        "The log has the rows that changed, not the statements that changed them",
+        "The log contains the changed rows, not the statements that changed them",
         _Rule("binlog_format", ("ROW",), "changes are logged as statements, without the rows"),
     ),
     (
         "mysql.row-image",
-        "The log has all columns of the rows that changed",
+        "The log contains all columns of the changed rows",
         _Rule("binlog_row_image", ("FULL",), "the log leaves out columns of changed rows"),
     ),
     (
@@ -79,35 +83,35 @@ _RULES = (
         _Rule(
             "binlog_order_commits",
             ("ON",),
-            "transactions may become visible in another order than that of the log and of gtid_executed",
+            "transactions may become visible in an order that differs from the log and from gtid_executed",
         ),
     ),
     (
         "mysql.log-errors",
-        "Nothing is committed that could not be logged",
+        "A transaction that cannot be logged is not committed",
         _Rule(
             "binlog_error_action",
             ("ABORT_SERVER",),
-            "after a failed write to the log the server goes on without a log",
+            "after a failed write to the log, the server continues without a log",
         ),
     ),
     (
         "mysql.damaged-pages",
-        "Damaged pages raise errors, and rows of transactions that did not commit are not shown",
+        "Damaged pages raise errors, and rows of uncommitted transactions are not visible",
         _Rule(
             "innodb_force_recovery",
             ("0",),
-            "damaged pages are skipped without an error, and rows of transactions that did not commit may be shown",
+            "damaged pages are skipped without an error, and rows of uncommitted transactions may be visible",
             absent="0",
         ),
     ),
     (
         "mysql.replica-log",
-        "A replica logs what it replicates",
+        "A replica logs the transactions that it applies",
         _Rule(
             "log_replica_updates",
             ("ON",),
-            "the server is a replica and does not log what it replicates",
+            "the server is a replica and does not log the transactions that it applies",
             of_replicas=True,
         ),
     ),
@@ -117,21 +121,21 @@ _RULES = (
         _Rule(
             "replica_preserve_commit_order",
             ("ON",),
-            "the server is a replica and commits in another order than its source",
+            "the server is a replica and may commit in an order that differs from its source",
             of_replicas=True,
         ),
     ),
 )
 _VARIABLES = tuple(rule.variable for _, _, rule in _RULES)
 
-_NO_PROXY = "connect to the server itself, or let the proxy pass connections on as they are"
+_NO_PROXY = "connect to the server itself, or configure the proxy to forward connections unchanged"
 
 
 def _proxy(context: ServerContext) -> Iterable[Problem]:
     if not is_server_itself(context.connection):
         yield Problem(
             "connection",
-            "a proxy answers in place of the server, and may pass statements on to several servers",
+            "a proxy answers instead of the server, and may forward statements to several servers",
             _NO_PROXY,
         )
 
@@ -139,7 +143,7 @@ def _proxy(context: ServerContext) -> Iterable[Problem]:
 SETTINGS: tuple[Check[ServerContext], ...] = (
     Check(
         "mysql.no-proxy",
-        "All statements of a session reach one and the same server.",
+        "All statements of a session reach the same server.",
         _WHEN,
         _NO_PROXY,
         _proxy,
@@ -157,7 +161,7 @@ def _set_since(context: RunContext) -> Iterable[Problem]:
         if key.startswith(LAST_SET) and when and when != context.expected.get(key, ""):
             yield Problem(
                 key.removeprefix(LAST_SET),
-                f"was set at {when}, after the run began: what it was in between is unknown",
+                f"was set at {when}, after the run began; its values in between are unknown",
                 _LEAVE_ALONE,
             )
 
@@ -168,25 +172,25 @@ def _other_start(context: RunContext) -> Iterable[Problem]:
         if key.startswith(FIXED_PREFIX) and found.get(key) != expected.get(key):
             yield Problem(
                 key.removeprefix(FIXED_PREFIX),
-                f"is {found.get(key, 'unknown')} since the server was started again; "
-                f"when the run began it was {expected.get(key, 'unknown')}",
+                f"is {found.get(key, 'unknown')} since the server was restarted; "
+                f"when the run began, it was {expected.get(key, 'unknown')}",
                 _LEAVE_ALONE,
             )
 
 
-_LEAVE_ALONE = "put the setting right, leave it alone during a run, and trigger a new run"
+_LEAVE_ALONE = "correct the setting, do not change it during a run, and trigger a new run"
 
 SETTINGS_SINCE: tuple[Check[RunContext], ...] = (
     Check(
         "mysql.settings-untouched",
-        "Settings that the log does not show were not set to something else for a while.",
+        "Settings that the log does not show were not set during the run, not even temporarily.",
         _SINCE_IT_BEGAN,
         _LEAVE_ALONE,
         _set_since,
     ),
     Check(
         "mysql.settings-of-the-start",
-        "A restart did not change the log filters, the version, or how foreign keys and names are treated.",
+        "A restart did not change the log filters, the version, or the handling of foreign keys and names.",
         _SINCE_IT_BEGAN,
         _LEAVE_ALONE,
         _other_start,

@@ -1,4 +1,4 @@
-"""The tables themselves: engines, keys, foreign keys, partitions."""
+"""Checks of the tables: engines, keys, foreign keys, partitions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _engines(context: TablesContext) -> Iterable[Problem]:
         if engine != _ENGINE:
             yield Problem(
                 where,
-                f"its engine {engine} has no transactions and no read views, so it is at no position",
+                f"its engine {engine} has no transactions and no read views, so the table cannot be read at a position",
                 f"ALTER TABLE {table_sql(table.name)} ENGINE={_ENGINE}, or leave the table out",
                 where,
             )
@@ -43,7 +43,7 @@ def _keys(context: TablesContext) -> Iterable[Problem]:
         if table.keyless:
             yield Problem(
                 str(table.name),
-                "watermark needs a primary key or a unique index of whole NOT NULL columns, and there is none",
+                "watermark requires a primary key or a unique index of whole NOT NULL columns; the table has none",
                 f"ALTER TABLE {table_sql(table.name)} ADD PRIMARY KEY (…), or choose auto or lock",
                 str(table.name),
             )
@@ -60,9 +60,9 @@ def _unlogged_cascades(context: TablesContext) -> Iterable[Problem]:
 PARENTS: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.parents",
-        "All tables are known whose changes reach a copied one through foreign keys, without being logged.",
+        "All parent tables whose changes reach a copied table through unlogged foreign key actions are known.",
         _WHEN,
-        "grant SELECT on the parents, drop the foreign key, or leave the table out",
+        "grant SELECT on the parent tables, drop the foreign key, or leave the table out",
         _parents,
     ),
 )
@@ -70,14 +70,14 @@ PARENTS: tuple[Check[TablesContext], ...] = (
 TABLES: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.engine",
-        "The tables have transactions and read views.",
+        "The engine of each table has transactions and read views.",
         _WHEN,
         "change the table's engine to InnoDB, or leave the table out",
         _engines,
     ),
     Check(
         "mysql.key",
-        "A table that is read without a lock has a key that tells its rows apart.",
+        "A table that is read without a lock has a key that identifies its rows.",
         (Moment.PREFLIGHT,),
         "add a primary key, or choose auto or lock",
         _keys,
@@ -88,7 +88,7 @@ TABLES: tuple[Check[TablesContext], ...] = (
 PARTITIONS: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.misplaced-rows",
-        "Every row is in the partition that its key belongs to, so the chunk of its key finds it.",
+        "Every row is in the partition of its key, so that the chunk of the key includes the row.",
         _WHEN,
         "ALTER TABLE … REPAIR PARTITION, or leave the table out",
         _misplaced_rows,

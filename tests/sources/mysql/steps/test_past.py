@@ -324,7 +324,11 @@ def commit_later(file: Path, since: datetime, microseconds: int) -> None:
 @pytest.mark.parametrize(
     ("setting", "statement", "what"),
     [
-        ("SET GLOBAL replica_preserve_commit_order = OFF", "INSERT INTO d.other VALUES (50, 1)", "in another order"),
+        (
+            "SET GLOBAL replica_preserve_commit_order = OFF",
+            "INSERT INTO d.other VALUES (50, 1)",
+            "preserve_commit_order",
+        ),
         ("DO 0", "INSERT INTO d.other VALUES (50, 1)", ""),
     ],
 )
