@@ -1,13 +1,14 @@
-"""Whether the server's log still is the one that a run began in, whole and without a gap.
+"""Checks that the server's log still is the one in which a run began, complete and without a gap.
 
-A GTID set names transactions, not a history: after a reset, or on data that was put back, other transactions get the
-same GTIDs. So a run records a place in the log. The log there has to stay what it was, and every file from there on
-has to end as the server ends files: whoever crashes leaves one that does not, and may have taken back what was read.
+A GTID set names transactions, not a history: after a reset, or in a restored backup, other transactions get the same
+GTIDs. So a run records a place in the log. The log up to that place must not change. Every later file that is followed
+by another one must end as the server ends its files: a crash leaves a file that does not, and may have undone
+transactions that were read.
 
-A server also marks each of its starts in the log. What its start-up options were is known of the start that the run
-began in and of the present one. So there may be one restart between the two, and no more.
+The server also marks each of its starts in the log. The start options are known for the start before the run and for
+the present one. So at most one restart may lie between them.
 
-Nothing here needs the kernels that read whole files.
+This module does not need the kernels that read whole log files.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection, connec
 _HEADER = struct.Struct("<IBIIIH")
 assert _HEADER.size == codes.HEADER_BYTES
 _CREATED = slice(1 + codes.HEADER_BYTES + 52, 1 + codes.HEADER_BYTES + 56)
-"""In a packet with a FORMAT_DESCRIPTION."""
+"""The creation time in a packet with a FORMAT_DESCRIPTION event."""
 _ENCRYPTION_BYTES = 512
-"""What an encrypted file is longer by than what it holds."""
+"""The size of the header of an encrypted log file."""
 
 BEGIN_ANEW = "clear lock_and_record and the tasks after it: the run begins anew"
 
@@ -42,8 +43,8 @@ BEGIN_ANEW = "clear lock_and_record and the tasks after it: the run begins anew"
 class LogPlace:
     """A place in the log, ``binlog.000007:4312@1795298235``.
 
-    ``stamp`` is when the file was made, in the server's seconds. A file of the same name with another stamp is another
-    one. Empty: unknown.
+    ``stamp`` is the time at which the file was created, in seconds by the server's clock. A file of the same name with
+    another stamp is a different file. Empty: unknown.
     """
 
     file: str
@@ -55,12 +56,15 @@ class LogPlace:
 
     @classmethod
     def parse(cls, text: str) -> LogPlace:
-        """:raises PositionError: it has another form."""
+        """Parse the text form.
+
+        :raises PositionError: ``text`` has another form.
+        """
         file, _, place = text.rpartition(":")
         position, _, stamp = place.partition("@")
         number = file.rpartition(".")[2]
         if not all(part.isdecimal() for part in (number, position, stamp or "0")):
-            raise PositionError(f"{text!r} is not a place in the log", hint="it has the form file:position@stamp")
+            raise PositionError(f"{text!r} is not a place in the log", hint="use the form file:position@stamp")
         return cls(file, int(position), stamp)
 
 
@@ -71,22 +75,25 @@ class Event:
     kind: int
     length: int
     end: int
-    """The low 32 bits of where it ends in its file."""
+    """The low 32 bits of the position in the file at which the event ends."""
     made_up: bool
-    """By the server for its reader; it is not in the file."""
+    """Whether the server created the event for the reader (an artificial event); the file does not contain it."""
     when: int
     created: int
-    """Of a FORMAT_DESCRIPTION: when the file was made, if it was at a start of the server or at a reset; else 0."""
+    """Of a FORMAT_DESCRIPTION: the file's creation time if a start of the server or a reset created it; else 0."""
     data: bytes
 
 
 def log_status_statement(connection: Connection) -> str:
-    """What the server of ``connection`` calls it."""
+    """Return the statement that shows the end of the log, in the syntax of the server's version."""
     return "SHOW BINARY LOG STATUS" if server_version(connection) >= (8, 2, 0) else "SHOW MASTER STATUS"
 
 
 def log_status(connection: Connection) -> tuple[str, ...]:
-    """Where the log ends: file, position, and which schemas are logged alone and not at all, each joined by commas."""
+    """Return the end of the log: file, position, and the schemas of binlog_do_db and binlog_ignore_db, comma-separated.
+
+    :raises LogGone: the server has no binary log.
+    """
     rows = query(connection, log_status_statement(connection))
     if not rows:
         raise LogGone("the server has no binary log", where="log_bin", hint="start the server with log_bin")
@@ -94,27 +101,30 @@ def log_status(connection: Connection) -> tuple[str, ...]:
 
 
 def log_files(connection: Connection) -> dict[str, int]:
-    """The files of the log and their sizes, in log order."""
+    """Return the files of the log and their sizes, in the order of the log."""
     return {str(name): int(size) for name, size, *_ in query(connection, "SHOW BINARY LOGS")}
 
 
 def backlog(connection: Connection, place: str) -> int:
-    """The bytes of log from ``place`` (the text of a `LogPlace`) to its present end."""
+    """Return the bytes of log from ``place`` (the text of a `LogPlace`) to the present end of the log."""
     begin, files = LogPlace.parse(place), log_files(connection)
     after = [size for name, size in files.items() if file_number(name) > file_number(begin.file)]
     return max(0, files.get(begin.file, begin.position) - begin.position) + sum(after)
 
 
 def end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
-    """Where the log ends now."""
+    """Return the present end of the log."""
     file, position, *_ = log_status(connection)
     return LogPlace(file, int(position), stamp_of(settings, file))
 
 
 def settled_end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
-    """Where the log ends, in a file whose stamp no later one has.
+    """Return the present end of the log, in a file whose stamp no later file can have.
 
-    A log that is reset begins with a file of the same name. Its stamp differs unless both are of one second.
+    A log that is reset begins with a file of the same name. The stamps differ unless both files were created in the
+    same second, so the function waits until that second is over.
+
+    :raises SourceUnavailable: the file was removed meanwhile.
     """
     place = end_of_log(settings, connection)
     while int(value(connection, "UNIX_TIMESTAMP()")) == int(place.stamp or 0):
@@ -127,10 +137,10 @@ def settled_end_of_log(settings: ConnectionSettings, connection: Connection) -> 
 
 
 def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: LogPlace) -> None:
-    """Make sure that the log still has ``place`` and all that was before it in its file.
+    """Make sure that the log still has ``place`` and everything before it in its file.
 
     :raises LogGone: the file was purged, or lost its end.
-    :raises SourceReplaced: it is another log.
+    :raises SourceReplaced: the log is a different one.
     """
     if place.file not in files and min(map(file_number, files), default=0) < file_number(place.file):
         raise other_log(settings, f"the log has no file {place.file} any more")
@@ -138,13 +148,14 @@ def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: L
         raise LogGone(
             f"the log file {place.file}, which the run still needs, was purged",
             where=settings.address,
-            hint=f"{BEGIN_ANEW}; let the server keep its logs for longer (binlog_expire_logs_seconds)",
+            hint=f"{BEGIN_ANEW}; keep the log for longer on the server (binlog_expire_logs_seconds)",
         )
     if place.stamp and stamp_of(settings, place.file) != place.stamp:
-        raise other_log(settings, f"the log file {place.file} is not the one that the run knows")
+        raise other_log(settings, f"the log file {place.file} is not the one that the run recorded")
     if files[place.file] < place.position:
         raise LogGone(
-            f"the log no longer reaches to {place}: the server lost the end of it in a crash, or its data was put back",
+            f"the log no longer reaches {place}: the server lost the end of its log in a crash, or a backup was "
+            "restored",
             where=settings.address,
             hint=BEGIN_ANEW,
         )
@@ -153,7 +164,8 @@ def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: L
 def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], begun: LogPlace) -> None:
     """Make sure that the server did not crash since ``begun``, and was not started more than once.
 
-    :raises LogGone: it was: what it did in between is not known.
+    :raises LogGone: the server crashed, or was started more than once.
+    :raises SourceReplaced: the log does not have the file of ``begun``.
     """
     names = list(files)
     if begun.file not in names:
@@ -163,15 +175,15 @@ def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], beg
         created = _created_after(settings, file, files[file], following)
         if created is None:
             raise LogGone(
-                f"the log file {file} does not end as the server ends its files: after the run began the server "
-                "crashed, or its data was put back, and what it took back may have been read",
+                f"the log file {file} was not closed cleanly: after the run began, the server crashed or a backup was "
+                "restored, so transactions that the run has read may have been undone",
                 where=settings.address,
                 hint=BEGIN_ANEW,
             )
         starts += created > 0
     if starts > 1:
         raise LogGone(
-            f"the server was started {starts} times since the run began, and with which options in between is unknown",
+            f"the server was started {starts} times since the run began; its options in between are unknown",
             where=settings.address,
             hint=BEGIN_ANEW,
         )
@@ -179,7 +191,7 @@ def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], beg
 
 def other_log(settings: ConnectionSettings, message: str) -> SourceReplaced:
     return SourceReplaced(
-        f"{message}: the log was reset, or the data was put back", where=settings.address, hint="trigger a new run"
+        f"{message}: the log was reset, or a backup was restored", where=settings.address, hint="trigger a new run"
     )
 
 
@@ -188,19 +200,18 @@ def file_number(file: str) -> int:
 
 
 def is_before(one: LogPlace, other: LogPlace) -> bool:
-    """Whether one place lies before another in the log, whenever their files were made."""
+    """Whether place ``one`` is before place ``other`` in the log; the stamps do not matter."""
     return (file_number(one.file), one.position) < (file_number(other.file), other.position)
 
 
 def stamp_of(settings: ConnectionSettings, file: str) -> str:
-    """When a file was made; empty if there is no such file."""
+    """Return the creation time of a log file; empty if the file does not exist."""
     with closing(log_events(settings, file, codes.FIRST_POSITION)) as events:
         return next((str(event.when) for event in events if event.kind == codes.FORMAT_DESCRIPTION), "")
 
 
 def _created_after(settings: ConnectionSettings, file: str, size: int, following: str) -> int | None:
-    """What the head of the file after ``file`` says of its making; None: ``file`` does not end as the server ends
-    files."""
+    """Return `Event.created` of the file ``following``; None: ``file`` does not end as the server ends its files."""
     rotate = _HEADER.size + 8 + len(following.encode())
     lengths = (rotate + codes.CHECKSUM_BYTES, _HEADER.size + codes.CHECKSUM_BYTES, rotate, _HEADER.size)
     for end, last in product((size, size - _ENCRYPTION_BYTES), lengths):
@@ -208,7 +219,7 @@ def _created_after(settings: ConnectionSettings, file: str, size: int, following
             continue
         with closing(log_events(settings, file, end - last)) as events:
             first_events = [event for _, event in zip(range(6), events, strict=False) if not event.made_up]
-        # The server repeats the file's FORMAT_DESCRIPTION first, wherever the dump starts.
+        # Wherever a dump starts, the server first sends the file's FORMAT_DESCRIPTION.
         if len(first_events) < 2:
             continue
         _, last_event, *others = first_events
@@ -219,7 +230,7 @@ def _created_after(settings: ConnectionSettings, file: str, size: int, following
 
 
 def log_events(settings: ConnectionSettings, file: str, start: int) -> Generator[Event]:
-    """Events of the log from ``start`` in ``file`` on, also those of later files; none where no event begins."""
+    """Yield the events from ``start`` in ``file`` to the end of the log; none if no event begins at ``start``."""
     connection = connect(settings)
     try:
         with mapped_errors(f"{settings.address}, log file {file}"):

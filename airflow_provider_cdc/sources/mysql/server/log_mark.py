@@ -1,9 +1,9 @@
-"""The mark that a position leaves in the server's history: a place in the log behind it, and what the log has there.
+"""The mark of a position in the server's history: a place in the log after the position, and digests of the log there.
 
-A server begins a new file of its log whenever it starts, and never writes on in an older one. So if the file still
-reaches to the place, begins with the same events, and has the same event before the place, then all that was before the
-place is what it was: the history of the mark goes on. After a reset, or on data that was put back, one of these is
-different. Once the file is purged, nothing tells.
+A server begins a new log file at each start, and never appends to an older one. So if the file still reaches the place,
+begins with the same events, and has the same event before the place, then everything before the place is unchanged: the
+server continues the history of the mark. After a reset, or in a restored backup, at least one of these differs. Once
+the file is purged, the history cannot be compared.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _NOTHING = "-"
 class LogMark:
     """A mark, as text ``binlog.000007:4312@1795298235 <begin> <last>``.
 
-    ``begin`` is a digest of the event with which the file says which transactions are in earlier ones
-    (PREVIOUS_GTIDS). ``last`` is a digest of the event that ends at the place, if it is the commit of a transaction of
-    InnoDB: then its length is known. Each is ``-`` where it is not known.
+    ``begin`` is a digest of the file's PREVIOUS_GTIDS event, which lists the transactions in earlier files. ``last`` is
+    a digest of the event that ends at the place, if that event commits an InnoDB transaction (only then is its length
+    known). Each is ``-`` if it is not known.
     """
 
     place: LogPlace
@@ -53,17 +53,20 @@ class LogMark:
 
     @classmethod
     def parse(cls, text: str) -> LogMark:
-        """:raises PositionError: it has another form."""
+        """Parse the text form.
+
+        :raises PositionError: ``text`` has another form.
+        """
         place, *digests = text.rsplit(" ", 2)
         if len(digests) != 2:
-            raise PositionError(f"{text!r} is not a mark in the log", hint="it has the form place begin last")
+            raise PositionError(f"{text!r} is not a mark in the log", hint="use the form place begin last")
         return cls(LogPlace.parse(place), *digests)
 
 
 def mark_of_present(settings: ConnectionSettings, connection: Connection, begun: LogPlace) -> str:
-    """The mark of a position that was fixed just before.
+    """Return the mark of a position that has just been fixed.
 
-    :param begun: a place that was recorded before it, in a file with a stamp of its own (`settled_end_of_log`).
+    :param begun: a place that was recorded before the position, in a file with a unique stamp (`settled_end_of_log`).
     """
     file, position, *_ = log_status(connection)
     here = replace(begun, position=int(position)) if file == begun.file else settled_end_of_log(settings, connection)
@@ -71,17 +74,17 @@ def mark_of_present(settings: ConnectionSettings, connection: Connection, begun:
 
 
 def mark_of(settings: ConnectionSettings, place: LogPlace) -> str:
-    """The mark of the position that the log has at ``place``."""
+    """Return the mark of the position at ``place`` in the log."""
     _, begin = _begin(settings, place.file)
     return str(LogMark(place, begin, _last(settings, place)))
 
 
 def check_mark(settings: ConnectionSettings, files: Mapping[str, int], mark: LogMark) -> None:
-    """Make sure that the log is the one in which ``mark`` was left, and still has all that was before it.
+    """Make sure that the log is the one of ``mark``, and still has everything before the mark.
 
-    :param files: those of the log, among them the mark's.
-    :raises SourceReplaced: it is another log.
-    :raises LogGone: it lost its end.
+    :param files: the files of the log, including the file of the mark.
+    :raises SourceReplaced: the log is a different one.
+    :raises LogGone: the log lost its end.
     """
     finding = _compared(settings, files, mark)
     if finding.relation is Relation.UNKNOWN or (finding.relation is Relation.OTHER and _is_cut(files, mark)):
@@ -91,13 +94,13 @@ def check_mark(settings: ConnectionSettings, files: Mapping[str, int], mark: Log
 
 
 def relations(settings: ConnectionSettings, connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
-    """`TellsHistory.relations`, of the server of ``connection``."""
+    """`TellsHistory.relations` for the server of ``connection``."""
     files, findings = log_files(connection), []
     executed = GtidSet.parse(value(connection, "@@global.gtid_executed"))
     for trace in traces:
         finding = _by_mark(settings, files, trace.mark)
         if isinstance(trace.position, GtidSet) and (lost := trace.position - executed):
-            why = f"the server no longer has the transactions {str(lost)[:200]}, which the copy has"
+            why = f"the server no longer has the transactions {str(lost)[:200]}, which the copy contains"
             finding = Finding(Relation.OTHER, why)
         findings.append(finding)
     return findings
@@ -107,7 +110,7 @@ def _by_mark(settings: ConnectionSettings, files: Mapping[str, int], text: str) 
     try:
         mark = LogMark.parse(text)
     except PositionError:
-        return Finding(Relation.UNKNOWN, "the copy does not say where in the log it was made")
+        return Finding(Relation.UNKNOWN, "the copy does not record its place in the log")
     return _compared(settings, files, mark)
 
 
@@ -116,24 +119,24 @@ def _compared(settings: ConnectionSettings, files: Mapping[str, int], mark: LogM
     if place.file not in files:
         base = place.file.rpartition(".")[0]
         numbers = [file_number(name) for name in files if name.rpartition(".")[0] == base]
-        # The server counts its files up, and purges the oldest ones.
+        # File numbers only increase, and the server purges the oldest files first.
         if numbers and min(numbers) < file_number(place.file):
-            return Finding(Relation.OTHER, f"the log has no file {place.file} any more, but has earlier ones")
+            return Finding(Relation.OTHER, f"the log no longer has the file {place.file}, but has earlier files")
         return Finding(Relation.UNKNOWN, f"the log file {place.file}, in which the copy was made, was purged")
     if _is_cut(files, mark):
-        return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches to {place.position:,}")
-    # The file's beginning is read last: if it is still there then, it was there all the time.
+        return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches position {place.position:,}")
+    # Read the beginning of the file last: if the file still exists then, it existed during the other reads.
     last = _last(settings, place) if mark.last != _NOTHING else _NOTHING
     reaches = mark.last != _NOTHING or _reaches(settings, place)
     stamp, begin = _begin(settings, place.file)
     if not stamp:
         return Finding(Relation.UNKNOWN, f"the log file {place.file}, in which the copy was made, was purged")
     if (place.stamp and stamp != place.stamp) or _differ(mark.begin, begin):
-        return Finding(Relation.OTHER, f"the log file {place.file} is another one than when the copy was made")
+        return Finding(Relation.OTHER, f"the log file {place.file} was replaced after the copy was made")
     if not reaches:
-        return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches to {place.position:,}")
+        return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches position {place.position:,}")
     if _differ(mark.last, last):
-        return Finding(Relation.OTHER, f"the log has other events before {place} than when the copy was made")
+        return Finding(Relation.OTHER, f"the events before {place} in the log differ from those when the copy was made")
     return Finding(Relation.SAME)
 
 
@@ -146,7 +149,7 @@ def _is_cut(files: Mapping[str, int], mark: LogMark) -> bool:
 
 
 def _begin(settings: ConnectionSettings, file: str) -> tuple[str, str]:
-    """When a file was made, as `LogPlace.stamp` has it, and the digest of what it begins with."""
+    """Return the creation time of a file, as in `LogPlace.stamp`, and the digest of its PREVIOUS_GTIDS event."""
     stamp, begin = "", _NOTHING
     with closing(log_events(settings, file, codes.FIRST_POSITION)) as events:
         for _, event in zip(range(4), events, strict=False):
@@ -159,12 +162,12 @@ def _begin(settings: ConnectionSettings, file: str) -> tuple[str, str]:
 
 
 def _last(settings: ConnectionSettings, place: LogPlace) -> str:
-    """The digest of the commit that ends at ``place``; `_NOTHING` if none does."""
+    """Return the digest of the commit event that ends at ``place``; `_NOTHING` if none does."""
     for length in (_XID_BYTES + codes.CHECKSUM_BYTES, _XID_BYTES):
         if place.position - length < codes.FIRST_POSITION:
             continue
         with closing(log_events(settings, place.file, place.position - length)) as events:
-            # The server repeats the file's FORMAT_DESCRIPTION first, wherever the dump starts.
+            # Wherever a dump starts, the server first sends the file's FORMAT_DESCRIPTION.
             in_file = [event for _, event in zip(range(4), events, strict=False) if not event.made_up][1:]
         end = place.position & codes.LOW_HALF
         if in_file and (in_file[0].kind, in_file[0].length, in_file[0].end) == (codes.XID, length, end):
@@ -173,7 +176,7 @@ def _last(settings: ConnectionSettings, place: LogPlace) -> str:
 
 
 def _reaches(settings: ConnectionSettings, place: LogPlace) -> bool:
-    """Whether the file is so long: how long an encrypted one is, its size does not say."""
+    """Whether the file reaches ``place``. The size of an encrypted file does not show this."""
     with closing(log_events(settings, place.file, place.position)) as events:
         return next(events, None) is not None
 

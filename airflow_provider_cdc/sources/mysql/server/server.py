@@ -1,4 +1,4 @@
-"""The server behind a session: which one it is, and with which settings that the log does not show."""
+"""The identity of the server behind a session, and its settings that the log does not show."""
 
 from __future__ import annotations
 
@@ -27,14 +27,15 @@ from airflow_provider_cdc.sources.mysql.server.session import (
     variables,
 )
 
-# The log does not show these either, and only a restart changes them: the same before and after a single restart, they
-# were the same all along.
+# The log does not show these settings either, and only a restart changes them. If they are the same before and after a
+# single restart, they were the same all the time.
 _FIXED = ("innodb_native_foreign_keys", "log_replica_updates", "lower_case_table_names", "version")
 FIXED_PREFIX = "fixed."
-# The log does not show what these were; when they were set last shows that they were not touched during a run.
+# The log does not show the values of these settings. The time at which they were last set shows whether they were set
+# during a run.
 WATCHED = ("binlog_error_action", "binlog_order_commits", "replica_preserve_commit_order")
-# Whoever knows where in the log a run began sees every transaction that has no GTID. Whoever looks a past position up
-# by GTIDs may be sent behind some.
+# A run that begins now knows its place in the log, so its reader finds every transaction without a GTID. A past
+# position is looked up by GTIDs, and the reader may start after such transactions. So gtid_mode must not have changed.
 WATCHED_IN_THE_PAST = (*WATCHED, "gtid_mode")
 _DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 LAST_SET = "last_set."
@@ -47,20 +48,20 @@ _PRIVILEGE_MISSING = 1227
 
 
 def durability_warnings(connection: Connection) -> list[str]:
-    """Settings with which the server may lose what it has committed, when its machine fails."""
+    """Return warnings about settings with which the server may lose committed transactions if its machine fails."""
     values = variables(connection, _DURABLE)
     return [
-        f"{name} is {values.get(name, 'unknown')}: if the server's machine fails, transactions are lost that were "
-        "visible already, so a run that is in progress begins anew, and a copy that was just published may hold them"
+        f"{name} is {values.get(name, 'unknown')}: if the server's machine fails, transactions that were already "
+        "visible may be lost; a run in progress then begins anew, and a copy that was just published may contain them"
         for name in _DURABLE
         if values.get(name) != "1"
     ]
 
 
 def identity(settings: ConnectionSettings, connection: Connection) -> dict[str, str]:
-    """What tells this server, in this state of its settings, from another: JSON for the manifest.
+    """Return the identity of the server and its settings, as JSON for the manifest.
 
-    It is to be taken before the initial position: what is set later shows up as a difference.
+    Call it before the initial position is fixed, so that any setting that is changed later shows up as a difference.
     """
     found = state(connection)
     here = RunSettings.of(settings, found)
@@ -70,9 +71,9 @@ def identity(settings: ConnectionSettings, connection: Connection) -> dict[str, 
 def with_mark(
     settings: ConnectionSettings, connection: Connection, identity: Mapping[str, str], place: LogPlace | None = None
 ) -> dict[str, str]:
-    """``identity`` with the mark of a position that was fixed after it was taken.
+    """Return ``identity`` with the mark of a position that was fixed after ``identity`` was read.
 
-    :param place: where the log has the position; None: it is the present one.
+    :param place: the place of the position in the log; None: the present end.
     """
     here, begun = RunSettings.of(settings, identity), LogPlace.parse(identity[LOG_PLACE])
     if place is None:
@@ -81,19 +82,20 @@ def with_mark(
 
 
 def begun_at(identity: Mapping[str, str]) -> LogPlace | None:
-    """The place in the log at which ``identity`` was taken; None: it does not say."""
+    """Return the place in the log at which ``identity`` was read; None: it is not recorded."""
     place = identity.get(LOG_PLACE, "")
     return LogPlace.parse(place) if place else None
 
 
 def started(connection: Connection) -> str:
-    """When the server was started: another time is another start."""
-    # The server counts from its start to the statement's, in whole seconds; so the difference is the same at all times.
+    """Return the start time of the server. Another time means another start."""
+    # Uptime is the whole seconds from the start of the server to the start of the statement, so the difference is
+    # constant.
     return str(value(connection, _STARTED))
 
 
 def state(connection: Connection) -> dict[str, str]:
-    """What the server is now: which one, since when, and with which settings that the log does not show."""
+    """Return the present identity of the server, its start time, and its settings that the log does not show."""
     uuid, host, start = query(connection, f"SELECT @@global.server_uuid, @@global.hostname, {_STARTED}")[0]
     _, _, alone, ignored, *_ = log_status(connection)
     fixed = variables(connection, _FIXED) | {"binlog_do_db": alone, "binlog_ignore_db": ignored}
@@ -105,12 +107,12 @@ def state(connection: Connection) -> dict[str, str]:
 
 
 def check_log(connection: Connection, initial: GtidSet) -> None:
-    """Make sure that the server executed ``initial`` and still has the log of everything after it.
+    """Make sure that the server has executed ``initial`` and still has the log of everything after it.
 
     :raises SourceReplaced: the server's history does not contain ``initial``.
     :raises LogGone: the log was purged past ``initial``.
     """
-    # Purged first: what is purged between the two reads is then found missing by the reader, not overlooked here.
+    # Read gtid_purged first. If the server purges log between the two reads, the reader of the log reports it.
     purged, executed = (
         GtidSet.parse(value(connection, f"@@global.{name}")) for name in ("gtid_purged", "gtid_executed")
     )
@@ -118,18 +120,19 @@ def check_log(connection: Connection, initial: GtidSet) -> None:
         raise SourceReplaced(
             f"the server's history lacks {initial - executed}, which the run's initial position contains",
             where="gtid_executed",
-            hint="point the connection back to the server the run began on, or trigger a new run",
+            hint="point the connection back to the server on which the run began, or trigger a new run",
         )
     if not purged <= initial:
         raise LogGone(
-            f"the log of {purged - initial} was purged, which the run still needs",
+            f"the server purged the log of {purged - initial}, which the run still needs",
             where="gtid_purged",
-            hint="trigger a new run, and raise binlog_expire_logs_seconds so that the log outlives it",
+            hint="trigger a new run, and raise binlog_expire_logs_seconds so that the server keeps the log until the "
+            "run ends",
         )
 
 
 def is_replica(connection: Connection) -> bool | None:
-    """Whether the server replicates from another; None if this user may not know, which is a problem of its own."""
+    """Whether the server is a replica; None if this user lacks the privilege for it, which another check reports."""
     try:
         return bool(query(connection, "SHOW REPLICA STATUS"))
     except pymysql.OperationalError as error:
@@ -139,8 +142,10 @@ def is_replica(connection: Connection) -> bool | None:
 
 
 def last_set(connection: Connection) -> dict[str, datetime | None]:
-    """When the settings that the log does not show, or not whoever looks for a past position in it, were last set by
-    hand; None: not since the server's start. What the server does not tell is left out."""
+    """Return when each of the settings `WATCHED_IN_THE_PAST` was last set in the running server.
+
+    None: not since the server's start. A setting for which the server does not show this is omitted.
+    """
     return {
         name: datetime.fromisoformat(when).replace(tzinfo=UTC) if when else None
         for name, when in _last_set(connection, WATCHED_IN_THE_PAST).items()

@@ -98,5 +98,5 @@ def test_a_crash_is_noticed_in_an_encrypted_log(
     run.record()
     server.crash()
     server.query(f"DELETE FROM {table} WHERE id = 1")
-    with pytest.raises(LogGone, match="does not end as the server ends its files"):
+    with pytest.raises(LogGone, match="was not closed cleanly"):
         run.finish()

@@ -224,7 +224,7 @@ def test_data_of_a_clean_stop_put_back_after_the_reads(server: MysqlServer, tabl
     server.query(f"INSERT INTO {table} VALUES (8)")
     server.query(f"INSERT INTO {table} VALUES (9)")
     run.check()
-    with pytest.raises(SourceReplaced, match="put back"):
+    with pytest.raises(SourceReplaced, match="a backup was restored"):
         run.segments(bound.log_end)
 
 
@@ -357,7 +357,7 @@ def test_a_reset_log_begins_a_new_history_whose_copies_are_the_latest_at_once(ni
     nights.insert(*range(30, 34))
     latest, ended, _ = nights.next()
     assert (latest, nights.head["history"]["number"]) == (True, 3)
-    assert "is another one than when the copy was made" in ended[nights.table]
+    assert "was replaced after the copy was made" in ended[nights.table]
 
 
 def test_data_that_was_put_back_begins_a_new_history_although_its_log_goes_on(nights: Nights, copy: Path) -> None:
@@ -370,7 +370,7 @@ def test_data_that_was_put_back_begins_a_new_history_although_its_log_goes_on(ni
     nights.insert(*range(20, 26))
     latest, ended, _ = nights.next()
     assert latest
-    assert "no longer reaches to" in ended[nights.table]
+    assert "no longer reaches position" in ended[nights.table]
     assert nights.head["history"]["number"] == 2
 
 
