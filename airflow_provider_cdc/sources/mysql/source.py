@@ -50,13 +50,13 @@ from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, se
 
 
 class MysqlSource:
-    """``sources.capabilities.Source`` for MySQL; each method is a function of the module that its name says.
+    """`Source` for MySQL. The methods call functions of other modules.
 
-    What decodes rows and logs is imported where it is used: its kernels take a second to load, and the steps that only
-    check, plan and record do without.
+    The decoders of rows and logs are imported in the methods that use them: their kernels take a second to load, and
+    the steps that only check, plan and record do not need them.
 
-    :param identity: of the server that the run began on; None: any server may answer. `of_run` gives a source that
-        knows it.
+    :param identity: the identity of the server on which the run began; None: any server may answer. `of_run` returns a
+        source with an identity.
     """
 
     kind: ClassVar[str] = "mysql"
@@ -147,7 +147,8 @@ class MysqlSource:
         self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
     ) -> None:
         with session(self.settings) as connection:
-            # Identities are of one server. Whoever rolls copies forward looks whether this is the one.
+            # Table identities are valid on one server only. When copies are rolled forward, `check_since` checks that
+            # the server is the same.
             if value(connection, "@@global.server_uuid") == identity[SERVER_UUID]:
                 hint = "clear preflight and the tasks after it"
                 self._check_replaced(connection, identity, tables, hint, {}, until[server.LOG_PLACE], now)
@@ -193,7 +194,7 @@ class MysqlSource:
             return log_mark.relations(here, connection, traces)
 
     def check_tables(self, tables: Sequence[Table]) -> None:
-        # The log shows every DDL that is logged, too, but only once it is read.
+        # The log also shows all logged DDL, but only when it is read later.
         with session(self.settings) as connection:
             schema.check_unchanged(connection, tables)
             if self._identity is not None:
@@ -218,7 +219,7 @@ class MysqlSource:
     def bound_reads(self) -> UpperBound:
         bound = snapshot.bound_reads(self.settings)
         if isinstance(self.settings, RunSettings) and bound.incarnation != (self._identity or {}).get(server.STARTED):
-            # Before anything is read again: it would be in vain.
+            # Check before rows are read again, because those reads would be useless after a crash.
             self.check_identity(self._identity or {}, self.settings.position)
         return bound
 

@@ -1,1 +1,1 @@
-"""The MySQL server: driver, sessions, settings, privileges, the history of its log."""
+"""The MySQL server: driver, sessions, settings, privileges, log history."""

@@ -1,4 +1,4 @@
-"""Amazon RDS and Aurora: what differs there from a server of one's own."""
+"""Amazon RDS and Aurora: how they differ from a self-managed server."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ _RETENTION = "binlog retention hours"
 
 
 def is_amazon(connection: Connection) -> bool:
-    """Whether the server is one of Amazon's, where nobody has its options or SUPER."""
+    """Whether the server is Amazon RDS or Aurora, where users can neither set its start options nor have SUPER."""
     values = variables(connection, ["basedir", "aurora_version"])
     return "aurora_version" in values or values.get("basedir", "").startswith(_BASE)
 
 
 def setting_hint(setting: str) -> str:
-    """How to change a setting there."""
+    """Return the hint that says how to change a setting on Amazon RDS or Aurora."""
     return f"set {setting} in the parameter group of the instance or cluster, and reboot if it asks for that"
 
 
 def retention_hours(connection: Connection) -> int | None:
-    """For how many hours the log is kept there, whatever binlog_expire_logs_seconds says; 0: it is not set. None: this
-    user may not see it."""
+    """Return the number of hours for which Amazon keeps the log, regardless of binlog_expire_logs_seconds.
+
+    0: the setting is not set. None: this user may not read it.
+    """
     try:
         rows = query(connection, f"SELECT value FROM mysql.rds_configuration WHERE name = '{_RETENTION}'")
     except pymysql.MySQLError as error:
@@ -36,9 +38,11 @@ def retention_hours(connection: Connection) -> int | None:
 
 
 def retention_problem(connection: Connection, needed: int) -> Problem | None:
-    """What is wrong with how long the log is kept there.
+    """Return the problem if Amazon keeps the log for a shorter time than a run needs.
 
-    :param needed: seconds for which a run needs it. Where this user may not see the setting, nothing is known.
+    None also if this user may not read the setting.
+
+    :param needed: the number of seconds for which a run needs the log.
     """
     hours = retention_hours(connection)
     if hours is None or hours * 3600 >= needed:

@@ -1,4 +1,4 @@
-"""Waiting for locks that other sessions hold on tables, for a bounded time, and naming who holds them."""
+"""Wait for table locks of other sessions for a bounded time, and name the sessions that hold them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from airflow_provider_cdc.sources.mysql.server.statement_size import batches, si
 SECONDS = 10
 _DENIED = 1142
 
-# A lock that is only waited for holds up readers as well, for the server grants locks in turn. Tables that the copied
-# ones refer to may be the ones that are locked, so all of a schema are named.
+# The query includes pending locks, because the server grants locks in turn, so a pending lock blocks readers, too. It
+# includes all tables of the schemas, because the locked table may be one that a copied table refers to.
 _HOLDERS = """
 SELECT OBJECT_SCHEMA, OBJECT_NAME, LOCK_STATUS, LOCK_TYPE, PROCESSLIST_ID, PROCESSLIST_USER, PROCESSLIST_HOST,
     PROCESSLIST_TIME
@@ -31,11 +31,11 @@ ORDER BY LOCK_STATUS <> 'GRANTED', OBJECT_SCHEMA, OBJECT_NAME, PROCESSLIST_ID LI
 
 @contextmanager
 def naming_blockers(settings: ConnectionSettings, connection: Connection) -> Iterator[list[TableName]]:
-    """Let the session wait for a table for `SECONDS` at most.
+    """Let the session wait for a table lock for at most `SECONDS`.
 
-    Gives a list, which the caller fills with the tables concerned before it asks for anything of them.
+    Yields a list. The caller adds each table to the list before it runs a statement on the table.
 
-    :raises LockNotGranted: one of them was locked for longer; the message names it, and the sessions that hold it.
+    :raises LockNotGranted: one of the tables was locked for longer; the message names the sessions that hold the lock.
     """
     tables: list[TableName] = []
     set_session(connection, {"lock_wait_timeout": str(SECONDS)})
@@ -46,10 +46,10 @@ def naming_blockers(settings: ConnectionSettings, connection: Connection) -> Ite
             raise
         holders = _holders(connection, tables)
         raise LockNotGranted(
-            f"locked against readers for {SECONDS} s: {'; '.join(holders) or 'the server does not say by whom'}",
+            f"locked against readers for {SECONDS} s: {'; '.join(holders) or 'the sessions are unknown'}",
             where=", ".join(map(str, tables)) or settings.address,
-            hint="let the other session end, or end it (KILL); the task can be retried. To see who it is, this user "
-            f"needs: GRANT SELECT ON performance_schema.* TO {account(connection)}",
+            hint="wait until the other session ends, or end it (KILL); the task can be retried. To see the other "
+            f"session, this user needs: GRANT SELECT ON performance_schema.* TO {account(connection)}",
         ) from error
 
 

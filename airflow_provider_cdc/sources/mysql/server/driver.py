@@ -1,12 +1,13 @@
-"""PyMySQL, hardened against a server that lies: it may not be the one that the connection means.
+"""PyMySQL, hardened against a malicious server: the server that answers may not be the intended one.
 
-PyMySQL answers every method of authentication that a server asks for, some with the password itself, some with the
-password encrypted for a key that the server has just sent. So the driver is not told the password: its first answer is
-empty, whereupon every server names the account's method, which is then answered here, by the rules of
-``sources.trust``. Nor does the driver bound what it receives: here a login has a deadline, and an answer a size.
+PyMySQL answers every authentication method that a server requests: some methods with the password itself, some with
+the password encrypted with a key that the server has just sent. So PyMySQL does not receive the password. Its first
+answer is empty. Every server then names the account's method, and this module answers it by the rules of
+``sources.session.trust``. PyMySQL also does not limit what it receives. This module sets a deadline for each login and
+a maximum size for each answer.
 
-Whatever PyMySQL keeps to itself is used in this module and in no other: those who read a socket beside it, or say what
-it has no method for, ask `GuardedConnection`.
+Only this module uses private members of PyMySQL. Modules that read the socket directly, or send commands for which
+PyMySQL has no method, use `GuardedConnection`.
 
 Source: MySQL's "Client/Server Protocol", pages "Connection Phase" and "Caching_sha2_password information".
 """
@@ -34,15 +35,15 @@ else:
     _Driver = pymysql.Connection
 
 SERVER_KEY = "server_key"
-"""The field of ``ConnectionSettings.tls`` with the path of the server's public RSA key."""
+"""The key in ``ConnectionSettings.tls`` for the path of the server's public RSA key."""
 
 ANSWER_BYTES = 1 << 29
-"""What one statement may return through the driver. Tables and logs are not read through it."""
+"""The maximum size of a statement's result that is read through the driver. Tables and logs are not read through it."""
 _PER_READ = 100
-"""What a read costs of that besides its bytes: a row becomes objects, however short it is."""
+"""The bytes that each read counts in addition to its data, because even a short row becomes Python objects."""
 
 _SMALL_BYTES = 1 << 14
-"""The server takes so much whatever its max_allowed_packet is (net_buffer_length)."""
+"""The statement size that the server accepts with any max_allowed_packet (net_buffer_length)."""
 
 _PROTOCOL = 10
 _RESET_CONNECTION = 0x1F
@@ -56,22 +57,22 @@ _NONCE_BYTES = 20
 _REQUEST_KEY = {_CACHING: b"\x02", _SHA256: b"\x01"}
 _FAST_DONE, _FULL_WANTED = b"\x01\x03", b"\x01\x04"
 _TRUST_HINT = (
-    "name the authority that signed its certificate (tls_ca; MySQL keeps the one that it made as ca.pem in its data "
-    "directory); or, with tls_mode disabled, its public RSA key (tls_server_key, public_key.pem there); or say that "
-    "nobody else is in the network between (tls_trusted_network)"
+    "name the authority that signed the server's certificate (tls_ca; MySQL stores the one that it created as ca.pem "
+    "in its data directory); or, with tls_mode disabled, name the server's public RSA key (tls_server_key; "
+    "public_key.pem in the same directory); or declare the network to the server as trusted (tls_trusted_network)"
 )
 
 
 class GuardedConnection(_Driver):
-    """A session of PyMySQL, not yet connected.
+    """A PyMySQL session. The constructor does not connect.
 
-    :param login_seconds: how long ``connect`` and what follows may take, until ``logged_in``.
+    :param login_seconds: the maximum time from ``connect`` until ``logged_in`` is called.
     """
 
     def __init__(self, settings: ConnectionSettings, trust: Trust, login_seconds: float, **arguments: Any) -> None:
-        # As text it would have to be Latin-1.
+        # Bytes, because PyMySQL encodes a text password as Latin-1.
         self._secret = settings.password.encode()
-        # The driver waits for a TLS handshake as long as for any other read or write.
+        # PyMySQL applies these timeouts to the TLS handshake, too.
         timeouts = {"read_timeout": login_seconds, "write_timeout": login_seconds}
         super().__init__(**{**arguments, **timeouts}, defer_connect=True)
         self._where = settings.address
@@ -85,8 +86,8 @@ class GuardedConnection(_Driver):
     def connect(self, sock: Any = None) -> None:
         """Log in, and reset the session.
 
-        :raises pymysql.MySQLError: the server refuses, or the session broke.
-        :raises ConfigurationError: the server wants what it must not get, or is not a MySQL server.
+        :raises pymysql.MySQLError: the server rejects the login, or the session broke.
+        :raises ConfigurationError: the server requests what it must not receive, or is not a MySQL server.
         """
         self._deadline = time.monotonic() + self._login_seconds
         try:
@@ -97,7 +98,7 @@ class GuardedConnection(_Driver):
             raise _no_protocol(self._where, error) from error
 
     def logged_in(self, read_timeout: float, write_timeout: float) -> None:
-        """From now on the server may take this long before it says something, or takes what is said to it."""
+        """End the login deadline, and set the timeouts of later reads and writes, in seconds."""
         driver: Any = self
         self._deadline = None
         driver._write_timeout = write_timeout
@@ -106,7 +107,7 @@ class GuardedConnection(_Driver):
 
     @property
     def number(self) -> int:
-        """The connection's number, as the server's greeting gave it: the low 32 bits of it."""
+        """The low 32 bits of the connection ID, as the server's greeting gave them."""
         driver: Any = self
         return int(driver.thread_id())
 
@@ -118,7 +119,7 @@ class GuardedConnection(_Driver):
 
     @property
     def max_packet(self) -> int:
-        """The bytes that a command may have: the server's ``max_allowed_packet``, which it is asked for once."""
+        """The maximum size of a command in bytes: the server's ``max_allowed_packet``, queried once."""
         if not self._max_packet:
             with self.cursor() as cursor:
                 cursor.execute("SELECT @@session.max_allowed_packet")
@@ -126,23 +127,23 @@ class GuardedConnection(_Driver):
         return self._max_packet
 
     def send(self, command: int, data: str | bytes) -> None:
-        """Send a command; the answer is the caller's to receive."""
+        """Send a command. The caller must read the answer."""
         self._execute_command(command, data)
 
     def packet(self) -> Any:
-        """The next packet of an answer, a ``pymysql.protocol.MysqlPacket``.
+        """Return the next packet of an answer, a ``pymysql.protocol.MysqlPacket``.
 
-        :raises pymysql.MySQLError: it says that the command failed, or the session broke.
+        :raises pymysql.MySQLError: the packet reports that the command failed, or the session broke.
         """
         return self._read_packet()
 
     def bare_socket(self, timeout: float | None = None) -> socket.socket:
-        """The socket, for who reads the answer to a command from it, up to the answer's last packet.
+        """Return the socket, for callers that read the answer to a command directly.
 
-        PyMySQL reads its socket through a buffered file. Between a command's sending and its answer that file holds
-        nothing: the server speaks only when asked.
+        The caller must read up to the last packet of the answer. PyMySQL reads its socket through a buffered file.
+        Between a command and its answer the buffer is empty, because the server sends data only in answer to a command.
 
-        :param timeout: seconds of silence after which a read fails; None: as for the driver's own reads.
+        :param timeout: seconds of silence after which a read fails; None: the timeout of the driver's own reads.
         """
         driver: Any = self
         sock: socket.socket = driver._sock
@@ -151,12 +152,12 @@ class GuardedConnection(_Driver):
         return sock
 
     def drop(self) -> None:
-        """End the session without a word: the server may be in the middle of an answer."""
+        """Close the socket without sending COM_QUIT, because the server may be in the middle of an answer."""
         driver: Any = self
         driver._force_close()
 
     def keep_alive(self) -> None:
-        """Notice within minutes that the other machine is gone; the kernel's default is two hours."""
+        """Set TCP keepalive so that a lost peer is detected within minutes; the kernel's default is two hours."""
         driver: Any = self
         sock = driver._sock
         for option, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
@@ -167,15 +168,15 @@ class GuardedConnection(_Driver):
         driver: Any = self
         super()._get_server_information()  # type: ignore[misc]
         if driver.protocol_version != _PROTOCOL:
-            raise _no_protocol(self._where, f"version {driver.protocol_version} of the protocol")
+            raise _no_protocol(self._where, f"its protocol version is {driver.protocol_version}")
         offers_tls = driver.server_capabilities & CLIENT.SSL
         if self._trust.mode == PREFERRED and not offers_tls:
-            # The driver has this mode as well, but loads every authority of the system for it at each connection.
+            # PyMySQL supports this mode, too, but then loads all system certificate authorities at each connection.
             driver.ssl = False
             driver.client_flag &= ~CLIENT.SSL
         if self._trust.encrypted and not offers_tls:
             raise ConfigurationError(
-                "no encrypted connection could be made: the server offers none",
+                "no encrypted connection could be made: the server does not offer TLS",
                 where=self._where,
                 hint="enable TLS on the server; or, if its network is trusted, choose another tls_mode",
             )
@@ -183,18 +184,19 @@ class GuardedConnection(_Driver):
 
     def _request_authentication(self) -> None:
         super()._request_authentication()  # type: ignore[misc]
-        # Before the driver's SET NAMES, which must not be undone: SQL is read in the session's character set.
+        # Reset before PyMySQL's SET NAMES, because a later reset would undo it, and the server parses SQL in the
+        # session's character set.
         self._reset()
 
     def _reset(self) -> None:
-        """End all that the server's ``init_connect`` left in the session, which may be any SQL: a temporary table that
-        hides one to be copied, a transaction, locks, values of variables.
+        """Remove everything that the server's ``init_connect`` left in the session.
 
-        Only the default schema and the active roles stay. Session variables get their global values, or their defaults
-        if they have none.
+        ``init_connect`` may be any SQL. It may leave a temporary table that hides a table to be copied, a transaction,
+        locks, or values of variables. Only the default schema and the active roles stay. Session variables get their
+        global values, or their defaults if they have no global value.
 
-        :raises ConfigurationError: who answers does not know the command.
-        :raises pymysql.MySQLError: it failed, or the session broke.
+        :raises ConfigurationError: the server or proxy does not support the command.
+        :raises pymysql.MySQLError: the command failed, or the session broke.
         """
         driver: Any = self
         self._execute_command(_RESET_CONNECTION, b"")
@@ -205,9 +207,10 @@ class GuardedConnection(_Driver):
             if error.args[0] != ER.UNKNOWN_COM_ERROR:
                 raise
             raise ConfigurationError(
-                "what answers cannot reset a session, so it may pass on what other sessions or init_connect left in it",
+                "the server or proxy cannot reset a session (COM_RESET_CONNECTION), so the session may have state of "
+                "other sessions or of init_connect",
                 where=self._where,
-                hint="connect to the server itself, or let the proxy pass connections on as they are",
+                hint="connect to the server itself, or configure the proxy to forward connections unchanged",
             ) from error
 
     def _get_auth_plugin_handler(self, plugin_name: bytes) -> _Method:
@@ -227,7 +230,7 @@ class GuardedConnection(_Driver):
         driver: Any = self
         data = bytearray()
         while len(data) < num_bytes:
-            # The driver's own timeout begins anew with every byte.
+            # PyMySQL's own timeout restarts with every byte.
             seconds_left = self._deadline - time.monotonic()
             driver._sock.settimeout(max(seconds_left, 0.001))
             driver._current_timeout = None
@@ -243,10 +246,11 @@ class GuardedConnection(_Driver):
 
     def _execute_command(self, command: int, sql: str | bytes) -> None:
         data = sql.encode() if isinstance(sql, str) else sql
-        # The server ends the session while it is still being told, and its error may never arrive.
+        # If a statement is too long, the server ends the session before it has received the statement, and its error
+        # may never arrive. So check the length first.
         if len(data) > _SMALL_BYTES and len(data) >= self.max_packet:
             raise ConfigurationError(
-                f"a statement has {len(data):,} bytes, and the server takes {self.max_packet:,} (max_allowed_packet)",
+                f"a statement has {len(data):,} bytes, but the server accepts {self.max_packet:,} (max_allowed_packet)",
                 where=self._where,
                 hint=f"set max_allowed_packet on the server to {2 * len(data)} or more",
             )
@@ -268,29 +272,32 @@ class GuardedConnection(_Driver):
         except (CdcError, pymysql.MySQLError, OSError):
             raise
         except Exception as error:
-            # The driver takes the server's word for everything. A request for a local file is a RuntimeError.
+            # PyMySQL does not validate what the server sends, so any exception can follow. For a request for a local
+            # file, it is a RuntimeError.
             self.drop()
             raise DecodeError(
-                f"the server's answer is malformed: {error}", where=self._where, hint="look for a proxy in between"
+                f"the server's answer is malformed: {error}",
+                where=self._where,
+                hint="look for a proxy in between",
             ) from error
 
     def may_show_password(self, method: bytes) -> None:
-        """Refuse to show the password to a server that may be another than the one that is meant.
+        """Make sure that the server may see the password.
 
-        :raises ConfigurationError: this server may not see it.
+        :raises ConfigurationError: the server has not proved its identity, so it may not see the password.
         """
         if not self._trust.may_reveal:
             raise ConfigurationError(
-                f"the server wants the password by {method.decode(errors='replace')}, and nothing shows that it is "
-                "the server it says it is",
+                f"the server requests the authentication method {method.decode(errors='replace')}, which would reveal "
+                "the password, and the server's identity has not been verified",
                 where=self._where,
                 hint=_TRUST_HINT,
             )
 
     def pinned_key(self) -> bytes:
-        """The server's public key, as the connection names it; empty: it does not.
+        """Return the server's public key from the file that the connection names; empty if it names no file.
 
-        :raises ConfigurationError: there is no such file.
+        :raises ConfigurationError: the file cannot be read.
         """
         if not self._server_key_path:
             return b""
@@ -298,12 +305,14 @@ class GuardedConnection(_Driver):
             return Path(self._server_key_path).read_bytes()
         except OSError as error:
             raise ConfigurationError(
-                f"the server's key cannot be read: {error}", where=self._where, hint="correct tls_server_key"
+                f"the file with the server's public key cannot be read: {error}",
+                where=self._where,
+                hint="correct tls_server_key",
             ) from error
 
 
 class _Method:
-    """One method of authentication, named by the server. PyMySQL calls ``authenticate`` with what the server said."""
+    """An authentication method that the server named. PyMySQL calls ``authenticate`` with the server's packet."""
 
     def __init__(self, connection: GuardedConnection, name: bytes, secret: bytes, where: str) -> None:
         self._connection: Any = connection
@@ -313,32 +322,33 @@ class _Method:
         self._nonce = b""
 
     def authenticate(self, packet: Any) -> Any:
-        """Answer, and return what the server says to that."""
+        """Send the answer, and return the server's next packet."""
         if not packet.is_auth_switch_request():
-            raise _no_protocol(self._where, f"x'{packet.get_all_data()[:8].hex()}' during the login")
+            raise _no_protocol(self._where, f"it sent x'{packet.get_all_data()[:8].hex()}' during the login")
         if self._name not in (_NATIVE, _CACHING, _SHA256, _CLEAR):
             raise ConfigurationError(
-                f"the server wants the password by {self._name[:64].decode(errors='replace')}, which is not supported",
+                f"the server requests the authentication method {self._name[:64].decode(errors='replace')}, which is "
+                "not supported",
                 where=self._where,
                 hint="use an account that is identified with caching_sha2_password",
             )
         if self._name == _CLEAR:
             return self._show()
         nonce = packet.read_all()
-        # No random byte of it is zero.
+        # The nonce has no zero bytes, so a zero byte at the end is the terminator.
         self._nonce = nonce[:-1] if nonce.endswith(b"\0") else nonce
         if len(self._nonce) != _NONCE_BYTES:
-            raise _no_protocol(self._where, f"{len(self._nonce)} random bytes")
+            raise _no_protocol(self._where, f"its nonce has {len(self._nonce)} bytes")
         if not self._secret:
-            # There is nothing to hide, whatever the method.
+            # An empty password needs no protection, so every method gets the same empty answer.
             return self._say(b"\0" if self._name == _SHA256 else b"")
         if self._name == _NATIVE:
             return self._say(_auth.scramble_native_password(self._secret, self._nonce))
         return self._caching() if self._name == _CACHING else self._show()
 
     def _caching(self) -> Any:
-        # The server wants to see the password whenever it has forgotten the account, as after a restart. Whether a
-        # connection works must not hang on that.
+        # The server requests the password itself if it has no cache entry for the account, as after a restart. Check
+        # the trust in every case, so that a connection does not depend on the state of the server's cache.
         if not self._connection.pinned_key() or self._connection._secure:
             self._connection.may_show_password(self._name)
         packet = self._say(_auth.scramble_caching_sha2(self._secret, self._nonce))
@@ -348,7 +358,7 @@ class _Method:
         return self._show() if answer == _FULL_WANTED else packet
 
     def _show(self) -> Any:
-        """Send the password: as it is where nobody can read it, else for the server's key alone."""
+        """Send the password: in the clear on a secure connection, else encrypted with the server's public key."""
         connection = self._connection
         if connection._secure or self._name == _CLEAR:
             connection.may_show_password(self._name)
@@ -374,7 +384,7 @@ class _Method:
 
 def _no_protocol(where: str, what: object) -> ConfigurationError:
     return ConfigurationError(
-        f"what answers there does not speak MySQL's protocol: {what}",
+        f"this address does not speak the MySQL protocol: {what}",
         where=where,
         hint="correct host and port, and look for a proxy in between",
     )

@@ -1,4 +1,4 @@
-"""What the driver raises, as errors of this package: told apart by their numbers, never by their text."""
+"""Map the driver's errors to errors of this package, by their error numbers, never by their texts."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ LOCK_WAIT_TIMEOUT = 1205
 _TRY_AGAIN = {LOCK_WAIT_TIMEOUT, 1213, 1317, 1412, 3024, 3058}
 RESULT_TOO_LONG = 1301
 _TOO_LARGE = {1153, 1162, RESULT_TOO_LONG, 2020}
-"""For the server's max_allowed_packet: a statement, or the result of a function."""
+"""A statement, or the result of a function, is larger than the server's max_allowed_packet."""
 _CHANGED = {1049, 1051, 1054, 1146, 1176}
 
 
@@ -58,10 +58,10 @@ _CHANGED = {1049, 1051, 1054, 1146, 1176}
 def mapped_errors(where: str) -> Iterator[None]:
     """Raise the driver's errors as errors of this package.
 
-    :param where: the object at work, for the message.
-    :raises SourceUnavailable: the session broke or the server has no room.
+    :param where: the object that the block works on, for the message.
+    :raises SourceUnavailable: the session broke, or the server or the user has too many sessions.
     :raises ConfigurationError: a privilege is missing, or max_allowed_packet is too small.
-    :raises SchemaChanged: a table, column or index that was there is gone.
+    :raises SchemaChanged: a table, column or index no longer exists.
     """
     try:
         yield
@@ -70,14 +70,14 @@ def mapped_errors(where: str) -> Iterator[None]:
     except pymysql.MySQLError as error:
         raise statement_error(where, error) from error
     except OSError as error:
-        # From a socket that is read beside the driver.
+        # From code that reads the socket directly.
         raise SourceUnavailable(
             f"the connection broke: {error}", where=where, hint="the task can be retried as it is"
         ) from error
 
 
 def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
-    """What the driver raised while ``where`` was at work, as an error of this package."""
+    """Return the driver's error as an error of this package. ``where`` is the object that the statement was about."""
     code, text = _code_and_text(error)
     message = f"{text} (MySQL error {code})"
     if code in _PASSWORD_EXPIRED:
@@ -88,7 +88,7 @@ def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
         return ConfigurationError(
             message,
             where=where,
-            hint="grant what is missing to the user of this connection; preflight names the GRANT",
+            hint="grant the missing privilege to the user of this connection; preflight names the GRANT",
         )
     if code in _TOO_LARGE:
         return ConfigurationError(
@@ -109,23 +109,23 @@ def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
 
 
 def has_no_room(error: BaseException | None) -> bool:
-    """Whether the server refused a session only because it has, or the user has, as many as it may."""
+    """Whether the server rejected a session only because a limit on the number of sessions or on a user is reached."""
     cause = error.__cause__ if error is not None else None
     return isinstance(cause, pymysql.MySQLError) and _code_and_text(cause)[0] in _BUSY
 
 
 def connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> CdcError:
-    """What the driver raised while it logged in, as an error of this package."""
+    """Return the driver's error during the login as an error of this package."""
     code, text = _code_and_text(error)
     where = settings.address
     cause = getattr(error, "original_exception", None)
     if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
-        return ConfigurationError(f"no host is called {settings.host!r}", where=where, hint="correct the host")
+        return ConfigurationError(f"unknown host {settings.host!r}", where=where, hint="correct the host")
     if isinstance(cause, ssl.SSLCertVerificationError):
         return ConfigurationError(
             f"the server's certificate cannot be trusted: {cause.verify_message}",
             where=where,
-            hint="name the authority that signed it in tls_ca, or the host as the certificate does",
+            hint="name the authority that signed the certificate in tls_ca, or use the host name in the certificate",
         )
     if isinstance(cause, ssl.SSLError) or code == 2026:
         return ConfigurationError(
@@ -141,7 +141,7 @@ def connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> Cd
         )
     if code == 3159:
         return ConfigurationError(
-            "the server accepts encrypted connections only", where=where, hint="set tls_mode to required"
+            "the server accepts only encrypted connections", where=where, hint="set tls_mode to required"
         )
     if code == 1049:
         return ConfigurationError(
@@ -153,14 +153,14 @@ def connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> Cd
         return ConfigurationError(
             f"{text} (MySQL error {code})",
             where=where,
-            hint="let the server accept this machine (the user's host part)",
+            hint="let the server accept this machine (the host part of the user's account)",
         )
     if code == _INIT_CONNECT_FAILED and "init_connect" in text:
         return SourceUnavailable(
             text,
             where=where,
-            hint="the server's error log says why; correct init_connect on the server, or what it lacks, or let it not "
-            "run for this user (GRANT CONNECTION_ADMIN ON *.*)",
+            hint="see the server's error log for the reason; correct init_connect on the server, or grant or create "
+            "what init_connect needs, or exempt this user from init_connect (GRANT CONNECTION_ADMIN ON *.*)",
         )
     if code in _LOST and code != 0:
         return SourceUnavailable(

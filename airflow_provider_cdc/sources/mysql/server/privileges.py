@@ -1,7 +1,7 @@
-"""What the user of a session may do, and the GRANT that is missing for what it may not.
+"""The privileges of a session's user, and the GRANT statements for missing ones.
 
-What can be tried without harm is tried, so roles, partial revokes and whatever else counts for the server count here.
-The rest is read from SHOW GRANTS, which includes the privileges of active roles.
+A privilege that can be tested by a harmless statement is tested in that way, so that roles, partial revokes and all
+other rules of the server apply. The other privileges are read from SHOW GRANTS, which includes those of active roles.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COLUMNS = re.compile(r" \([^)]*\)")
 
 @dataclass(frozen=True)
 class _Grant:
-    """One line of SHOW GRANTS: privileges on whole objects, those on single columns left out. Names are as quoted."""
+    """One line of SHOW GRANTS, without privileges on single columns. The names are quoted."""
 
     revoked: bool
     privileges: frozenset[str]
@@ -52,18 +52,25 @@ class Privileges:
         self._grants = [grant for line in lines if (grant := _parse(line))]
 
     def server_problems(self) -> list[Problem]:
-        """What is missing to see where the log ends and to read it."""
+        """Return the missing privileges for querying the end of the log and for reading the log."""
         return [
-            Problem(privilege, f"this user lacks it, and {reason}", f"GRANT {privilege} ON *.* TO {self._account}")
+            Problem(
+                privilege,
+                f"this user lacks the privilege, and {reason}",
+                f"GRANT {privilege} ON *.* TO {self._account}",
+            )
             for privilege, statement, reason in (
-                ("REPLICATION CLIENT", log_status_statement(self._connection), "cannot ask where the log ends"),
+                ("REPLICATION CLIENT", log_status_statement(self._connection), "cannot query the end of the log"),
                 ("REPLICATION SLAVE", "SHOW REPLICAS", "cannot read the log"),
             )
             if not self._may(statement)
         ]
 
     def select_problem(self, name: TableName) -> Problem | None:
-        """What is missing to read the whole table: columns that the user may not see would be missed without a word."""
+        """Return the missing privilege for reading all columns of the table.
+
+        Columns without the privilege would be silently omitted.
+        """
         if self._may(f"SELECT * FROM {table_sql(name)} LIMIT 0") and self._granted("SELECT", name):
             return None
         return Problem(
@@ -73,8 +80,11 @@ class Privileges:
         )
 
     def sees_triggers(self, name: TableName) -> bool:
-        """Whether the server tells this user of the table's triggers. It cannot be tried: to see none is no answer."""
-        # Of several grants on schemas that match, the server goes by the most exact one alone.
+        """Whether the server shows this user the table's triggers.
+
+        A query cannot test this: an empty result has two possible reasons.
+        """
+        # If several schema-level grants match, the server applies only the most specific one.
         on_schema = [
             grant
             for grant in self._grants
@@ -84,12 +94,12 @@ class Privileges:
         return self._granted("TRIGGER", name, but=on_schema if unsure else ())
 
     def lock_problems(self, names: Sequence[TableName]) -> list[Problem]:
-        """What is missing to lock these tables."""
+        """Return the missing privileges for locking these tables."""
         lacking = [name for name in names if not self._granted("LOCK TABLES", name)]
         return [
             Problem(
                 ", ".join(str(name) for name in lacking if name.schema == schema),
-                "to be read with lock, for which this user lacks LOCK TABLES",
+                "the option lock requires LOCK TABLES, which this user lacks",
                 f"GRANT LOCK TABLES ON {quote(schema)}.* TO {self._account}",
             )
             for schema in dict.fromkeys(name.schema for name in lacking)
@@ -105,7 +115,7 @@ class Privileges:
         return True
 
     def _granted(self, privilege: str, name: TableName, but: Sequence[_Grant] = ()) -> bool:
-        """Whether it is granted on everything, the schema or the whole table, ``but`` for these grants."""
+        """Whether the privilege is granted globally, on the schema or on the whole table, by a grant not in ``but``."""
         matching = [
             grant
             for grant in self._grants
@@ -114,7 +124,7 @@ class Privileges:
             and grant.table in ("*", quote(name.name))
             and (grant.schema == "*" or self._covers(grant.schema, name.schema))
         ]
-        # A partial revoke takes a schema out of what is granted on everything; a grant on it would have undone that.
+        # A partial revoke excludes a schema from the global grants. A grant on that schema would have removed it.
         if any(grant.revoked for grant in matching):
             matching = [grant for grant in matching if grant.schema != "*"]
         return any(not grant.revoked for grant in matching)
@@ -131,7 +141,7 @@ class Privileges:
 def _parse(line: str) -> _Grant | None:
     match = _GRANT.fullmatch(line)
     if match is None:
-        # A granted role: what it brings stands in lines of its own. Or a routine, which is not read.
+        # A granted role, whose privileges have their own lines; or a grant on a routine, which is not needed.
         return None
     verb, privileges, schema, table = match.groups()
     whole = frozenset(item.strip() for item in _split(privileges) if not _COLUMNS.search(item))
@@ -139,5 +149,5 @@ def _parse(line: str) -> _Grant | None:
 
 
 def _split(privileges: str) -> list[str]:
-    """At the commas between privileges, not at those between the columns of one."""
+    """Split at the commas between privileges, but not at those between the columns of one privilege."""
     return re.findall(r"(?:[^,(]|\([^)]*\))+", privileges)

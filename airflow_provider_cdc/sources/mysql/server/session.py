@@ -1,4 +1,4 @@
-"""Sessions: opened with every setting that could bend a read pinned down, and the driver's errors as ours."""
+"""Sessions in which every variable that could change a read is pinned, and the driver's errors are mapped."""
 
 from __future__ import annotations
 
@@ -33,21 +33,22 @@ from airflow_provider_cdc.sources.session.trust import (
 Connection: TypeAlias = GuardedConnection
 
 SERVER_UUID, HOSTNAME = "server_uuid", "hostname"
-"""What `RunSettings` take from the identity of a run."""
+"""The keys of a run's identity that `RunSettings` uses."""
 
 _NOTHING = GtidSet()
 
 OLDEST_VERSION = (8, 0, 26)
 CONNECT_SECONDS = 15
 READ_SECONDS = 900
-"""No statement of ours leaves the server silent for so long: a session that does is lost."""
+"""The read timeout. For every statement of this package, the server sends data within this time unless the session is
+lost."""
 
 
 @dataclass(frozen=True)
 class RunSettings(ConnectionSettings):
-    """How to reach the very server that a run began on: behind one address there may be several.
+    """Connection settings that accept only the server on which a run began: one address may lead to several servers.
 
-    ``position`` is what it must have executed.
+    ``position`` is the position that the server must have executed.
     """
 
     server_uuid: str = ""
@@ -56,25 +57,28 @@ class RunSettings(ConnectionSettings):
 
     @classmethod
     def of(cls, settings: ConnectionSettings, identity: Mapping[str, str], position: GtidSet = _NOTHING) -> RunSettings:
-        """:param identity: as ``server.identity`` gave it."""
+        """Return ``settings`` with the identity of a run.
+
+        :param identity: the result of ``server.identity``.
+        """
         plain = {each.name: getattr(settings, each.name) for each in fields(ConnectionSettings)}
         return cls(**plain, server_uuid=identity[SERVER_UUID], hostname=identity.get(HOSTNAME, ""), position=position)
 
 
 def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides: Any) -> Connection:
-    """Open a session in autocommit, in UTC, with nothing inherited that could change or cut a result.
+    """Open a session in autocommit, in UTC, without inherited settings that could change or truncate a result.
 
-    The session is reset, and then has the values of `session_variables.PINNED`, which are read back.
+    The session is reset. Then it sets the values of `session_variables.PINNED` and reads them back.
 
-    :param reading: text arrives in the column's own character set, the bytes that the log holds too.
-    :param overrides: arguments of ``pymysql.connect``, over ours.
-    :raises SourceUnavailable: the server does not answer or has no session to spare.
-    :raises ConfigurationError: the host is unknown, TLS or the credentials are refused, the server is too old, or a
-        variable does not keep the value that the session gave it.
-    :raises SourceReplaced: with `RunSettings`, another server answers, or one that lags behind.
+    :param reading: text arrives in the column's own character set, as the same bytes that are in the log.
+    :param overrides: arguments of ``pymysql.connect`` that replace the default ones.
+    :raises SourceUnavailable: the server does not answer or allows no further session.
+    :raises ConfigurationError: the host is unknown, the server rejects TLS or the credentials, the server is too old,
+        or a variable does not keep the value that the session set.
+    :raises SourceReplaced: with `RunSettings`, another server answers, or a server that has not executed ``position``.
     """
     if not settings.user:
-        # The driver would take the name of the user that this process runs as.
+        # PyMySQL would use the name of the operating system user.
         raise ConfigurationError("the connection names no user", where=settings.address, hint="set its login")
     connection = _log_in(settings, overrides)
     try:
@@ -106,10 +110,9 @@ def _pin(settings: ConnectionSettings, connection: Connection, *, reading: bool)
     ]
     if wrong:
         raise ConfigurationError(
-            f"the session does not keep the values that it was given: {', '.join(wrong)}",
+            f"session variables do not keep the values that were set: {', '.join(wrong)}",
             where=settings.address,
-            hint="something between here and the server, such as a connection pooler, answers or changes SET: connect "
-            "to the server itself",
+            hint="connect to the server itself: a proxy or connection pooler in between answers or changes SET",
         )
 
 
@@ -149,19 +152,19 @@ def _log_in(settings: ConnectionSettings, overrides: Mapping[str, Any]) -> Guard
 
 @contextmanager
 def session(settings: ConnectionSettings, *, reading: bool = False, **overrides: Any) -> Iterator[Connection]:
-    """A session as ``connect`` opens it, closed at the end, with errors mapped."""
+    """Open a session as ``connect`` does, map the driver's errors, and close the session at the end."""
     connection = connect(settings, reading=reading, **overrides)
     try:
         yield connection
     except pymysql.MySQLError as error:
-        # Only these: an OSError may be of whatever else the block does.
+        # Do not map OSError: it may come from other work in the block.
         raise statement_error(settings.address, error) from error
     finally:
         end(connection)
 
 
 def end(connection: Connection) -> None:
-    """Close a session, whatever state it is in, also twice. The server ends its locks and transaction."""
+    """Close a session in any state; a second call does nothing. The server ends the session's locks and transaction."""
     if connection.open:
         connection.close()
 
@@ -172,41 +175,41 @@ def set_session(connection: Connection, variables: Mapping[str, str]) -> None:
 
 
 def query(connection: pymysql.Connection[Any], sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """Run one statement and return its rows. ``%s`` marks an argument if there are any."""
+    """Run one statement and return its rows. If there are arguments, ``%s`` marks each one."""
     with connection.cursor() as cursor:
         cursor.execute(sql, args or None)
         return list(cursor.fetchall())
 
 
 def value(connection: Connection, expression: str, args: Sequence[Any] = ()) -> Any:
-    """The value of one SQL expression."""
+    """Return the value of one SQL expression."""
     return query(connection, f"SELECT {expression}", args)[0][0]
 
 
 def variables(connection: Connection, names: Sequence[str]) -> dict[str, str]:
-    """Global variables as text (``ON``, ``OFF``), those that the server has."""
+    """Return global variables as text (``ON``, ``OFF``); names that the server does not have are omitted."""
     marks = ", ".join(["%s"] * len(names))
     rows = query(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", names)
     return {name: str(setting) for name, setting in rows}
 
 
 def account(connection: Connection) -> str:
-    """The account that privileges are checked for, as a GRANT names it."""
+    """Return the account for which the server checks privileges, in the syntax of GRANT."""
     user, _, host = str(value(connection, "CURRENT_USER()")).rpartition("@")
     return f"{quote(user)}@{quote(host)}"
 
 
 def quote(*names: str) -> str:
-    """An identifier, or several joined by dots, in backticks."""
+    """Return an identifier in backticks, or several joined by dots."""
     return ".".join("`" + name.replace("`", "``") + "`" for name in names)
 
 
 def is_server_itself(connection: Connection) -> bool:
-    """Whether the server answers, and nobody in between for it, who might ask several of them.
+    """Whether the server itself answers, and not a proxy, which might use several servers.
 
-    The number in the greeting is that of the connection with whoever sent it.
+    A proxy's greeting has the proxy's own connection ID, which differs from the server's.
     """
-    # In another form than the one that proxies know, and answer themselves.
+    # "+ 0", because proxies recognize the plain form and answer it themselves.
     return _is_own_number(connection, int(value(connection, "CONNECTION_ID() + 0")))
 
 
@@ -220,16 +223,16 @@ def _check_server(settings: RunSettings, connection: Connection) -> None:
         "SELECT @@global.server_uuid, @@global.hostname, GTID_SUBSET(%s, @@global.gtid_executed), CONNECTION_ID() + 0",
         (str(settings.position),),
     )[0]
-    hint = "let the connection name one server, not a balancer before several, or trigger a new run"
+    hint = "let the connection name one server, not a load balancer, or trigger a new run"
     if not _is_own_number(connection, int(number)):
         raise SourceReplaced(
-            "a proxy answers in place of the server, and may pass statements on to another one",
+            "a proxy answers instead of the server, and may forward statements to another server",
             where=settings.address,
-            hint="connect to the server itself, or let the proxy pass connections on as they are",
+            hint="connect to the server itself, or configure the proxy to forward connections unchanged",
         )
     if uuid != settings.server_uuid or settings.hostname not in ("", host):
         raise SourceReplaced(
-            f"the run began on server {settings.server_uuid} ({settings.hostname}), but another one answers: "
+            f"the run began on server {settings.server_uuid} ({settings.hostname}), but another server answers: "
             f"{uuid} ({host})",
             where=settings.address,
             hint=hint,
@@ -243,7 +246,7 @@ def _check_server(settings: RunSettings, connection: Connection) -> None:
 
 
 def server_version(connection: Connection) -> tuple[int, int, int]:
-    """The server's version, as its greeting told it."""
+    """Return the server's version from its greeting."""
     match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", connection.greeted_version)
     return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else (0, 0, 0)
 
@@ -253,7 +256,7 @@ def _check_version(settings: ConnectionSettings, connection: Connection) -> None
     if "mariadb" in version.lower() or server_version(connection) < OLDEST_VERSION:
         oldest = ".".join(map(str, OLDEST_VERSION))
         raise ConfigurationError(
-            f"the server is version {version}; MySQL {oldest} or later is needed",
+            f"the server's version is {version}; MySQL {oldest} or later is required",
             where=settings.address,
             hint="upgrade the server, or copy from a replica of a supported version",
         )
@@ -270,12 +273,12 @@ def _tls_arguments(settings: ConnectionSettings, trust: Trust) -> dict[str, Any]
             context.verify_mode = ssl.CERT_NONE
         else:
             context = ssl.create_default_context(cafile=tls.get("ca") or None)
-            # The authorities that everybody trusts have signed everybody's certificates.
+            # Public authorities sign certificates for any host, so with them the host name must be checked.
             context.check_hostname = mode == VERIFY_IDENTITY or not tls.get("ca")
-            # The certificates that MySQL makes for itself are refused by the strict check of Python 3.13.
+            # The strict check of Python 3.13 rejects the certificates that MySQL generates.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if tls.get("cert"):
-            # Without a password a terminal would be asked for one.
+            # Without a password argument, OpenSSL would prompt on the terminal.
             context.load_cert_chain(tls["cert"], tls.get("key") or None, password="")
     except OSError as error:
         raise ConfigurationError(

@@ -1,6 +1,7 @@
-"""How large statements may be. The server refuses one that is larger than its max_allowed_packet, and ends the session.
+"""The maximum size of statements.
 
-So whatever puts a list into a statement puts as much of it there as there is room for, and sends several.
+The server rejects a statement that is larger than its max_allowed_packet, and ends the session. So code that puts a
+list into a statement splits the list into several statements that fit.
 """
 
 from __future__ import annotations
@@ -14,26 +15,26 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection
 _Item = TypeVar("_Item")
 
 _MOST_BYTES = 1 << 22
-"""More is of no use, and costs the server memory."""
+"""Larger statements are not faster, and use more memory of the server."""
 _LEAST_BYTES = 1 << 13
-"""So much is sent without asking the server what it takes."""
+"""Statements up to this size are sent without querying the server's limit."""
 _NUMBER_BYTES = 24
 _QUOTES_BYTES = 12
-"""Around a text or binary literal, or before a parameter."""
+"""The bytes around a text or binary literal, or before a parameter."""
 
 
 def room(connection: Connection) -> int:
-    """The bytes that the lists of one statement may have; the rest is for what stands around them."""
+    """Return the number of bytes that the lists of one statement may have; the rest is for the text around them."""
     return min(connection.max_packet // 2, _MOST_BYTES)
 
 
 def fits(connection: Connection, size: int) -> bool:
-    """Whether a statement has room for so many bytes."""
+    """Whether a list of ``size`` bytes fits into one statement."""
     return size <= _LEAST_BYTES or size <= room(connection)
 
 
 def size_of(values: Iterable[KeyValue]) -> int:
-    """The bytes of values in a statement, at most: each byte may be escaped."""
+    """Return the maximum number of bytes of values in a statement: each byte may be escaped."""
     return sum(
         _NUMBER_BYTES
         if isinstance(value, int)
@@ -45,9 +46,11 @@ def size_of(values: Iterable[KeyValue]) -> int:
 def batches(
     connection: Connection, items: Sequence[_Item], bytes_of: Callable[[_Item], int], most: int
 ) -> Iterator[Sequence[_Item]]:
-    """``items`` in their order, in runs of at most ``most`` items that fit into one statement; one item at least.
+    """Split ``items``, in their order, into batches that fit into one statement.
 
-    :param bytes_of: what an item adds to a statement.
+    Each batch has at most ``most`` items, and at least one.
+
+    :param bytes_of: returns the number of bytes that an item adds to a statement.
     """
     sizes = [bytes_of(item) for item in items]
     limit = _LEAST_BYTES if sum(sizes) <= _LEAST_BYTES else room(connection)

@@ -207,7 +207,7 @@ def test_every_method_of_a_real_server_works_where_the_server_proves_itself(mysq
                 with session(given):
                     pass
             else:
-                with pytest.raises(ConfigurationError, match=f"wants the password by {plugin}") as refused:
+                with pytest.raises(ConfigurationError, match=f"authentication method {plugin}") as refused:
                     connect(given)
                 assert "tls_ca" in refused.value.hint
         with pytest.raises(ConfigurationError, match="refuses this user or password"):

@@ -127,7 +127,7 @@ class TestFailures:
             ({"password": SECRET + "x"}, ConfigurationError, "refuses this user or password"),
             ({"user": "nobody"}, ConfigurationError, "refuses this user or password"),
             ({"user": ""}, ConfigurationError, "names no user"),
-            ({"host": "no-such-host.invalid"}, ConfigurationError, "no host is called"),
+            ({"host": "no-such-host.invalid"}, ConfigurationError, "no-such-host.invalid"),
             ({"port": 1}, SourceUnavailable, "does not answer"),
             ({"database": "no_such_schema"}, ConfigurationError, "no_such_schema"),
         ],
