@@ -1,5 +1,5 @@
-"""VIRTUAL columns: their expressions, and whether every session computes the same value of a row.
+"""Expressions of VIRTUAL columns: checks that every session computes the same value for a row.
 
-``grammar`` reads an expression, ``values`` describes what a part of it gives, ``functions`` lists the functions,
-``session_independence`` decides, and ``generated`` (beside this package) asks for a table.
+``grammar`` parses an expression, ``values`` describes the values of its parts, ``functions`` lists the functions,
+``session_independence`` decides, and the module ``generated`` beside this package runs the check for a table.
 """

@@ -1,4 +1,4 @@
-"""What functions require of their arguments, so that every session makes the same of them."""
+"""Requirements of functions on their arguments, so that every session computes the same result."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
 
 
 def as_number(value: Value) -> Value:
-    """``value`` where a number is wanted.
+    """Return ``value`` as a number.
 
-    :raises Dependent: sessions may take it for different numbers.
+    :raises Dependent: sessions may convert it to different numbers.
     """
     if value.kind == "geometry" or value.wraps:
-        raise Dependent(DIFFERENCE if value.wraps else "it takes a geometry for a number")
+        raise Dependent(DIFFERENCE if value.wraps else "it uses a geometry as a number")
     if value.kind == "timestamp":
         raise Dependent(ZONE)
     if value.is_moment and value.as_text:
@@ -43,9 +43,9 @@ def as_number(value: Value) -> Value:
 
 
 def of_numbers(result: Value, values: Sequence[Value]) -> Value:
-    """``result``, of a function that takes ``values`` for numbers.
+    """Return ``result``, for a function that uses ``values`` as numbers.
 
-    :raises Dependent: sessions may take one for different numbers.
+    :raises Dependent: sessions may convert a value to different numbers.
     """
     for value in values:
         if as_number(value).is_moment and value.digits:
@@ -54,9 +54,9 @@ def of_numbers(result: Value, values: Sequence[Value]) -> Value:
 
 
 def of_bytes(result: Value, values: Sequence[Value]) -> Value:
-    """``result``, of a function that looks at the bytes of ``values``.
+    """Return ``result``, for a function that uses the bytes of ``values``.
 
-    :raises Dependent: they may be others in another session.
+    :raises Dependent: the bytes may differ between sessions.
     """
     for value in values:
         check_text(value)
@@ -66,23 +66,23 @@ def of_bytes(result: Value, values: Sequence[Value]) -> Value:
 
 
 def letters(values: Sequence[Value]) -> Value:
-    """The text that LOWER, UPPER or SOUNDEX makes of ``values``.
+    """Return the text that LOWER, UPPER or SOUNDEX makes from ``values``.
 
-    :raises Dependent: which letters belong together depends on the session.
+    :raises Dependent: the mapping of letters depends on the session.
     """
     text = joined(values)
     if text.kind != "text" or text.caseless or text.collation in (COLUMN, BINARY):
         return text
-    # Both collations that default_collation_for_utf8mb4 may name have the same letters in ASCII.
+    # Both possible values of default_collation_for_utf8mb4 map ASCII letters in the same way.
     if text.collation == LITERAL and text.ascii:
         return text
-    raise Dependent("which letters are alike depends on the session's collation")
+    raise Dependent("the mapping of letters depends on the session's collation")
 
 
 def of_json(result: Value, values: Sequence[Value]) -> Value:
-    """``result``, of a function of documents, paths, and values that become parts of documents.
+    """Return ``result``, for a function of JSON documents, paths, and values that become parts of documents.
 
-    :raises Dependent: sessions may make different documents of them.
+    :raises Dependent: sessions may make different documents from the values.
     """
     for value in values:
         check_text(value)
@@ -92,11 +92,11 @@ def of_json(result: Value, values: Sequence[Value]) -> Value:
 
 
 def of_moments(name: str, values: Sequence[Value]) -> Value:
-    """A number, which the function ``name`` takes out of dates and times.
+    """Return the number that the function ``name`` extracts from dates and times.
 
-    Of a TIME only the hour and smaller units: its year is that of today.
+    A TIME allows only the hour and smaller units, because its date is the current date.
 
-    :raises Dependent: sessions may take ``values`` for different dates.
+    :raises Dependent: sessions may convert ``values`` to different dates.
     """
     for value in values:
         kinds = DATES if name in functions.OF_DATES else MOMENTS

@@ -1,4 +1,4 @@
-"""Comparisons: whether every session finds the same values equal, or one of them greater."""
+"""Check that comparisons and searches have the same result in every session."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ _OF_DOCUMENTS = frozenset("= <=> <> != < > <= >=".split())
 
 
 def check_comparable(name: str, values: Sequence[Value]) -> Value:
-    """The outcome of a comparison by ``name``, a number.
+    """Return the result of the comparison ``name``, a number.
 
-    Numbers compare as numbers, and so does a text with a number. Texts compare by a collation, which must be a
-    column's, or come out of JSON. Dates compare with dates, and with literals that every session takes for the same
-    date.
+    Numbers compare as numbers; so do a text and a number. Texts compare by a collation, which must come from a column
+    or from JSON. Dates compare with dates, and with literals that mean the same date in every session.
 
     :raises Dependent: sessions may compare differently.
     """
@@ -48,7 +47,7 @@ def check_comparable(name: str, values: Sequence[Value]) -> Value:
         return INT
     texts = [value for value in known if value.kind in ("text", "bytes")]
     if texts and name in ("greatest", "least", "strcmp"):
-        # Numbers beside a text are texts there.
+        # In these functions, numbers are converted to texts if one argument is a text.
         texts = known
     documents = [value for value in known if value.kind == "json"]
     if documents and (name not in _OF_DOCUMENTS or any(value.padded or value.kind == "bytes" for value in texts)):
@@ -61,15 +60,15 @@ def check_comparable(name: str, values: Sequence[Value]) -> Value:
 
 
 def check_found(name: str, values: Sequence[Value]) -> Value:
-    """What a search such as LIKE, LOCATE or REGEXP_REPLACE finds, or makes of what it finds.
+    """Return the result of a search or replacement, such as LIKE, LOCATE or REGEXP_REPLACE.
 
     :raises Dependent: sessions may find different texts.
     """
     text = joined(values)
     if name == "like" and len(values) == 2 and values[1].literal is None:
-        raise Dependent("without ESCAPE, what a backslash means depends on sql_mode (NO_BACKSLASH_ESCAPES)")
+        raise Dependent("without ESCAPE, the meaning of a backslash depends on sql_mode (NO_BACKSLASH_ESCAPES)")
     if not any(value.collation == COLUMN for value in values if value.kind == "text"):
-        # Otherwise what a number is made, or bytes, compares by the collation of the connection.
+        # Without a column's collation, texts that are made from numbers or bytes compare by the connection's collation.
         only_bytes = all(value.kind == "bytes" for value in values)
         if not only_bytes and text.collation != BINARY:
             raise Dependent(COMPARED)
@@ -99,7 +98,7 @@ def _check_collation(name: str, texts: Sequence[Value]) -> None:
             raise Dependent("it compares a CHAR, whose length depends on sql_mode (PAD_CHAR_TO_FULL_LENGTH)")
         return
     if any(value.kind == "bytes" for value in texts):
-        # They compare byte by byte, so the character set of the texts must be known.
+        # Texts and bytes compare byte by byte, so the character set of the texts must be known.
         alike = all(value.kind != "text" or value.ascii or value.collation in _KNOWN_CHARSETS for value in texts)
     else:
         alike = joined(texts).collation in (COLUMN, BINARY)

@@ -1,9 +1,9 @@
-"""The functions and operators that mean the same in every session, by what they take and what they give.
+"""The functions and operators that mean the same in every session, grouped by their arguments and results.
 
-Whatever is in none of these tables is refused. Left out on purpose, though their names look harmless: DAYNAME and
-MONTHNAME (``lc_time_names``), AES_ENCRYPT (``block_encryption_mode``), JSON_SEARCH (an escape character), STR_TO_DATE
-(``sql_mode``), FROM_UNIXTIME and CONVERT_TZ (time zones), CHARSET, COLLATION and COERCIBILITY (they tell of the
-session), JSON_STORAGE_SIZE (it tells how the value is stored).
+A function that is in none of these tables is rejected. Omitted on purpose, though their names look harmless: DAYNAME
+and MONTHNAME (``lc_time_names``), AES_ENCRYPT (``block_encryption_mode``), JSON_SEARCH (an escape character),
+STR_TO_DATE (``sql_mode``), FROM_UNIXTIME and CONVERT_TZ (time zones), CHARSET, COLLATION and COERCIBILITY (they return
+properties of the session), JSON_STORAGE_SIZE (it depends on how the value is stored).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ASCII = session_text()
 _CONVERTED_WHEN_STORED = replace(_DIGITS, mislabelled=True)
 
 LOGICAL = frozenset("and or xor not".split())
-"""They take anything that is a number or can be taken for one."""
+"""Operators on numbers and on values that can be converted to numbers."""
 
 OF_NUMBERS = {
     **_each("sign interval", INT),
@@ -42,7 +42,7 @@ OF_NUMBERS = {
     **_each("char", BYTES),
     **_each("bit_count", INT),
 }
-"""They take numbers, and texts for numbers."""
+"""Functions of numbers, and of texts that are converted to numbers."""
 
 ARITHMETIC = frozenset("+ - * % mod div".split())
 SAME_NUMBER = frozenset("abs round truncate floor ceil ceiling negate".split())
@@ -54,7 +54,7 @@ OF_BYTES = {
     **_each("inet6_ntoa to_base64", _ASCII),
     **_each("compress uncompress", BYTES),
 }
-"""They look at the bytes of a text, or take bytes. Numbers are digits."""
+"""Functions of the bytes of a text, or of bytes. A number is the text of its digits."""
 
 OF_CHARACTERS = {
     **_each("char_length character_length is_ipv4 is_ipv6 is_uuid", INT),
@@ -62,20 +62,20 @@ OF_CHARACTERS = {
     **_each("unhex from_base64 uuid_to_bin inet6_aton", BYTES),
     **_each("conv", _CONVERTED_WHEN_STORED),
 }
-"""They look at the characters of a text, in whatever character set it is."""
+"""Functions of the characters of a text, independent of its character set."""
 
 EDITING = frozenset("concat concat_ws replace reverse repeat lpad rpad ltrim substring_index insert quote".split())
-"""They give a text of the characters of their arguments."""
+"""Functions that return a text made from the characters of their arguments."""
 PARTS = frozenset("left right substr substring mid".split())
-"""They give a part of their first argument; the others are numbers."""
+"""Functions that return a part of their first argument; the other arguments are numbers."""
 LETTERS = frozenset("lower upper lcase ucase soundex".split())
-"""They change letters, which are those of the collation."""
+"""Functions that map letters by the collation."""
 
 COMPARISONS = frozenset("= <=> <> != < > <= >= in between strcmp".split())
 SEARCHES = frozenset(
     "locate instr like find_in_set regexp regexp_like regexp_instr regexp_substr regexp_replace".split()
 )
-"""They find texts by the collation."""
+"""Functions that find texts by the collation."""
 CHOICES = frozenset("if ifnull coalesce case".split())
 
 OF_JSON = {
@@ -90,12 +90,12 @@ OF_JSON = {
 }
 
 OF_DATES = _each("year month dayofmonth day dayofyear quarter to_days to_seconds weekday dayofweek weekofyear", INT)
-"""They take a date or a datetime."""
+"""Functions of a date or a datetime."""
 OF_TIMES = _each("hour minute second microsecond time_to_sec", INT)
-"""They take a time, a datetime or a date."""
+"""Functions of a time, a datetime or a date."""
 
 DATE_FORMATS = frozenset("YmdHisfjUuVvXxwycekIlprThS")
-"""What may follow a ``%`` in DATE_FORMAT. Not the names of days and months (``lc_time_names``)."""
+"""The letters that may follow ``%`` in DATE_FORMAT, without the names of days and months (``lc_time_names``)."""
 UNITS = frozenset(
     "microsecond second minute hour day week month quarter year second_microsecond minute_microsecond minute_second "
     "hour_microsecond hour_second hour_minute day_microsecond day_second day_minute day_hour year_month".split()
@@ -112,4 +112,5 @@ NUMBERS_AND_DATES = frozenset(
     OF_DATES, OF_TIMES, ARITHMETIC, SAME_NUMBER, LOGICAL, CHOICES, COMPARISONS,
     ["case of", "is null", "is not null", "is true", "is not true", "is false", "is not false"],
 )  # fmt: skip
-"""They give numbers and dates, or one of their arguments: results that are short, or as long as a stored value."""
+"""Functions that return numbers, dates, or one of their arguments: short results, or results as long as a stored
+value."""

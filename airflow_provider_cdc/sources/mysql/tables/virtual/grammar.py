@@ -1,11 +1,11 @@
-"""Expressions of generated columns, as ``information_schema.COLUMNS.GENERATION_EXPRESSION`` prints them.
+"""Parse expressions of generated columns, as ``information_schema.COLUMNS.GENERATION_EXPRESSION`` shows them.
 
-The server prints an expression from its parsed form, not from what the user wrote: names of columns in backquotes,
-texts with the name of their character set, every operator in parentheses, functions by one of their names. This
-grammar reads that form and nothing else. What it does not know is `NotUnderstood`; it never guesses.
+The server prints an expression from its parsed form, not from the user's text: column names in backquotes, texts with
+the name of their character set, every operator in parentheses, functions by one of their names. This grammar accepts
+only that form. Everything else raises `NotUnderstood`; the parser never guesses.
 
-A text that has a quote or a backslash is not understood. The server reads the expression again in each session that
-opens the table, and a backslash means something else there with ``sql_mode`` NO_BACKSLASH_ESCAPES.
+A text with a quote or a backslash is not accepted. The server parses the expression again in each session that opens
+the table, and with ``sql_mode`` NO_BACKSLASH_ESCAPES a backslash has another meaning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WORDS = frozenset("and or xor div mod like regexp".split())
 _CAST_TYPE = re.compile(r"(\w+(?: \w+)?)(?:\((\d+)(?:, ?(\d+))?\))?(?: charset (\w+))?( array)?")
 _END = "end", ""
 _MOST_DEPTH = 100
-"""Parentheses in one another: each takes some calls of this module in one another, of which Python allows 1,000."""
+"""The maximum depth of nested parentheses. Each one takes several recursive calls, and Python allows 1,000."""
 
 
 class NotUnderstood(ValueError):
@@ -41,13 +41,13 @@ class Node:
     ``kind``
         ``column``, ``text``, ``hex``, ``number``, ``null`` or ``call``.
     ``name``
-        the column's name, the text without quotes, the digits, or of a call the function or operator in lower case.
+        the column's name, the text without quotes, the digits; for a call, the function or operator in lower case.
     ``arguments``
-        of a call. Those of ``case of`` are the value that is compared, then condition and result in turn, then what
-        ELSE gives; ``case`` has no value to compare.
+        the arguments of a call. For ``case of``: the compared value, then conditions and results in turn, then the
+        result of ELSE; ``case`` has no compared value.
     ``note``
-        of a text its character set (``_utf8mb4``) or ``date``, ``time``, ``timestamp``; of a cast the type; of
-        EXTRACT, TIMESTAMPDIFF and an interval the unit; of TRIM which end; of COLLATE the collation.
+        for a text, its character set (``_utf8mb4``) or ``date``, ``time``, ``timestamp``; for a cast, the type; for
+        EXTRACT, TIMESTAMPDIFF and an interval, the unit; for TRIM, the end to trim; for COLLATE, the collation.
     """
 
     kind: str
@@ -57,9 +57,9 @@ class Node:
 
 
 def parse(expression: str) -> Node:
-    """Read ``expression``.
+    """Parse ``expression``.
 
-    :raises NotUnderstood: it has another form.
+    :raises NotUnderstood: the expression has another form.
     """
     tokens = _tokens(expression)
     depth = deepest = 0
@@ -67,7 +67,7 @@ def parse(expression: str) -> Node:
         depth += {("sign", "("): 1, ("word", "case"): 1, ("sign", ")"): -1, ("word", "end"): -1}.get(token, 0)
         deepest = max(deepest, depth)
     if deepest > _MOST_DEPTH:
-        raise NotUnderstood(f"{deepest} parentheses in one another")
+        raise NotUnderstood(f"{deepest} nested parentheses")
     reader = _Reader(tokens)
     node = reader.chain()
     reader.expect(_END)
@@ -111,19 +111,19 @@ class _Reader:
         return token
 
     def _takes(self, *tokens: _Token) -> bool:
-        """Take ``tokens`` if they come next."""
+        """Consume ``tokens`` if they are the next ones."""
         if tuple(self._tokens[self._at : self._at + len(tokens)]) != tokens:
             return False
         self._at += len(tokens)
         return True
 
     def expect(self, token: _Token) -> None:
-        """Take ``token``, which must come next."""
+        """Consume ``token``, which must be the next one."""
         if not self._takes(token):
             raise NotUnderstood(f"{self._next[1]!r} instead of {token[1]!r}")
 
     def chain(self) -> Node:
-        """Read a value, and all that one kind of operator joins to it: the server puts others in parentheses."""
+        """Parse a value and a chain of one kind of operator: the server puts other operators in parentheses."""
         node = self._unary()
         operator = ""
         while True:
@@ -142,7 +142,7 @@ class _Reader:
             node = following
 
     def _operation(self, left: Node) -> Node | None:
-        """Read the operator that follows ``left``, and what it is applied to besides; None: no operator follows."""
+        """Parse the operator that follows ``left`` and its other operands; None: no operator follows."""
         kind, text = self._next
         if (kind == "sign" and text in _SIGNS) or (kind == "word" and text in _WORDS):
             self._take()
@@ -223,7 +223,7 @@ class _Reader:
         return text
 
     def _list(self) -> list[Node]:
-        """Read arguments in parentheses."""
+        """Parse arguments in parentheses."""
         self.expect(("sign", "("))
         if self._takes(("sign", ")")):
             return []
@@ -250,7 +250,7 @@ class _Reader:
         return _call("cast", value, note=self._type())
 
     def _type(self) -> str:
-        """Read the type of a cast, such as ``decimal(10,2)`` or ``char(9) charset utf8mb4``."""
+        """Parse the type of a cast, such as ``decimal(10,2)`` or ``char(9) charset utf8mb4``."""
         words = [self._word()]
         while self._next[0] == "word" and self._next[1] not in ("null", "error", "default"):
             words.append(self._take()[1])

@@ -1,8 +1,8 @@
-"""Whether an expression gives the same value of a stored row in every session.
+"""Check whether an expression has the same value for a stored row in every session.
 
-The expression is taken apart from its leaves. Each part gets the type that it has in MySQL, with what sessions could
-disagree about (``values.Value``); each function takes parts only if no setting of a session changes what it makes of
-them. What is not known does not pass.
+The expression is evaluated from its leaves. Each part gets its MySQL type and the properties in which sessions could
+differ (``values.Value``). Each function accepts only arguments for which no session setting changes its result.
+Unknown parts are rejected.
 """
 
 from __future__ import annotations
@@ -47,27 +47,27 @@ _MOST_DIGITS = 18
 
 
 class Judge:
-    """Gives the `Value` of each part of the expressions of one table."""
+    """Computes the `Value` of each part of the expressions of one table."""
 
     def __init__(
         self, columns: Mapping[str, Column], expressions: Mapping[str, str], odd: Callable[[Column], bool]
     ) -> None:
         """
-        :param columns: the table's, by name.
-        :param expressions: of each generated column, as the information schema has it.
-        :param odd: whether the copy may have rows in which this column is a date of no calendar.
+        :param columns: the table's columns, by name.
+        :param expressions: the expression of each generated column, as the information schema shows it.
+        :param odd: returns whether the copy may have rows in which a column contains a date that does not exist.
         """
         self._columns = columns
         self._expressions = expressions
         self._odd = odd
-        # The server lets a column use those alone that stand before it, so none of them is judged deep inside another.
+        # The server allows a column to use only generated columns before it. In table order, no recursion is needed.
         self._reasons: dict[str, str | None] = {}
         for column in columns.values():
             if column.details.get("generated") == "virtual":
                 self._reasons[column.name] = self._reason(column)
 
     def dependent(self, column: Column) -> str | None:
-        """Why the value of a virtual column may differ between sessions; None: it does not."""
+        """Return the reason why the value of a virtual column may differ between sessions; None: it cannot differ."""
         return self._reasons[column.name]
 
     def _reason(self, column: Column) -> str | None:
@@ -80,9 +80,9 @@ class Judge:
         return None
 
     def value(self, node: Node) -> Value:
-        """The value of ``node``.
+        """Return the value of ``node``.
 
-        :raises Dependent: it may differ between sessions.
+        :raises Dependent: the value may differ between sessions.
         """
         match node.kind:
             case "column":
@@ -108,9 +108,9 @@ class Judge:
         return self._call(node)
 
     def column(self, name: str) -> Column:
-        """The column that the server means by ``name``: it does not tell letter cases apart.
+        """Return the column named ``name``; as on the server, the letter case does not matter.
 
-        :raises Dependent: there is none, or it is not clear which.
+        :raises Dependent: there is no such column, or the name is ambiguous.
         """
         if name in self._columns:
             return self._columns[name]
@@ -122,7 +122,7 @@ class Judge:
     def _of_column(self, name: str) -> Value:
         column = self.column(name)
         if column.details.get("generated") == "virtual":
-            # A run that leaves it out reports nothing of it, but what is made of it may be read.
+            # A run that leaves this column out does not report its problem, but may read a column that uses it.
             reason = self._reasons.get(column.name, NOT_UNDERSTOOD)
             if reason is not None:
                 raise Dependent(f"it uses the VIRTUAL column {column.name}: {reason}")
@@ -179,7 +179,7 @@ class Judge:
 
     @staticmethod
     def _chosen(name: str, values: Sequence[Value]) -> Value:
-        """What CASE and its like choose, once what they compare is found to compare alike."""
+        """Return the value that CASE or a similar function chooses, after checking its comparisons."""
         if name == "case of":
             check_comparable(name, [values[0], *values[1:-1:2]])
             return merged([*values[2:-1:2], values[-1]])
@@ -213,7 +213,7 @@ def _arithmetic(name: str, values: Sequence[Value]) -> Value:
 def _greatest(values: Sequence[Value]) -> Value:
     if any(value.odd for value in values):
         raise Dependent(CONVERTED)
-    # How a date and something else become one type is not simple.
+    # The conversion of a date and another type to a common type is not modelled.
     if any(value.is_moment for value in values) and len({value.kind for value in values} - {"null"}) > 1:
         raise Dependent(CONVERTED)
     return merged(values)

@@ -1,4 +1,4 @@
-"""Functions and operators whose independence of the session rests on more than the types of their arguments."""
+"""Functions and operators whose session independence depends on more than the types of their arguments."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _timestampdiff(node: Node, values: Sequence[Value]) -> Value:
 
 
 def _week(node: Node, values: Sequence[Value]) -> Value:
-    # Without a mode the server takes it from default_week_format; it prints the one it took when the table was made.
+    # Without a mode, the server uses default_week_format. It prints the mode that it used when the table was created.
     if len(values) != 2 or node.arguments[1].kind != "number":
         raise Dependent("the number of a week depends on default_week_format")
     _dates(values[:1])
@@ -125,7 +125,7 @@ def _trim(node: Node, values: Sequence[Value]) -> Value:
     first = values[0]
     spaces = len(values) == 1 or values[1].literal == " "
     if first.padded and spaces and node.note != "leading" and node.name != "ltrim":
-        # Whatever was padded is cut off.
+        # Trimming removes the padding.
         first = replace(first, padded=False)
     return replace(joined([first, *values[1:]]), literal=None)
 
@@ -146,8 +146,8 @@ def _as_text(value: Value, charset: str) -> Value:
     if charset == "binary":
         return of_bytes(BYTES, [value])
     if value.kind == "bytes":
-        raise Dependent("what bytes that are no text are cast to depends on sql_mode")
-    # The collation is the character set's, and of utf8mb4 the session's (default_collation_for_utf8mb4).
+        raise Dependent("the result of casting bytes that are not text depends on sql_mode")
+    # The collation is the default of the character set; for utf8mb4, of the session (default_collation_for_utf8mb4).
     collation = CAST if charset in ("", "utf8mb4") else COLUMN
     ascii_only = value.ascii or value.is_number or value.is_moment
     return Value("text", collation=collation, ascii=ascii_only, caseless=value.is_number or value.caseless)
@@ -160,7 +160,7 @@ def _cast(node: Node, values: Sequence[Value]) -> Value:
     size = _SIZES.search(name)
     digits = int(size[1]) if size else 0
     if name.endswith(" array"):
-        raise Dependent("it makes an array")
+        raise Dependent("it creates an array")
     if kind in ("char", "nchar", "binary"):
         return _as_text(value, "binary" if kind == "binary" else "utf8mb3" if kind == "nchar" else charset)
     if kind in ("signed", "unsigned", "decimal", "double", "float", "real", "year"):
@@ -226,5 +226,5 @@ SPECIAL_FORMS: Mapping[str, Callable[[Node, Sequence[Value]], Value]] = {
 
 def _geometric(result: Value, values: Sequence[Value]) -> Value:
     if [value.kind for value in values] != ["geometry"]:
-        raise Dependent("it makes a geometry")
+        raise Dependent("it creates a geometry")
     return result

@@ -1,4 +1,4 @@
-"""Whether every session stores the value of an expression alike in its column."""
+"""Check whether every session converts the value of an expression to the type of its column in the same way."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
 
 
 def check_stored(value: Value, column: Column) -> None:
-    """Make sure that every session stores ``value``, the whole expression's, alike in the virtual ``column``.
+    """Make sure that every session converts an expression's ``value`` to the virtual ``column`` in the same way.
 
-    :raises Dependent: they may not.
+    :raises Dependent: sessions may convert the value differently.
     """
     declared = parse_type(column.type)
     kind = declared.name if declared is not None else ""
     if kind == "timestamp":
-        raise Dependent("it is a TIMESTAMP, made of what time_zone says")
+        raise Dependent("it is a TIMESTAMP, which is converted by time_zone")
     if value.kind == "timestamp":
         raise Dependent(ZONE)
     target = of_column(column, odd=False)
@@ -39,13 +39,13 @@ def check_stored(value: Value, column: Column) -> None:
         raise Dependent(MISLABELLED)
     if target.kind == "geometry" or value.kind == "geometry":
         if target.kind != value.kind:
-            raise Dependent("it takes a geometry for something else")
+            raise Dependent("it uses a geometry as another type")
     elif target.is_moment:
         fits = value.kind == target.kind or (value.kind in DATES and target.kind in DATES)
         if not fits or value.odd or value.digits > target.digits or (value.digits and target.kind == "date"):
             raise Dependent(CONVERTED)
     elif target.is_number:
-        # The year of a TIME is that of today.
+        # The year of a TIME is the current year.
         if value.is_moment and (value.digits or value.as_text or (kind == "year" and value.kind == "time")):
             raise Dependent(CONVERTED)
     elif target.padded:
@@ -53,7 +53,7 @@ def check_stored(value: Value, column: Column) -> None:
             check_text(replace(value, wraps=False))
     elif target.kind == "json":
         if value.kind not in {"json", "text", *NUMBERS} or value.wraps:
-            raise Dependent("what becomes a document may depend on the session")
+            raise Dependent("the value that is converted to a JSON document may depend on the session")
         check_text(value)
     else:
         check_text(replace(value, wraps=False))

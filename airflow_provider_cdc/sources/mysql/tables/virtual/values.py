@@ -1,4 +1,4 @@
-"""What a part of an expression gives, as far as its independence of the session rests on it."""
+"""The values of the parts of an expression, with the properties that their session independence depends on."""
 
 from __future__ import annotations
 
@@ -34,46 +34,45 @@ _GEOMETRIES = frozenset(
 
 
 class Dependent(Exception):
-    """The expression may give another value in another session; the argument says why."""
+    """The value of the expression may differ between sessions; the argument is the reason."""
 
 
 @dataclass(frozen=True)
 class Value:
-    """The type of a value, and what sessions might disagree about.
+    """The type of a value, and the properties in which sessions might differ.
 
     ``kind``
         ``int``, ``decimal``, ``double``, ``text``, ``bytes``, ``json``, ``date``, ``datetime``, ``time``,
         ``timestamp``, ``geometry``, or ``null``.
     ``unsigned``
-        a number that the server holds without a sign, so that a difference depends on NO_UNSIGNED_SUBTRACTION.
+        an unsigned number, so that a difference depends on NO_UNSIGNED_SUBTRACTION.
     ``scaled``
         a float that is printed with a fixed number of digits.
     ``collation``
-        of a text: ``COLUMN``, that of a column, or of COLLATE; ``BINARY``, the utf8mb4_bin of texts out of JSON, which
-        yields to a column's; ``LITERAL``, that of a literal, which yields to both, and of utf8mb4 depends on
-        ``default_collation_for_utf8mb4``; ``SESSION``, that of the connection, of texts that
-        are made of numbers and bytes; ``CAST``, the default one of the character set that a cast names, which is as
-        strong as a column's.
+        the collation of a text. ``COLUMN``: from a column or COLLATE. ``BINARY``: utf8mb4_bin, for texts from JSON; a
+        column's collation overrides it. ``LITERAL``: from a literal; both of these override it, and for utf8mb4 it
+        depends on ``default_collation_for_utf8mb4``. ``SESSION``: from the connection, for texts that are made from
+        numbers and bytes. ``CAST``: the default of the character set in a cast; it is as strong as a column's.
     ``ascii``, ``caseless``
-        of a text: it has ASCII characters alone; and of letters only those that are alike in every alphabet.
+        the text has only ASCII characters; its letters are only those with the same case mapping in every alphabet.
     ``padded``
-        a CHAR column: PAD_CHAR_TO_FULL_LENGTH decides about the spaces at its end. ``pad_space``: its collation ignores
+        a CHAR column: PAD_CHAR_TO_FULL_LENGTH determines the spaces at its end. ``pad_space``: its collation ignores
         them.
     ``odd``
-        a date or datetime that may be none of the calendar's (2024-02-31, 2024-00-15, 0000-00-00): what becomes of
-        such a one depends on ALLOW_INVALID_DATES, NO_ZERO_DATE and NO_ZERO_IN_DATE wherever it is converted.
+        a date or datetime that may not exist in the calendar (2024-02-31, 2024-00-15, 0000-00-00): the result of any
+        conversion depends on ALLOW_INVALID_DATES, NO_ZERO_DATE and NO_ZERO_IN_DATE.
     ``digits``
-        of a datetime or time, those of the second's fraction: whether they are rounded depends on
+        the digits of the fractional second of a datetime or time: whether they are rounded depends on
         TIME_TRUNCATE_FRACTIONAL.
     ``direct``
-        it is a column as it is stored.
+        the stored value of a column.
     ``literal``
         the text of a literal.
     ``as_text``
-        a date or time that has been made a text of the same form.
+        a date or time that was converted to a text of the same form.
     ``mislabelled``
-        a text that CONV, BIN or OCT made. Its bytes are ASCII, though the server has it in the connection's character
-        set. Only a column that stores it as text or as a number gets it right in every session.
+        a text from CONV, BIN or OCT. Its bytes are ASCII, but the server labels it with the connection's character set.
+        It is correct in every session only if a column stores it as text or as a number.
     ``wraps``
         a difference of unsigned numbers: an error in some sessions and a negative number in others.
     """
@@ -113,15 +112,15 @@ JSON_TEXT = Value("text", collation=BINARY)
 
 
 def session_text(*, caseless: bool = False) -> Value:
-    """A text of ASCII characters in the connection's character set."""
+    """Return a text of ASCII characters in the connection's character set."""
     return Value("text", collation=SESSION, ascii=True, caseless=caseless)
 
 
 def of_column(column: Column, *, odd: bool) -> Value:
-    """The value of a stored column.
+    """Return the value of a stored column.
 
-    :param odd: whether the copy may have rows in which it is a date of no calendar.
-    :raises Dependent: its type is not known.
+    :param odd: whether the copy may have rows in which the column contains a date that does not exist.
+    :raises Dependent: the column's type is not supported in expressions.
     """
     declared = parse(column.type)
     name = declared.name if declared is not None else ""
@@ -132,7 +131,7 @@ def of_column(column: Column, *, odd: bool) -> Value:
     if name == "year":
         return Value("int", unsigned=True, direct=True)
     if name == "bit":
-        # A number to numbers, and its bytes to texts.
+        # In a numeric context it is a number, in a text context it is bytes.
         return Value("bytes", unsigned=True, direct=True)
     if name == "decimal":
         return Value("decimal", unsigned=declared.unsigned, direct=True)
@@ -153,11 +152,11 @@ def of_column(column: Column, *, odd: bool) -> Value:
         return Value("json", direct=True)
     if name in _GEOMETRIES:
         return Value("geometry", direct=True)
-    raise Dependent(f"{column.name} has the type {column.type}, which is not looked into")
+    raise Dependent(f"{column.name} has the type {column.type}, which is not supported in expressions")
 
 
 def is_literal_of(kind: str, value: Value) -> bool:
-    """Whether ``value`` is a literal that every session takes for the same date or time."""
+    """Whether ``value`` is a literal that means the same date or time in every session."""
     if value.kind != "text" or value.literal is None or kind not in _LITERALS:
         return False
     match = _LITERALS[kind].fullmatch(value.literal)
@@ -171,9 +170,9 @@ def is_literal_of(kind: str, value: Value) -> bool:
 
 
 def merged(values: Sequence[Value]) -> Value:
-    """One value out of several that CASE, IF, IFNULL or COALESCE chooses from.
+    """Return the value of CASE, IF, IFNULL or COALESCE, which choose one of ``values``.
 
-    :raises Dependent: how they are made one type depends on the session.
+    :raises Dependent: the conversion to a common type depends on the session.
     """
     known = [value for value in values if value.kind != "null"]
     if not known:
@@ -197,7 +196,7 @@ def merged(values: Sequence[Value]) -> Value:
         odd, as_text = any(value.odd for value in known), any(value.as_text for value in known)
         return Value(kind, odd=odd, digits=max(value.digits for value in known), as_text=as_text)
     if "time" in kinds and kinds & DATES:
-        # The date of a TIME is that of today.
+        # The date of a TIME is the current date.
         raise Dependent(CONVERTED)
     moments = [value for value in known if value.is_moment]
     if len({value.kind for value in moments}) == 1:
@@ -211,7 +210,7 @@ def merged(values: Sequence[Value]) -> Value:
 
 
 def promoted(values: Sequence[Value]) -> Value:
-    """The number that arithmetic with ``values`` gives."""
+    """Return the number that results from arithmetic with ``values``."""
     kinds = {value.kind for value in values}
     if kinds <= {"int"}:
         return Value("int", unsigned=any(value.unsigned for value in values))
@@ -221,9 +220,9 @@ def promoted(values: Sequence[Value]) -> Value:
 
 
 def joined(values: Sequence[Value]) -> Value:
-    """The text, or the bytes, that CONCAT of ``values`` gives.
+    """Return the text, or the bytes, that CONCAT of ``values`` returns.
 
-    :raises Dependent: a CHAR column is among them, or a value that has no text.
+    :raises Dependent: a value is a CHAR column, or has no session-independent text.
     """
     for value in values:
         check_text(value)
@@ -235,7 +234,7 @@ def joined(values: Sequence[Value]) -> Value:
     collations = {value.collation if value.kind == "text" else BINARY for value in texts}
     ascii_only = all(value.ascii or value.is_number or value.is_moment for value in values)
     caseless = all(value.caseless or value.is_number for value in values)
-    # A column's collation is stronger than any other one. That of the connection yields to no other.
+    # A column's collation overrides all others. The connection's collation overrides those of JSON and literals.
     collation = next(one for one in (CAST, COLUMN, SESSION, BINARY, LITERAL) if one in collations)
     return Value("text", collation=collation, ascii=ascii_only, caseless=caseless)
 
@@ -243,21 +242,21 @@ def joined(values: Sequence[Value]) -> Value:
 def check_text(value: Value) -> None:
     """Make sure that every session sees the same text of ``value``.
 
-    :raises Dependent: they may not.
+    :raises Dependent: the text may differ between sessions.
     """
     if value.padded:
         raise Dependent("it uses a CHAR, whose length depends on sql_mode (PAD_CHAR_TO_FULL_LENGTH)")
     if value.kind == "timestamp":
         raise Dependent(ZONE)
     if value.kind == "geometry":
-        raise Dependent("it takes a geometry for a text")
+        raise Dependent("it uses a geometry as a text")
     if value.wraps:
         raise Dependent(DIFFERENCE)
 
 
-CONNECTION_CHARSET = "the bytes of a text that is computed depend on the connection's character set"
+CONNECTION_CHARSET = "the bytes of a computed text depend on the connection's character set"
 ZONE = "it uses a TIMESTAMP, whose value depends on time_zone"
 DIFFERENCE = "the difference of unsigned numbers depends on sql_mode (NO_UNSIGNED_SUBTRACTION)"
-MISLABELLED = "the digits of CONV, BIN and OCT are misread where the connection's character set is utf16 or the like"
-COMPARED = "how texts that are computed compare depends on the session's collation"
-CONVERTED = "how dates and times are converted depends on sql_mode and time_zone"
+MISLABELLED = "the digits of CONV, BIN and OCT are misread if the connection's character set is utf16 or similar"
+COMPARED = "the comparison of computed texts depends on the session's collation"
+CONVERTED = "the conversion of dates and times depends on sql_mode and time_zone"
