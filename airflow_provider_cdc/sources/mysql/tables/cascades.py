@@ -1,26 +1,28 @@
-"""Foreign keys that change rows without a trace in the log, and what makes a copy of their tables exact all the same.
+"""Foreign keys that change rows without a trace in the log, and why copies of their tables are exact nevertheless.
 
-With ON DELETE CASCADE or SET NULL (or the same ON UPDATE), InnoDB changes the rows of a child itself when a row of the
-parent goes or gets another key. Before MySQL 9.6, and later with ``innodb_native_foreign_keys=ON``, the binary log then
-holds what happened to the parent, and nothing of the child.
+With ON DELETE CASCADE or SET NULL (or the same ON UPDATE), InnoDB itself changes the rows of a child when a row of the
+parent is deleted or gets another key. Before MySQL 9.6, and later with ``innodb_native_foreign_keys=ON``, the binary
+log then contains the change of the parent, but not the change of the child.
 
-Why the copy is exact. Such a child is read at one exact position U, under the short lock of ``lock``; its parents are
-locked with it. The copy is S(U) rewound to the initial position I by the child's changes in the log between the two.
-That is right if the log has all of them, hence if no cascade reached the child in U∖I. And every cascade begins with a
-row of some parent, of a parent's parent, or so on up the chain, that a statement deleted or gave another key: that
-event *is* in the log. So ``extract_delta`` follows all of these *parents*, copied or not, and stops the run at the
-first transaction of U∖I that deletes a row of one or changes a referenced column. Changes after U do not matter.
+Why the copy is exact: such a child is read at one exact position U, under the short lock of ``lock``; its parents are
+locked with it. The copy is S(U) rewound to the initial position I by the child's changes in the log between I and U.
+This is correct if the log has all of these changes, that is, if no cascade reached the child in U∖I. Every cascade
+begins with a statement that deletes a row, or changes a key, of a parent, a parent's parent, or another table up the
+chain. That event *is* in the log. So ``extract_delta`` tracks all of these *parents*, copied or not, and stops the run
+at the first transaction of U∖I that deletes a row of a parent or changes a referenced column. Changes after U do not
+matter.
 
-The parents are those at I: they are looked up once I is fixed, and a DDL on the child or on any of them that comes
-later is in the window, where it stops the run, too. So no foreign key can join or leave the chain unseen.
+The parents are those at I: they are looked up once I is fixed. A later DDL on the child or on a parent is in the
+window, and stops the run, too. So no foreign key can join or leave the chain unnoticed.
 
-There is no second try within the run. I stays, and the missing change with it, whatever U the table is read at again.
-A new run has another I.
+The run cannot try again. I stays the same, so the change is still missing from the log, whatever position U the table
+is read at again. A new run has another I.
 
-A server that logs cascades still does not log those of changes that it was handed from one that does not: as its
-replica, be it for a minute of the run, or by what mysqlbinlog prints. It carries those out as that other one did. But
-it notes with each event which way it took. So a table whose cascades are expected in the log is marked
-(`relies_on_log`), and the reader stops at a row that was deleted or updated the other way, whatever table it is of.
+A server that logs cascades still does not log the cascades of changes that come from a server that does not log them:
+while it is that server's replica (even for a minute of the run), or when it applies the output of mysqlbinlog. It
+applies these changes in the way of the other server. But each event records the way in which the server applied it. So
+a table whose cascades are expected in the log is marked (`relies_on_log`), and the reader stops at a row of any table
+that was deleted or updated in the other way.
 """
 
 from __future__ import annotations
@@ -41,14 +43,14 @@ from airflow_provider_cdc.sources.mysql.tables.supported_types import unsupporte
 _RULES = ("CASCADE", "SET NULL", "SET DEFAULT")
 _NATIVE = "innodb_native_foreign_keys"
 _LOGGED = "cascades_logged"
-"""In a table's details: foreign keys change its rows, and the log is expected to tell."""
-# Whatever becomes of a parent's own copy: here its values are only compared, as they are stored.
+"""Key in a table's details: foreign keys change its rows, and the log is expected to contain these changes."""
+# Independent of the options of a parent's own copy, because here its stored values are only compared.
 _ANY_VALUE = TableOptions(unrepresentable="string")
 
 
 @dataclass(frozen=True)
 class _ForeignKey:
-    """One that changes its table's rows by itself."""
+    """A foreign key with an action that changes rows of its table."""
 
     parent: TableName
     referenced: tuple[str, ...]
@@ -57,11 +59,12 @@ class _ForeignKey:
 def with_parents(
     connection: Connection, privileges: Privileges, tables: Sequence[Table]
 ) -> tuple[tuple[Table, ...], list[Problem]]:
-    """``tables``, each with the parents in ``Table.cascades_from`` whose changes reach it without being logged.
+    """Return ``tables``, each with the parents in ``Table.cascades_from`` whose changes reach it without being logged.
 
-    A parent's ``key`` are the columns that are referenced. A table whose parents are not all known comes back as it
-    was, with problems: without their schemas, their own parents and their whole rows nobody can tell what reached it.
-    Where the server logs such changes, the tables that they reach come back marked (`relies_on_log`).
+    A parent's ``key`` contains the referenced columns. A table whose parents are not all known is returned unchanged,
+    with problems: without the parents' schemas, their own parents and their complete rows, the changes that reached the
+    table are unknown. If the server logs such changes, the tables that they reach are returned marked
+    (`relies_on_log`).
     """
     if not tables:
         return (), []
@@ -80,7 +83,8 @@ def with_parents(
         TableName(schema, name)
         for schema, name, _ in select_of_tables(connection, parent_names, "TABLE_TYPE", "TABLES")
     }
-    # After the foreign keys were read: this user sees only those of tables and columns that it may read.
+    # Check the privileges after the foreign keys were read: the server shows this user only the foreign keys of tables
+    # and columns that the user may read.
     readable_parents = [name for name in parent_names if name in visible and privileges.select_problem(name) is None]
     parents = {parent.name: parent for parent in read_tables(connection, readable_parents)}
     complete_tables, problems = [], []
@@ -96,28 +100,28 @@ def with_parents(
 
 
 def relies_on_log(table: Table) -> bool:
-    """Whether foreign keys change the table's rows, and the log has to tell."""
+    """Whether foreign keys change the table's rows, and the log must contain these changes."""
     return bool(table.details.get(_LOGGED))
 
 
 def unlogged_because(connection: Connection) -> str | None:
-    """Why the log lacks what cascades do; None if it has it."""
+    """Return the reason why the log lacks the changes of cascades; None if it has them."""
     native = variables(connection, [_NATIVE]).get(_NATIVE)
     if native is None:
         return "MySQL logs cascades only since 9.6"
     if native == "ON":
         return f"the server does not log cascades with {_NATIVE}=ON"
-    # Nobody can ask its source.
+    # A replica does not know whether its source logs cascades.
     return "this replica may have a source that does not log cascades" if is_replica(connection) is not False else None
 
 
 def watermark_problems(connection: Connection, tables: Iterable[Table]) -> list[Problem]:
-    """Of tables that are to be read with ``watermark``: those that need an exact position."""
+    """Return problems of tables that are to be read with ``watermark`` but need an exact position."""
     return [
         Problem(
             str(table.name),
             f"changes of {parents_of(table)} change its rows through foreign keys (ON DELETE or ON UPDATE CASCADE or "
-            f"SET NULL), and {unlogged_because(connection)}: with watermark it would be copied wrongly",
+            f"SET NULL), and {unlogged_because(connection)}: with watermark, the copy would be wrong",
             "choose auto or lock, clear preflight if it is older than the foreign key, or leave the table out",
             str(table.name),
         )
@@ -127,17 +131,17 @@ def watermark_problems(connection: Connection, tables: Iterable[Table]) -> list[
 
 
 def locked_with(table: Table) -> list[TableName]:
-    """The tables that are to stand still for ``table`` to be read at one position: it and its parents."""
+    """Return the tables to lock so that ``table`` is read at one position: the table and its parents."""
     return list(dict.fromkeys([table.name, *(parent.name for parent in table.cascades_from)]))
 
 
 def parents_of(table: Table) -> str:
-    """The names of those whose changes reach ``table``, for messages."""
+    """Return the names of the parents whose changes reach ``table``, for messages."""
     return ", ".join(str(parent.name) for parent in table.cascades_from)
 
 
 def _all_foreign_keys(connection: Connection, names: Sequence[TableName]) -> Mapping[TableName, list[_ForeignKey]]:
-    """The foreign keys that make changes by themselves, of ``names``, of their parents, and so on."""
+    """Return the foreign keys with actions of ``names``, of their parents, and so on."""
     foreign_keys: dict[TableName, list[_ForeignKey]] = {}
     ahead = list(names)
     while ahead:
@@ -149,7 +153,7 @@ def _all_foreign_keys(connection: Connection, names: Sequence[TableName]) -> Map
 
 
 def _cascading(connection: Connection, names: Sequence[TableName]) -> set[tuple[str, str, str]]:
-    """Schema, table and name of the foreign keys of ``names`` that make changes by themselves."""
+    """Return schema, table and name of the foreign keys of ``names`` with actions that change rows."""
     return {
         (schema, table, constraint)
         for schema, table, constraint, *rules in select_of_tables(
@@ -182,7 +186,7 @@ def _foreign_keys(connection: Connection, names: Sequence[TableName]) -> dict[Ta
 
 
 def _chain(name: TableName, keys: Mapping[TableName, Sequence[_ForeignKey]]) -> dict[TableName, set[str]]:
-    """The parents up the chain from ``name`` (which may be its own), and the columns of each that are referenced."""
+    """Return all parents up the chain from ``name``, with their referenced columns. A table may be its own parent."""
     columns_by_table: dict[TableName, set[str]] = {}
     ahead = [name]
     visited = set()
@@ -198,7 +202,7 @@ def _chain(name: TableName, keys: Mapping[TableName, Sequence[_ForeignKey]]) -> 
 
 
 def _referenced(parent: Table, columns: set[str]) -> Table:
-    # The catalog gives the names in the case in which the foreign key was declared.
+    # The catalog shows the names in the letter case of the foreign key's declaration.
     lowered_names = {name.lower() for name in columns}
     key = tuple(column.name for column in parent.columns if column.name.lower() in lowered_names)
     if len(key) != len(lowered_names):
@@ -207,12 +211,15 @@ def _referenced(parent: Table, columns: set[str]) -> Table:
 
 
 def _problems(connection: Connection, table: Table, name: TableName, parent: Table | None) -> Iterable[Problem]:
-    """Why it is not known what reaches ``table`` from a parent; ``parent`` is None if it cannot be seen."""
+    """Yield the reasons why the changes that reach ``table`` from a parent are unknown.
+
+    :param parent: None if the parent does not exist or the user may not read all of it.
+    """
     if parent is None:
         yield Problem(
             str(name),
-            f"its changes reach {table.name} through foreign keys, unlogged; it does not exist, or this user may not "
-            "read all of it, so what else reaches that table is unknown",
+            f"its changes reach {table.name} through foreign keys and are not logged; it does not exist, or this user "
+            "may not read all of it, so further changes that reach that table are unknown",
             f"GRANT SELECT ON {table_sql(name)} TO {account(connection)}, drop the foreign key, or leave out "
             f"{table.name}",
             str(table.name),
@@ -222,8 +229,8 @@ def _problems(connection: Connection, table: Table, name: TableName, parent: Tab
         if (reason := unsupported(column, policy=_ANY_VALUE.unrepresentable)) is not None:
             yield Problem(
                 f"{name}.{column.name}",
-                f"{reason}; what the log holds of its table must be read, for it reaches {table.name} through foreign "
-                "keys, unlogged",
+                f"{reason}; the run must read its table's changes in the log, because they reach {table.name} through "
+                "foreign keys without being logged",
                 f"change the column's type, or leave out {table.name}",
                 str(table.name),
             )

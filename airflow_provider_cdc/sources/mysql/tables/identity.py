@@ -1,18 +1,18 @@
-"""The identity of a table: what is another after the table was made anew, whatever the log says of it.
+"""The identity of a table: properties that change when the table is created again, even if the log does not show it.
 
-A session with ``sql_log_bin=0`` leaves no trace in the log, as whoever loads what ``mysqldump`` writes does. But the
-table that it leaves is another one. The server shows when the table was created or last altered, in whole seconds
-(``TABLES.CREATE_TIME``: the time at which the statement began, which is also that of its event in the log). To users
-with the privilege PROCESS it shows the numbers of InnoDB's own tables, too (``INNODB_TABLES.TABLE_ID``), one for each
-partition. They stay the same through restarts, renames and DDL in place, and no number is given twice. TRUNCATE,
-EXCHANGE PARTITION and DISCARD TABLESPACE change these only.
+A session with ``sql_log_bin=0`` leaves no trace in the log, for example when it loads the output of ``mysqldump``. But
+the table that it creates has another identity. The server shows when the table was created or last altered, in whole
+seconds (``TABLES.CREATE_TIME``: the start time of the statement, which is also the time of its event in the log). To
+users with the privilege PROCESS, the server also shows the numbers of InnoDB's own tables
+(``INNODB_TABLES.TABLE_ID``), one for each partition. These numbers survive restarts, renames and in-place DDL, and no
+number is used twice. TRUNCATE, EXCHANGE PARTITION and DISCARD TABLESPACE change only these numbers.
 
-To tell these numbers, the server waits for whoever holds any of its tables exclusively: CREATE TABLE … SELECT does as
-long as it takes, and so does an ALTER of a table that somebody reads. We wait for a second only. The numbers of
-tablespaces (``INNODB_TABLESPACES_BRIEF.SPACE``) come without waiting. They change with those of the tables, but not by
-IMPORT TABLESPACE, and tables that share a tablespace have none.
+To show these numbers, the server waits for every session that holds an exclusive lock on any table. CREATE TABLE …
+SELECT holds one until it ends, and so does an ALTER that waits for a reader of its table. This module waits only for a
+second. The server shows the numbers of tablespaces (``INNODB_TABLESPACES_BRIEF.SPACE``) without waiting. They change
+together with the numbers of the tables, except with IMPORT TABLESPACE. Tables that share a tablespace have none.
 
-Identities are of one server: on another one the same table has others.
+Identities are valid on one server only: on another server, the same table has another identity.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection, accoun
 from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, table_sql
 
 _CREATED, _IDS, _SPACES = "created", "table_ids", "tablespaces"
-"""In a table's details."""
+"""Keys in a table's details."""
 _PRIVILEGE_MISSING = 1227
 _WAIT_SECONDS = 1
 _PARTITION = re.compile("#[pP]#")
@@ -40,9 +40,12 @@ _ESCAPED = re.compile(r"[^0-9A-Za-z_]")
 
 @dataclass(frozen=True)
 class TableIdentity:
-    """``created``: in seconds since 1970. ``ids``: the number of each partition's table, by the partition's name as
-    InnoDB writes it, empty for a table without partitions; None: this user may not see it, or the server would not tell
-    it now. ``spaces``: those of the tablespaces, in the same way.
+    """The identity of a table.
+
+    :param created: the time of creation or of the last ALTER, in seconds since 1970.
+    :param ids: the InnoDB table number of each partition, by the partition's name as InnoDB writes it (empty for a
+        table without partitions). None: this user may not see the numbers, or the server did not show them in time.
+    :param spaces: the tablespace numbers, in the same form.
     """
 
     created: int
@@ -50,11 +53,11 @@ class TableIdentity:
     spaces: Mapping[str, int] | None = None
 
     def other_ids(self, other: TableIdentity) -> bool:
-        """Whether both are known to have other numbers."""
+        """Whether the known numbers of both identities differ."""
         return _differ(self.ids, other.ids) or _differ(self.spaces, other.spaces)
 
     def lost_ids(self, other: TableIdentity) -> bool:
-        """Whether the other one is known to lack numbers of this one; it may have more."""
+        """Whether ``other`` is known to lack numbers of this identity; it may have additional ones."""
         return _lost(self.ids, other.ids) or _lost(self.spaces, other.spaces)
 
     def differs(self, other: TableIdentity) -> bool:
@@ -62,7 +65,7 @@ class TableIdentity:
 
 
 def recorded_identity(table: Table) -> TableIdentity | None:
-    """The identity that was recorded of a table; None: none was, as by older versions of this provider."""
+    """Return the recorded identity of a table; None: none was recorded, as in older versions of this provider."""
     created, ids, spaces = map(table.details.get, (_CREATED, _IDS, _SPACES))
     return None if created is None else TableIdentity(created, ids, spaces)
 
@@ -70,8 +73,10 @@ def recorded_identity(table: Table) -> TableIdentity | None:
 def with_identities(
     connection: Connection, tables: Sequence[Table], known: Mapping[TableName, TableIdentity]
 ) -> tuple[Table, ...]:
-    """The tables and the parents whose changes reach them (`Table.cascades_from`), each with its identity in its
-    details; those that are not ``known`` are asked for."""
+    """Return the tables with the identities of the tables and of their parents (`Table.cascades_from`) in the details.
+
+    Identities that are not in ``known`` are read from the server.
+    """
     names = {related_table.name for table in tables for related_table in (table, *table.cascades_from)}
     identities = {**read_identities(connection, sorted(names - known.keys())), **known}
 
@@ -89,9 +94,9 @@ def with_identities(
 
 
 def read_identities(connection: Connection, names: Sequence[TableName]) -> dict[TableName, TableIdentity]:
-    """The present identities of tables; those that are not there, or that this user may not see, are left out.
+    """Return the present identities of tables; tables that do not exist, or that this user may not see, are omitted.
 
-    The numbers are read as they are on the way: of a table that is being altered they may be of both (`held`).
+    The identity of a table that is being altered may combine old and new values. Use `held` to prevent this.
     """
     created = {
         TableName(schema, name): int(when)
@@ -103,7 +108,7 @@ def read_identities(connection: Connection, names: Sequence[TableName]) -> dict[
 
 
 def recorded_identities(tables: Sequence[Table]) -> dict[TableName, TableIdentity]:
-    """What was recorded of tables, and of the parents whose changes reach them."""
+    """Return the recorded identities of tables, and of the parents whose changes reach them."""
     tables_by_name = {
         related_table.name: related_table for table in tables for related_table in (*table.cascades_from, table)
     }
@@ -117,8 +122,10 @@ def recorded_identities(tables: Sequence[Table]) -> dict[TableName, TableIdentit
 def look_replaced(
     connection: Connection, tables: Sequence[Table], explained: Mapping[TableName, TableIdentity]
 ) -> bool:
-    """Whether some table, or a parent whose changes reach one, has another identity than it was recorded with, and than
-    the one that is ``explained``: whether the log says why is to be found out (`replaced`)."""
+    """Whether a table, or a parent whose changes reach it, has neither its recorded nor its ``explained`` identity.
+
+    If so, module `replaced` finds out whether the log explains the change.
+    """
     recorded = recorded_identities(tables)
     now = read_identities(connection, list(recorded))
     return any(
@@ -128,21 +135,21 @@ def look_replaced(
 
 
 def identity_warnings(connection: Connection) -> list[str]:
-    """What this user does not see of tables that are replaced without a trace in the log."""
-    # Whoever may read one of these views may read all of them; to read this one waits for nobody.
+    """Return a warning if this user lacks the privilege to detect some replaced tables."""
+    # The same privilege applies to all of these views, and reading this one does not wait for locks.
     if _tablespaces(connection, []) is not None:
         return []
     unseen = (
-        "this user may not read information_schema.INNODB_TABLES: TRUNCATE, EXCHANGE PARTITION and IMPORT TABLESPACE "
-        "of a copied table with sql_log_bin=0 will not be noticed, nor a table that is replaced so before a logged "
-        f"ALTER, or in the second of one (GRANT PROCESS ON *.* TO {account(connection)})"
+        "this user may not read information_schema.INNODB_TABLES: the run cannot detect TRUNCATE, EXCHANGE PARTITION "
+        "and IMPORT TABLESPACE on a copied table with sql_log_bin=0, nor a table that is replaced with sql_log_bin=0 "
+        f"before a logged ALTER, or in the same second (GRANT PROCESS ON *.* TO {account(connection)})"
     )
     return [unseen]
 
 
 @contextmanager
 def held(connection: Connection, names: Sequence[TableName]) -> Iterator[None]:
-    """Keep others from altering tables: who does so is waited for first."""
+    """Prevent other sessions from altering the tables, after waiting for sessions that are altering them."""
     query(connection, "START TRANSACTION READ ONLY")
     try:
         for name in names:
@@ -174,15 +181,18 @@ def _ids(connection: Connection, names: Sequence[TableName]) -> dict[TableName, 
 
 
 def _ids_by_tablespace(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, int]]:
-    """The numbers of tables whose names have letters that only the server can write as in the names of its files: it
-    tells the names of tablespaces as they are. Tables that share one are left out."""
+    """Return the numbers of tables whose names have non-ASCII letters, by their tablespaces.
+
+    Only the server knows how it encodes such letters in file names, but it shows the names of tablespaces unencoded.
+    Tables that share a tablespace are omitted.
+    """
     spaces = {space: name for name, space in _tablespaces(connection, [name.schema for name in names]) or ()}
     names_by_path = {f"{name.schema}/{name.name}": name for name in names}
     numbers: dict[TableName, dict[str, int]] = {}
     for name, number, space in _engine_tables(connection, None) or ():
         _, divided, partition = _split(name)
         whole = spaces.get(space, "")
-        # A plain table may have the sign of partitions in its name.
+        # The name of a table without partitions may contain "#p#", too.
         table = _PARTITION.split(whole, maxsplit=1)[0] if divided else whole
         if table in names_by_path:
             numbers.setdefault(names_by_path[table], {})[partition] = number
@@ -190,7 +200,7 @@ def _ids_by_tablespace(connection: Connection, names: Sequence[TableName]) -> di
 
 
 def _spaces(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, int]]:
-    """The numbers of the tablespaces of tables; those that share one are left out."""
+    """Return the tablespace numbers of tables; tables that share a tablespace are omitted."""
     names_by_path = {f"{name.schema}/{name.name}": name for name in names}
     spaces: dict[TableName, dict[str, int]] = {}
     for name, space in _tablespaces(connection, [name.schema for name in names]) or ():
@@ -201,7 +211,7 @@ def _spaces(connection: Connection, names: Sequence[TableName]) -> dict[TableNam
 
 
 def _tablespaces(connection: Connection, schemas: Sequence[str]) -> list[tuple[str, int]] | None:
-    """Names and numbers of the tablespaces of single tables; None: this user may not see them."""
+    """Return names and numbers of the tablespaces of single tables; None: this user may not see them."""
     rows = _engine_view(
         connection,
         f"SELECT NAME, SPACE FROM information_schema.INNODB_TABLESPACES_BRIEF "
@@ -212,9 +222,11 @@ def _tablespaces(connection: Connection, schemas: Sequence[str]) -> list[tuple[s
 
 
 def _engine_tables(connection: Connection, schemas: Sequence[str] | None) -> list[tuple[str, int, int]] | None:
-    """Names, numbers and tablespaces of InnoDB's tables, of all or of those in schemas with these names of folders.
+    """Return names, numbers and tablespaces of InnoDB's tables.
 
-    None: this user may not see them, or some table of the server is held exclusively.
+    None: this user may not see them, or a session holds an exclusive lock on a table.
+
+    :param schemas: the folder names of the schemas; None: all schemas.
     """
     condition = "TRUE" if schemas is None else _in_schemas(schemas)
     try:
@@ -232,13 +244,13 @@ def _engine_tables(connection: Connection, schemas: Sequence[str] | None) -> lis
 
 
 def _in_schemas(schemas: Sequence[str]) -> str:
-    # Not by the names of the tables: the statement would grow with their number.
+    # Filter by schema, not by table, because otherwise the statement would grow with the number of tables.
     marks = ", ".join(["%s"] * len(dict.fromkeys(schemas)))
     return f"SUBSTRING_INDEX(NAME, '/', 1) IN ({marks})" if marks else "FALSE"
 
 
 def _engine_view(connection: Connection, statement: str, schemas: Sequence[str]) -> list[tuple[Any, ...]] | None:
-    """None: this user may not see it."""
+    """Query a view of InnoDB; None: this user may not see it."""
     try:
         return query(connection, statement, list(dict.fromkeys(schemas)))
     except pymysql.OperationalError as error:
@@ -248,11 +260,11 @@ def _engine_view(connection: Connection, statement: str, schemas: Sequence[str])
 
 
 def _split(name: str) -> tuple[str, bool, str]:
-    """A name of InnoDB's: the table's, whether it is a partition, and which one."""
+    """Split an InnoDB name into the table's name, whether it is a partition, and the partition's name."""
     parts = _PARTITION.split(name, maxsplit=1)
     return parts[0], len(parts) > 1, "".join(parts[1:])
 
 
 def _in_file_names(name: TableName) -> str:
-    """A table's name as InnoDB writes it, if all of its letters are ASCII."""
+    """Return a table's name as InnoDB writes it, which is correct if all letters are ASCII."""
     return "/".join(_ESCAPED.sub(lambda sign: f"@{ord(sign[0]):04x}", part) for part in (name.schema, name.name))

@@ -1,11 +1,11 @@
-"""Expressions that partition a table: whether the server can compute them for each row in every session.
+"""Check whether the server can compute a table's partitioning expression for each row in every session.
 
-REBUILD, REORGANIZE and COALESCE PARTITION, and ADD PARTITION of hashes, compute the partition of each row anew. A row
-whose expression raises an error is dropped: the statement succeeds, and nothing is logged. The server took the row in a
-session where the expression raised none. So what matters is what ``sql_mode`` decides: with a strict
-ERROR_FOR_DIVISION_BY_ZERO a division by zero is an error, and without NO_UNSIGNED_SUBTRACTION an unsigned difference
-below zero is one. All else that may partition a table fails in every session or in none; a VIRTUAL column that fails
-makes the statement fail.
+REBUILD, REORGANIZE and COALESCE PARTITION, and ADD PARTITION of hashes, compute the partition of each row again. If the
+expression raises an error for a row, the server drops the row: the statement succeeds, and nothing is logged. The row
+was stored in a session in which the expression raised no error. So only errors that depend on ``sql_mode`` matter: with
+a strict ERROR_FOR_DIVISION_BY_ZERO, a division by zero is an error; without NO_UNSIGNED_SUBTRACTION, a negative
+difference of unsigned numbers is an error. All other partitioning expressions fail in every session or in none. If a
+VIRTUAL column fails, the statement fails.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def may_fail(method: str, expression: str, columns: Iterable[Column]) -> bool:
     """Whether a row that one session stored may have no partition in another session.
 
     :param method: PARTITION_METHOD or SUBPARTITION_METHOD of the information schema.
-    :param expression: as the information schema prints it.
-    :param columns: those of the table.
+    :param expression: the expression as the information schema shows it.
+    :param columns: the columns of the table.
     """
     if method.endswith(("KEY", "COLUMNS")):
-        # Columns as they are.
+        # These methods use the column values directly, without an expression.
         return False
     types = {column.name.lower(): column.type for column in columns}
     return not _is_sure(expression, types)
@@ -65,7 +65,7 @@ def _is_sure(expression: str, types: Mapping[str, str]) -> bool:
                 return False
             signed &= text not in _NEVER_NEGATIVE
         elif kind == "number":
-            # A number of more digits may be unsigned itself.
+            # A number with more digits may be unsigned itself.
             signed &= len(text) <= 18
         subtracts |= kind == "sign" and text == "-"
     return signed or not subtracts

@@ -1,13 +1,14 @@
-"""What is known of tables at the recorded position, so that more of what is done to them afterwards can be told to
-change no row: their engine, and that none of their rows belongs to no partition.
+"""Facts about tables at the recorded position: their engine, and whether each of their rows belongs to a partition.
 
-EXCHANGE PARTITION … WITHOUT VALIDATION may leave a row in a table that no partition has room for: beyond the last
-range, or in no list. SELECT shows it, and the next REBUILD or REORGANIZE PARTITION drops it, without a word and without
-a trace in the log. Without such a row at the position, there is none later: the server takes none, and EXCHANGE, which
-the log shows, stops the run.
+With these facts, more of the later statements are known to change no row.
 
-What is asked for after the position was fixed holds at the position if the table's identity is still the one from
-before it: nobody has altered the table in between, nor exchanged a partition.
+EXCHANGE PARTITION … WITHOUT VALIDATION may leave a row in a table that belongs to no partition: beyond the last range,
+or in no list. SELECT shows the row. The next REBUILD or REORGANIZE PARTITION drops it silently and without a trace in
+the log. If there is no such row at the position, there is none later: the server accepts no such row, and EXCHANGE,
+which the log shows, stops the run.
+
+The facts are queried after the position was fixed. They hold at the position if the table's identity has not changed
+since before the position: then no statement altered the table or exchanged a partition in between.
 """
 
 from __future__ import annotations
@@ -28,18 +29,18 @@ from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, t
 _ENGINE, _IN_PARTITIONS = "its engine is InnoDB", "all of its rows belong to partitions"
 _INNODB = "InnoDB"
 _MOST_BYTES = 256 * 2**20
-"""Of all tables together that are read for their greatest value, where no index has it."""
+"""The maximum total size of the tables that are scanned for their greatest value because no index has it."""
 _MOST_MILLISECONDS = 10_000
 _ONE_COLUMN = re.compile(r"`((?:[^`]|``)+)`")
 
 
 def has_known_engine(table: Table) -> bool:
-    """Whether the table is known to have been InnoDB's at its position."""
+    """Whether the table is known to have been an InnoDB table at its position."""
     return _ENGINE in table.details.get(KNOWN_AT_POSITION, ())
 
 
 def has_rows_in_partitions_only(table: Table) -> bool:
-    """Whether the table is known to have had no row at its position that belongs to no partition."""
+    """Whether all rows of the table are known to have belonged to partitions at its position."""
     return _IN_PARTITIONS in table.details.get(KNOWN_AT_POSITION, ())
 
 
@@ -49,11 +50,11 @@ def with_known_at_position(
     plans: Sequence[TablePlan],
     unaltered: Callable[[], Mapping[TableName, bool]],
 ) -> tuple[Table, ...]:
-    """The tables, with what is known at the position of those that are read, in their details.
+    """Return the tables; the details of those that are read contain the facts that are known at the position.
 
-    Of a table that is rolled forward, all is known that was known of its base.
+    For a table that is rolled forward, the facts that were known for its base still hold.
 
-    :param unaltered: the tables that nobody has altered since the position, and of each, whether no partition was
+    :param unaltered: returns the tables that were not altered since the position, each with whether no partition was
         exchanged either. It is called last.
     """
     rolled = {plan.table for plan in plans if plan.base}
@@ -77,8 +78,11 @@ def with_known_at_position(
 
 
 def with_same_identity(connection: Connection, before: Mapping[TableName, TableIdentity]) -> Mapping[TableName, bool]:
-    """The tables whose identity is still the one that they had ``before``, and of each whether the numbers of its
-    partitions are, which EXCHANGE PARTITION alone changes."""
+    """Return the tables whose identity is the same as ``before``.
+
+    The value is true if the numbers of the table's partitions are known to be the same, too. Only these numbers show an
+    EXCHANGE PARTITION.
+    """
     now = read_identities(connection, list(before))
     return {
         name: bool(then.ids and now[name].ids)
@@ -88,7 +92,7 @@ def with_same_identity(connection: Connection, before: Mapping[TableName, TableI
 
 
 def _in_partitions(connection: Connection, tables: Sequence[Table]) -> set[TableName]:
-    """Which partitioned tables have no row that belongs to no partition, as far as that can be told in short."""
+    """Return the partitioned tables whose rows all belong to partitions, as far as a quick check can show it."""
     last: dict[TableName, tuple[str, str, str]] = {}
     for schema, name, method, expression, bound in select_of_tables(
         connection,
@@ -100,11 +104,11 @@ def _in_partitions(connection: Connection, tables: Sequence[Table]) -> set[Table
         last[TableName(schema, name)] = method, expression or "", bound or ""
     found, ranges = set(), {}
     for name, (method, expression, bound) in last.items():
-        # A hash is always that of some partition. Of several columns, the first one decides.
+        # Every hash belongs to a partition. If the last range has several bounds, the first one decides.
         if method.endswith(("HASH", "KEY")) or (method.startswith("RANGE") and bound.startswith("MAXVALUE")):
             found.add(name)
         elif method == "RANGE" or (
-            # The server does not say how it quotes other bounds.
+            # For other bounds, the server's quoting is not documented.
             method == "RANGE COLUMNS" and _ONE_COLUMN.fullmatch(expression) and bound.isascii() and "\\" not in bound
         ):
             ranges[name] = method, expression, bound
@@ -123,11 +127,11 @@ def _in_partitions(connection: Connection, tables: Sequence[Table]) -> set[Table
 
 
 def _is_below(connection: Connection, name: TableName, method: str, expression: str, bound: str) -> bool:
-    """Whether all values are below the end of the last range; NULL is in the first one."""
-    # Partitions are by whole numbers, and whether the server rounds does not matter so.
+    """Whether all values are below the end of the last range; NULL is in the first range."""
+    # RANGE partitions use integers, and with "<= end - 1" it does not matter whether the server rounds.
     end = bound if method == "RANGE COLUMNS" else f"{bound} - 1"
     sign = "<" if method == "RANGE COLUMNS" else "<="
-    # Without a condition: by one, the server would leave out the partitions that have no such rows by right.
+    # Do not use WHERE: the server would prune the partitions in which such values do not belong.
     statement = (
         f"SELECT /*+ MAX_EXECUTION_TIME({_MOST_MILLISECONDS}) */ COALESCE(MAX({expression}) {sign} {end}, TRUE) "
         f"FROM {table_sql(name)}"
@@ -135,12 +139,12 @@ def _is_below(connection: Connection, name: TableName, method: str, expression: 
     try:
         return query(connection, statement) == [(1,)]
     except pymysql.MySQLError:
-        # It takes too long, or the table was altered just now: then it is not known.
+        # The query takes too long, or the table has just been altered: then the fact is unknown.
         return False
 
 
 def _indexed(connection: Connection, names: Sequence[TableName]) -> dict[TableName, set[str]]:
-    """The columns whose greatest value the server finds by an index."""
+    """Return the columns whose greatest value the server can find in an index."""
     found: dict[TableName, set[str]] = defaultdict(set)
     for schema, table, column in select_of_tables(
         connection,

@@ -1,17 +1,17 @@
-"""Whether tables were replaced behind the log's back: whether the log explains each change of their identity.
+"""Detect tables that were replaced without a trace in the log: the log must explain each change of their identity.
 
-Why it suffices. A run records the identities after its place in the log (`server.LOG_PLACE`) and before its position.
-Whoever replaces, alters or empties a table from then on changes its identity; what did so with a trace in the log is in
-the log behind that place. So an identity that is asked for later is either the recorded one, or there is a statement in
-the log, between the place and the end of the log as it was after the answer, that may have made each part of it what it
-is. A creation time is that of the very statement that set it. What is left is a change in the dark, which the rows may
-hold and which no window of the log puts back.
+Why this is sufficient: a run records the identities after its place in the log (`server.LOG_PLACE`) and before its
+position. From then on, every statement that replaces, alters or empties a table changes its identity. If the statement
+is logged, it is in the log after that place. So a later identity is either the recorded one, or the log has a statement
+for each changed part of it, between the place and the end of the log as read after the identity. A creation time is the
+time of exactly the statement that set it. Every other change was not logged. The rows may contain such a change, and no
+window of the log can rewind it.
 
-Identities are compared with the table held, so that nobody is halfway through altering it.
+Identities are compared while the table is held, so that no session is in the middle of altering it.
 
-Statements are in the log before what they do can be seen, but for OPTIMIZE TABLE (and ALTER TABLE … OPTIMIZE PARTITION,
-which does the same): it is logged once it has done all of its tables. Whoever may see other sessions (PROCESS) looks
-for one that runs, before the end of the log is asked for.
+Statements are in the log before their effects are visible. The exception is OPTIMIZE TABLE (and ALTER TABLE … OPTIMIZE
+PARTITION, which does the same): it is logged only after it has processed all of its tables. If the user may see other
+sessions (PROCESS), this module looks for a running one before it reads the end of the log.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ from airflow_provider_cdc.sources.mysql.tables.identity import (
 )
 
 _MOST_BACKLOG = 2**30
-"""Bytes of log that are looked through only so that more may be done to tables later on."""
+"""The maximum size of the log that is searched only to allow more statements on the tables later."""
 _HINT = (
-    "let whatever replaces tables log what it does: no sql_log_bin=0 (mysqldump --set-gtid-purged=OFF writes dumps "
-    "without it), no OPTIMIZE LOCAL TABLE; if an OPTIMIZE TABLE was running, which is logged once it has done all of "
-    "its tables, clear this task instead"
+    "log all statements that replace tables: do not use sql_log_bin=0 (mysqldump --set-gtid-purged=OFF writes dumps "
+    "without it) or OPTIMIZE LOCAL TABLE; if an OPTIMIZE TABLE was running, which is logged after it has processed all "
+    "of its tables, clear this task instead"
 )
 _OPTIMIZING = (
-    "an OPTIMIZE TABLE is running, which is logged once it has done all of its tables: only then can be told whether "
-    "it was what changed this one"
+    "an OPTIMIZE TABLE is running, which is logged after it has processed all of its tables: only then can the run "
+    "find out whether that statement changed this table"
 )
 
 
 @dataclass(frozen=True)
 class LoggedDdl:
-    """A statement in the log that may have changed the identity of a table. ``when``: the second in which it began."""
+    """A logged statement that may have changed the identity of a table. ``when``: the second in which it started."""
 
     when: int
     effect: IdentityEffect
@@ -77,14 +77,15 @@ def replaced_since(
     explained: dict[TableName, TableIdentity] | None = None,
     until: LogPlace | None = None,
 ) -> dict[TableName, str]:
-    """Why tables, or the parents whose changes reach them, are not those that were recorded, as far as the log does not
-    say it; all others are left out, and so are those of which no identity was recorded.
+    """Return the tables whose identity changed without an explanation in the log, each with the reason.
 
-    A table that an OPTIMIZE TABLE may be at work on, for all that can be seen, is among them.
+    The result may include the parents whose changes reach the tables. It omits tables without a recorded identity. It
+    includes a table that a running OPTIMIZE TABLE may have changed.
 
-    :param begin: a place in the log before which the identities were not recorded.
-    :param explained: identities that the log has explained before, for which it need not be read again; more are added.
-    :param until: what was done to tables behind it with a trace in the log does not matter, whatever it was.
+    :param begin: a place in the log; the identities were recorded after it.
+    :param explained: identities that the log has already explained, so that it need not be read again. New ones are
+        added.
+    :param until: a place in the log; logged statements after it do not matter, whatever they did.
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
     """
@@ -101,7 +102,7 @@ def _replaced(
     until: LogPlace | None,
     at_position: Mapping[TableName, TableIdentity],
 ) -> tuple[dict[TableName, str], bool]:
-    """As `replaced_since`, and whether an OPTIMIZE TABLE was running."""
+    """Like `replaced_since`; also return whether an OPTIMIZE TABLE was running."""
     tables_by_name = {one.name: one for table in tables for one in (*table.cascades_from, table)}
     before = recorded_identities(tables)
     explanations = explained if explained is not None else {}
@@ -116,7 +117,7 @@ def _replaced(
         ]
 
     now = read_identities(connection, list(before))
-    replaced = {name: "it does not exist any more, or this user may not see it" for name in before if name not in now}
+    replaced = {name: "it no longer exists, or this user may not see it" for name in before if name not in now}
     if names := others(now):
         with held(connection, names):
             now = read_identities(connection, names)
@@ -149,13 +150,13 @@ def check_not_replaced(
     until: LogPlace | None = None,
     now: Sequence[Table] = (),
 ) -> None:
-    """As `replaced_since`.
+    """Make sure that the log explains each changed identity (`replaced_since`).
 
-    :param hint: what to do now.
-    :param now: the tables as they were recorded behind ``until``, before the position: what is logged after it does not
-        explain these.
-    :raises SchemaChanged: a table was replaced, and the log does not say so.
-    :raises TransientError: that may be so, or an OPTIMIZE TABLE that runs did it.
+    :param hint: the beginning of the error's hint.
+    :param now: the tables as recorded after ``until`` and before the position. Statements after ``until`` that may
+        change rows do not explain these identities.
+    :raises SchemaChanged: a table was replaced without a trace in the log.
+    :raises TransientError: a table was replaced without a trace in the log, or by an OPTIMIZE TABLE that is running.
     """
     replaced, optimizing = _replaced(settings, connection, begin, tables, explained, until, recorded_identities(now))
     for name, why in replaced.items():
@@ -171,10 +172,11 @@ def made_since(
     tables: Sequence[Table],
     moment: datetime,
 ) -> dict[TableName, tuple[str, datetime]]:
-    """Which tables were made or altered at ``moment`` or later, though the log since ``begin`` does not say so: why,
-    and when it was.
+    """Return the tables that were created or altered at ``moment`` or later without a statement in the log.
 
-    For positions at which no identities were recorded.
+    Each one comes with the reason and the time. For positions at which no identities were recorded.
+
+    :param begin: the place from which the log is searched.
     """
     tables_by_name = {table.name: table for table in tables}
     late = {
@@ -197,9 +199,9 @@ def made_since(
 def unaltered_since(
     settings: ConnectionSettings, connection: Connection, begin: LogPlace, tables: Sequence[Table]
 ) -> dict[TableName, bool]:
-    """The tables that no statement in the log since ``begin`` has written anew, or may have changed the rows of.
+    """Return the tables that no statement in the log since ``begin`` has rebuilt, and whose rows none may have changed.
 
-    The value is true: nor was a partition exchanged. None of them are told if the log is too long to look for that.
+    The value is true: no partition was exchanged either. The result is empty if the log since ``begin`` is too long.
 
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
@@ -209,14 +211,14 @@ def unaltered_since(
     try:
         ddl = _logged_ddl(settings, connection, begin, tables)
     except ExactnessError:
-        # Whoever nets this log stops for it.
+        # The run stops at the same error when it reads this log.
         return {}
     altering = {IdentityEffect.REBUILT, IdentityEffect.ANY}
     return {name: True for name, own in ddl.items() if altering.isdisjoint(one.effect for one in own)}
 
 
 def _is_optimizing(connection: Connection) -> bool:
-    """Whether a session that this user may see is in the middle of an OPTIMIZE TABLE, or of an OPTIMIZE PARTITION."""
+    """Whether a session that this user may see is running OPTIMIZE TABLE or OPTIMIZE PARTITION."""
     statement = (
         "SELECT COUNT(*) FROM performance_schema.processlist WHERE ID <> CONNECTION_ID() "
         "AND (INFO LIKE %s OR INFO LIKE %s)"
@@ -230,14 +232,14 @@ def _made(identity: TableIdentity) -> datetime:
 
 def _unlogged(now: TableIdentity) -> str:
     return (
-        f"it was made anew or altered at {_made(now):%Y-%m-%d %H:%M:%S} UTC by a statement that is not in the log: "
-        "somebody replaced it with sql_log_bin=0, as a loaded dump does, and which rows it had before is unknown"
+        f"it was created again or altered at {_made(now):%Y-%m-%d %H:%M:%S} UTC by a statement that is not in the log: "
+        "a session replaced it with sql_log_bin=0, as a loaded dump does, and the rows that it had before are unknown"
     )
 
 
 def _unexplained(before: TableIdentity, now: TableIdentity, ddl: Sequence[LoggedDdl]) -> str:
-    """Why the statements do not explain how an identity became another; empty if they do."""
-    # Later ones may have begun after the identity was read.
+    """Return the reason why the statements do not explain the change of an identity; empty if they do."""
+    # Later statements may have started after the identity was read.
     seen = max((number for number, one in enumerate(ddl, 1) if one.when == now.created), default=0)
     if before.created != now.created and not seen:
         return _unlogged(now)
@@ -246,9 +248,9 @@ def _unexplained(before: TableIdentity, now: TableIdentity, ddl: Sequence[Logged
     other = before.lost_ids(now) if IdentityEffect.EXTENDED in effects else before.other_ids(now)
     if other and not may_replace:
         return (
-            "InnoDB has another table for it (TABLE_ID) than was recorded, and no statement in the log wrote it anew: "
-            "somebody emptied, exchanged, imported or rebuilt it with sql_log_bin=0 (or by an ALTER with "
-            "old_alter_table=ON), and which rows it had before is unknown"
+            "its InnoDB table (TABLE_ID) is not the recorded one, and no statement in the log rebuilt it: a session "
+            "truncated, exchanged, imported or rebuilt it with sql_log_bin=0 (or by an ALTER with old_alter_table=ON), "
+            "and the rows that it had before are unknown"
         )
     return ""
 
@@ -256,11 +258,11 @@ def _unexplained(before: TableIdentity, now: TableIdentity, ddl: Sequence[Logged
 def _logged_ddl(
     settings: ConnectionSettings, connection: Connection, begin: LogPlace, tables: Sequence[Table]
 ) -> dict[TableName, list[LoggedDdl]]:
-    """The statements from ``begin`` to the present end of the log that may have changed the identity of each table."""
-    # The end first: its file is then among the files.
+    """Return the statements from ``begin`` to the log's present end that may have changed each table's identity."""
+    # Read the end of the log before the list of files, so that the list has the file of the end.
     end, files = end_of_log(settings, connection), log_files(connection)
     check_place(settings, files, begin)
-    # Then no ALTER is done in place unless it says so.
+    # With old_alter_table=ON, the server executes an ALTER in place only if the statement requests it.
     copies = variables(connection, ["old_alter_table"]).get("old_alter_table") == "ON"
     ddl_by_table: dict[TableName, list[LoggedDdl]] = {table.name: [] for table in tables}
 
@@ -286,22 +288,22 @@ def _logged_ddl(
 
 
 _NAMES_TABLES = frozenset(["ALTER TABLE", "CREATE INDEX", "DROP INDEX", "DROP TABLE", "OPTIMIZE TABLE"])
-"""Statements that touch a table only if their text has its name."""
+"""Statements that touch a table only if their text contains its name."""
 
 
 class _DdlWalker(PreparedWalker):
-    """Notes the statements that may change the identity of tables, whoever stops for them; rows are nothing to it."""
+    """Collects the statements that may change the identity of tables, even those that stop a run; ignores rows."""
 
     def __init__(self, segment: LogSegment, tables: Sequence[Table]) -> None:
-        # Whatever the position is, what comes after the place counts.
+        # An empty GTID set, because all statements after the place count, independent of the position.
         super().__init__(segment.name, segment.start, segment.stop, GtidSet())
         self.found: dict[TableName, list[LoggedDdl]] = {table.name: [] for table in tables}
-        # One by one: of a statement that names several tables, only one is told.
+        # Interpret statements for each table separately, because `meaning` reports only one table of a statement.
         self._each = {table.name: names_of([table]) for table in tables}
         self._names = names_of(tables)
 
     def _check(self, statement: Statement) -> None:
-        # Whoever optimizes thousands of tables has as many statements in the log.
+        # Check all tables at once first: the log may have thousands of such statements, for example OPTIMIZE TABLE.
         statement_meaning = meaning(statement, self._names)
         if statement_meaning.effect in (Effect.HARMLESS, Effect.ELSEWHERE) and statement_meaning.identity is None:
             return
@@ -311,7 +313,7 @@ class _DdlWalker(PreparedWalker):
             Effect.TOUCHES,
         )
         for name, names in self._each.items():
-            # Of another name the server may still think that it is this one, or write it in another way.
+            # Other names may be equal to this one for the server, or be written differently in the statement.
             plain = text.isascii() and name.name.isascii() and name.name.replace("_", "a").isalnum()
             if plain and names_all and name.name.lower() not in text:
                 continue
