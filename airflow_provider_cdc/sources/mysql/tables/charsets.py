@@ -1,7 +1,8 @@
-"""MySQL's character sets: a table, and nothing that takes long to import.
+"""MySQL's character sets, as a table that is fast to import.
 
-The codecs are Python's, corrected where the server's tables differ; the tests compare every code with the server.
-Where it departs from the standard of the same name (armscii8, geostd8, swe7's 0x7F), what it does counts.
+The codecs are Python's, with corrections where the server's tables differ; the tests compare every code with the
+server. Where the server differs from the standard of the same name (armscii8, geostd8, swe7's 0x7F), the table follows
+the server.
 """
 
 from __future__ import annotations
@@ -12,12 +13,15 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Charset:
-    """``size``: the most bytes of a character, by which MySQL declares lengths. ``codec``: Python's name for it.
+    """A character set.
 
-    ``unit``: bytes of a code unit of the fixed-width Unicode encodings; 1 for all others.
-    ``ascii``: bytes below 0x80 are ASCII; of the sets whose unit is 1, all but one.
-    ``corrections``: code → code point where the server differs from the codec; None: the server has no character there.
-    ``ambiguous``: two codes stand for one character, so text does not tell keys apart.
+    :param size: the maximum number of bytes of a character, by which MySQL declares lengths.
+    :param codec: the name of Python's codec.
+    :param unit: the bytes of a code unit of the fixed-width Unicode encodings; 1 for all others.
+    :param ascii: bytes below 0x80 are ASCII; this holds for all sets with ``unit`` 1 except one.
+    :param corrections: code → code point where the server differs from the codec; None: the server has no character
+        for the code.
+    :param ambiguous: two codes stand for the same character, so different keys can have the same text.
     """
 
     size: int
@@ -37,7 +41,7 @@ def _run(first: int, characters: str) -> dict[int, int]:
 
 
 def _users_own() -> dict[int, int]:
-    """EUC's rows for the user's own characters, ten of two bytes and ten behind 0x8F: Unicode's private use area."""
+    """Map EUC's rows for user-defined characters (ten of two bytes, ten after 0x8F) to Unicode's private use area."""
     codes = (
         plane | row << 8 | cell for plane in (0, 0x8F0000) for row in range(0xF5, 0xFF) for cell in range(0xA1, 0xFF)
     )
@@ -53,7 +57,7 @@ CHARSETS = {
     "utf16": Charset(4, "utf-16-be", unit=2),
     "utf16le": Charset(4, "utf-16-le", unit=2),
     "utf32": Charset(4, "utf-32-be", unit=4),
-    # Windows' five undefined bytes are control characters here.
+    # The five bytes that are undefined in cp1252 are control characters in MySQL.
     "latin1": Charset(1, "cp1252", corrections={code: code for code in (0x81, 0x8D, 0x8F, 0x90, 0x9D)}),
     "latin2": Charset(1, "iso8859-2"),
     "latin5": Charset(1, "iso8859-9"),
@@ -118,7 +122,7 @@ CHARSETS = {
     "sjis": Charset(2, "shift_jis", corrections={0x815F: 0x5C}, ambiguous=True),
     "cp932": Charset(2, "cp932", corrections=_without(0x80, 0xA0, 0xFD, 0xFE, 0xFF), ambiguous=True),
     "ujis": Charset(3, "euc_jp", corrections={0xA1C0: 0x5C, **_users_own()}, ambiguous=True),
-    # The standard's characters as Windows has them, and those that NEC and IBM added.
+    # The standard's characters with the mapping of Windows, and the extensions of NEC and IBM.
     "eucjpms": Charset(
         3,
         "euc_jp",
@@ -128,7 +132,7 @@ CHARSETS = {
         | _run(0xADC0, "㍉㌔㌢㍍㌘㌧㌃㌶㍑㍗㌍㌦㌣㌫㍊㌻㎜㎝㎞㎎㎏㏄㎡")
         | _run(0xADDF, "㍻〝〟№㏍℡㊤㊥㊦㊧㊨㈱㈲㈹㍾㍽㍼≒≡∫∮∑√⊥∠∟⊿∵∩∪")
         | _run(0x8FF3F3, "ⅰⅱⅲⅳⅴⅵⅶⅷⅸⅹⅠⅡ")
-        # An editor that normalizes text would replace 22 of these by others.
+        # Do not edit these with an editor that normalizes text: it would replace 22 of these characters.
         | _run(
             0x8FF4A1,
             "ⅢⅣⅤⅥⅦⅧⅨⅩ＇＂㈱№℡炻仼僴凬匇匤﨎咊坙﨏塚增寬峵嵓﨑德悅愠敎昻晥晴朗栁﨓﨔橫櫢淸淲瀨凞猪"
@@ -145,12 +149,15 @@ _WITH_GAPS = frozenset(
     ujis eucjpms
 """.split()
 )
-# Two characters changed places between two editions of the standard.
+# Two codes were exchanged between two editions of the standard.
 GB18030_EDITION = {0x1E3F: 0xE7C7, 0xE7C7: 0x1E3F}
 
 
 def bytes_per_character(charset: str) -> int | None:
-    """The most bytes of a character, by which MySQL declares lengths; None: not a supported character set."""
+    """Return the maximum number of bytes of a character, by which MySQL declares lengths.
+
+    None: the character set is not supported.
+    """
     charset_info = CHARSETS.get(charset)
     return charset_info.size if charset_info else None
 
@@ -161,6 +168,8 @@ def is_ambiguous(charset: str) -> bool:
 
 
 def has_gaps(charset: str) -> bool:
-    """Whether the server stores codes that stand for no character. Of the other sets either every code is a character,
-    or the server stores no value that holds another one."""
+    """Whether the server stores codes that stand for no character.
+
+    In the other sets, every code is a character, or the server stores no value with a code that is none.
+    """
     return charset in _WITH_GAPS

@@ -1,4 +1,4 @@
-"""Columns that cannot be copied: types, keys, values that are computed."""
+"""Find columns that cannot be copied: types, keys, generated values."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from airflow_provider_cdc.sources.mysql.tables.types import unsupported_key
 
 
 def type_problems(table: Table) -> Iterable[Problem]:
-    """The columns whose type keeps ``table`` from being copied. Of those that are not read, images must still be
-    walked past their values."""
+    """Yield the columns of ``table`` with types that cannot be copied.
+
+    For columns that are not read, the reader must still be able to skip their values in row images.
+    """
     where, policy = str(table.name), table.options.unrepresentable
     read = {column.name for column in table.as_read.columns}
     for column in table.columns:
@@ -41,7 +43,7 @@ def type_problems(table: Table) -> Iterable[Problem]:
 
 
 def virtual_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
-    """The VIRTUAL columns that sessions may see differently."""
+    """Yield the VIRTUAL columns whose values may differ between sessions."""
     virtual = [table for table in tables if any(one.details.get("generated") == "virtual" for one in table.columns)]
     expressions: dict[TableName, dict[str, str]] = {table.name: {} for table in virtual}
     for schema, name, column, expression in select_of_tables(

@@ -1,4 +1,4 @@
-"""Declared types, taken apart: ``decimal(10,2) unsigned``, ``enum('a','b')``."""
+"""Parse declared types, such as ``decimal(10,2) unsigned`` and ``enum('a','b')``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _ESCAPES = {"0": "\0", "n": "\n", "r": "\r"}
 
 @dataclass(frozen=True)
 class Declared:
-    """``decimal(10,2) unsigned`` is ``decimal``, ``10,2``, True, False."""
+    """A parsed type: ``decimal(10,2) unsigned`` is ``decimal``, ``10,2``, True, False."""
 
     name: str
     arguments: str
@@ -22,13 +22,13 @@ class Declared:
     zerofill: bool
 
     def number(self, index: int, default: int) -> int:
-        """The argument at ``index``, a number; ``default`` if there are fewer."""
+        """Return the argument at ``index`` as a number; ``default`` if there are fewer arguments."""
         parts = self.arguments.split(",") if self.arguments else []
         return int(parts[index]) if index < len(parts) else default
 
 
 def parse(text: str) -> Declared | None:
-    """``text`` as information_schema gives it; None if it has another form."""
+    """Parse a type as information_schema shows it; None if it has another form."""
     match = _DECLARED.fullmatch(text)
     if match is None:
         return None
@@ -36,12 +36,12 @@ def parse(text: str) -> Declared | None:
 
 
 def are_labels(arguments: str) -> bool:
-    """Whether all members are quoted; of one whose stored bytes are no text the server shows these bytes: ``x'ff'``."""
+    """Whether all members are quoted. If the bytes of a member are not text, the server shows the bytes: ``x'ff'``."""
     return _LABELS.fullmatch(arguments) is not None
 
 
 def labels(arguments: str) -> tuple[str, ...]:
-    """The members of ``'a','b''c'``, unquoted the way information_schema quotes them."""
+    """Return the members of ``'a','b''c'``, without the quoting of information_schema."""
     return tuple(
         _ESCAPED.sub(lambda escaped: "'" if escaped[1] is None else _ESCAPES.get(escaped[1], escaped[1]), label[1])
         for label in _LABEL.finditer(arguments)

@@ -1,14 +1,15 @@
-"""VIRTUAL columns: whether every session sees the same value.
+"""Check whether every session sees the same values of VIRTUAL columns.
 
-The server computes a virtual column at each read, with the settings of the session that reads. The log holds what the
-writer's session computed, the result of a SELECT what this package's session computed. Where the two may differ, a row
-that the rewind puts back would not have the value that the rows around it have. Time zones are the common cause
-(``DATE(ts)`` of a TIMESTAMP), but also ``sql_mode`` (what text is a date, how long a CHAR is, what a backslash is),
-``lc_time_names``, ``div_precision_increment``, and the collation of the connection.
+The server computes a virtual column at each read, with the settings of the reading session. The log contains the value
+that the writer's session computed. The result of a SELECT contains the value that this package's session computed. If
+the two may differ, a row that the rewind restores would have another value than the rows around it. The most common
+cause is the time zone (``DATE(ts)`` of a TIMESTAMP). Other causes are ``sql_mode`` (which text is a date, the length of
+a CHAR, the meaning of a backslash), ``lc_time_names``, ``div_precision_increment``, and the collation of the
+connection.
 
-So an expression is allowed only if all that it is made of is known to mean the same in every session
-(``virtual.session_independence``); what is not known does not pass. A STORED column is one value, computed once: the
-log and a SELECT show the same. A column that a run does not read (``columns``) may have any expression.
+So an expression is allowed only if all of its parts are known to mean the same in every session
+(``virtual.session_independence``). Unknown parts are rejected. A STORED column is computed once and stored, so the log
+and a SELECT show the same value. A column that a run does not read (``columns``) may have any expression.
 """
 
 from __future__ import annotations
@@ -23,10 +24,11 @@ from airflow_provider_cdc.sources.mysql.tables.virtual.session_independence impo
 
 
 def has_bounded_results(expression: str) -> bool:
-    """Whether all that an expression is made of gives numbers, dates, and texts no longer than the stored ones: results
-    that ``max_allowed_packet`` cannot leave out.
+    """Whether all parts of an expression return numbers, dates, or texts that are not longer than the stored ones.
 
-    :param expression: as the information schema has it.
+    ``max_allowed_packet`` cannot suppress such results.
+
+    :param expression: the expression as the information schema shows it.
     """
     try:
         return _is_bounded(parse(expression))
@@ -43,14 +45,14 @@ def _is_bounded(node: Node) -> bool:
 
 
 def generated_problems(table: Table, expressions: Mapping[str, str]) -> Iterable[Problem]:
-    """The virtual columns of ``table`` that cannot be copied.
+    """Yield the virtual columns of ``table`` that cannot be copied.
 
-    :param expressions: of each generated column, as the information schema has it.
+    :param expressions: the expression of each generated column, as the information schema shows it.
     """
     published = set(table.published_columns)
 
     def odd(used: Column) -> bool:
-        # With the policy `error` a row stops the run if a published date of it is none of the calendar's.
+        # With the policy `error`, a row stops the run if one of its published dates does not exist in the calendar.
         return table.options.unrepresentable != "error" or used.name not in published
 
     judge = Judge({one.name: one for one in table.columns}, expressions, odd)

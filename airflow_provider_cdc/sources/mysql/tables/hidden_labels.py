@@ -1,9 +1,9 @@
-"""Members of enum and set columns that the server's catalog cannot show.
+"""Read the labels (members) of enum and set columns that the server's catalog cannot show.
 
-The catalog holds types in utf8mb3: a character beyond U+FFFF is a ``?`` there, and so is a code that stands for none.
-The labels themselves are in the table. A query makes them visible without any row of it: the columns of a recursive
-query have the types of its first part, here that of the column, and a number that is stored in an enum or set is the
-member, or the set of members, of that number.
+The catalog stores types in utf8mb3. It shows ``?`` for a character beyond U+FFFF, and for a code that stands for no
+character. The table itself has the labels. A query can show them without reading any row: the columns of a recursive
+query have the types of its first part, here the type of the column. A number that is assigned to an enum or set becomes
+the member, or the set of members, with that number.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from airflow_provider_cdc.sources.mysql.tables.charsets import bytes_per_charact
 from airflow_provider_cdc.sources.mysql.tables.declarations import are_labels, labels, parse
 
 LABELS = "labels"
-"""The key in ``Column.details``: a JSON array of the labels, in order."""
+"""The key in ``Column.details`` for a JSON array of the labels, in order."""
 
 _DENIED = frozenset({1044, 1142, 1143})
 _FALLBACKS = frozenset({"?", "\ufffd"})
 
 
 def may_hide_labels(column: Column) -> bool:
-    """Whether the server may show a character in place of others in the type of ``column``."""
+    """Whether the server may show a replacement character in the type of ``column``."""
     declared = parse(column.type)
     if declared is None or declared.name not in ("enum", "set") or not are_labels(declared.arguments):
         return False
@@ -36,16 +36,16 @@ def may_hide_labels(column: Column) -> bool:
 
 
 def with_labels(connection: Connection, name: TableName, columns: Iterable[Column]) -> list[Column]:
-    """``columns`` of the table ``name``, with the labels in the details of those whose type may hide some.
+    """Return ``columns`` of the table ``name``, with the labels in the details of columns whose type may hide labels.
 
-    A column keeps its details if this user may not read it, or if a label holds a code that stands for no character.
+    A column keeps its details if this user may not read it, or if a label has a code that stands for no character.
     """
     return [_with_labels(connection, name, column) if may_hide_labels(column) else column for column in columns]
 
 
 def _with_labels(connection: Connection, name: TableName, column: Column) -> Column:
     declared = parse(column.type)
-    assert declared is not None  # `may_hide_labels` has seen to it
+    assert declared is not None  # `may_hide_labels` has checked it
     count = len(labels(declared.arguments))
     numbers = [1 << place if declared.name == "set" else place + 1 for place in range(count)]
     charset = column.details.get("charset")

@@ -1,4 +1,4 @@
-"""Tables as the server describes them: names, columns, keys, sizes."""
+"""Read the definitions of tables from the server: names, columns, keys, sizes."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from airflow_provider_cdc.sources.planning import patterns as patterns_of_tables
 SYSTEM_SCHEMAS = frozenset({"information_schema", "mysql", "ndbinfo", "performance_schema", "sys"})
 _TABLES_AT_ONCE = 1000
 _MAY_LACK_PARTITIONS = "may_lack_partitions"
-"""In a table's details: true, if its rows may have no partition in sessions with another sql_mode."""
+"""Key in a table's details: true if its rows may have no partition in sessions with another sql_mode."""
 
 
 def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
-    """The base tables that ``patterns`` name, sorted, each once, and a problem for each pattern that names none.
+    """Return the base tables that match ``patterns``, sorted and unique, and a problem for each unmatched pattern.
 
-    A pattern is ``schema.table``; ``*`` stands for any run of characters in either part. System schemas match no
-    pattern. Names compare as on the server: without regard to case where ``lower_case_table_names`` is not 0.
+    A pattern is ``schema.table``; ``*`` matches any sequence of characters in either part. System schemas match no
+    pattern. Names compare as on the server: case-insensitively if ``lower_case_table_names`` is not 0.
     """
     kinds = {
         TableName(schema, name): kind
@@ -42,19 +42,18 @@ def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[Table
 def read_tables(
     connection: Connection, names: Sequence[TableName], key_indexes: Mapping[TableName, str] | None = None
 ) -> tuple[Table, ...]:
-    """The tables' schemas, in the order of ``names``.
+    """Return the tables' definitions, in the order of ``names``.
 
-    All columns are there, generated and invisible ones too, in the order in which the log holds them.
+    They contain all columns, including generated and invisible ones, in the order of the log.
     ``Column.type`` is the COLUMN_TYPE of the information schema. ``Column.details`` has, where they apply:
-    ``charset`` and ``collation``; ``generated``: ``virtual`` or ``stored``; ``invisible``: true; ``labels``: those of
-    enums and sets whose type does not show them (`hidden_labels`).
-    ``Table.details`` says whether rows `may_lack_partitions`.
+    ``charset`` and ``collation``; ``generated``: ``virtual`` or ``stored``; ``invisible``: true; ``labels``: the labels
+    of enums and sets whose type does not show them (`hidden_labels`).
+    ``Table.details`` records whether rows `may_lack_partitions`.
 
-    The key is the primary key, else the first unique index of whole NOT NULL columns that the server stores and
-    the optimizer sees.
+    The key is the primary key, else the first visible unique index of whole NOT NULL columns that the server stores.
 
-    :param key_indexes: for each table the index that is the key if it can be, whichever others there are.
-    :raises SchemaChanged: a table does not exist, or no longer.
+    :param key_indexes: for each table, the name of the index to prefer as the key.
+    :raises SchemaChanged: a table does not exist, or this user may not see it.
     """
     if not names:
         return ()
@@ -83,12 +82,12 @@ def read_tables(
 
 
 def may_lack_partitions(table: Table) -> bool:
-    """Whether a session may find no partition for a row of the table that another session stored."""
+    """Whether a row that one session stored may have no partition in another session."""
     return bool(table.details.get(_MAY_LACK_PARTITIONS))
 
 
 def difference(recorded: Table, now: Table) -> str:
-    """What changed of a table since it was recorded, in words; empty if nothing did that a copy could show."""
+    """Describe what changed in a table since it was recorded; empty if nothing changed that a copy could show."""
     before, after = ([_shape(column) for column in table.columns] for table in (recorded, now))
     if before != after:
         names = {shape[0] for shape in set(before) ^ set(after)} or {"their order"}
@@ -97,13 +96,13 @@ def difference(recorded: Table, now: Table) -> str:
 
 
 def check_unchanged(connection: Connection, tables: Sequence[Table]) -> None:
-    """Make sure that tables have the columns and the keys that they had when they were recorded.
+    """Make sure that tables have the same columns and keys as when they were recorded.
 
-    What was altered and altered back is not noticed here: the log shows it.
+    This does not detect a change that was undone; the log shows it.
 
-    :raises SchemaChanged: one has not.
+    :raises SchemaChanged: a table has other columns or another key.
     """
-    # A new unique index could otherwise become the key; it makes no difference to the run.
+    # Prefer the recorded key index. Otherwise a new unique index, which does not affect the run, could become the key.
     key_indexes = {table.name: table.key_index for table in tables}
     for table, now in zip(tables, read_tables(connection, list(key_indexes), key_indexes), strict=True):
         if what := difference(table, now):
@@ -121,9 +120,9 @@ def select_of_tables(
     *,
     schema_column: str = "TABLE_SCHEMA",
 ) -> list[tuple[Any, ...]]:
-    """Schema, table and ``columns`` of these tables' rows in the information schema's ``view``."""
+    """Return schema, table and ``columns`` of the rows of these tables in a ``view`` of the information schema."""
     rows: list[tuple[Any, ...]] = []
-    # The server looks tables up one by one only within one schema.
+    # The server looks up single tables only if the condition names one schema.
     schemas: dict[str, list[str]] = defaultdict(list)
     for name in names:
         schemas[name.schema].append(name.name)
@@ -140,7 +139,7 @@ def select_of_tables(
 
 
 def table_sql(name: TableName) -> str:
-    """The table's name, quoted."""
+    """Return the table's name, quoted."""
     return quote(name.schema, name.name)
 
 
@@ -150,9 +149,9 @@ def _shape(column: Column) -> tuple[Any, ...]:
 
 def _matches_nothing(connection: Connection, pattern: str, wanted: TableName, others: list[TableName]) -> Problem:
     if others:
-        return Problem(pattern, "is a view, not a table", "name the tables that it reads")
+        return Problem(pattern, "is a view, not a table", "name the tables that the view reads")
     if wanted.schema.lower() in SYSTEM_SCHEMAS:
-        return Problem(pattern, "belongs to the server itself", "leave it out: it has no log of its own")
+        return Problem(pattern, "is in a system schema", "leave it out: the log does not contain its changes")
     if "*" in pattern:
         return Problem(
             pattern,
@@ -184,7 +183,7 @@ def _columns(connection: Connection, names: Sequence[TableName]) -> dict[TableNa
             details["generated"] = "stored"
         if "INVISIBLE" in extra:
             details["invisible"] = True
-        # With other settings of lower_case_table_names the case may differ from the one asked for.
+        # With some settings of lower_case_table_names, the letter case may differ from the requested one.
         found[TableName(schema, table)].append(Column(name, kind, nullable == "YES", details))
     return {name: with_labels(connection, name, columns) for name, columns in found.items()}
 
@@ -209,7 +208,7 @@ _IndexParts = dict[str, list[tuple[Any, ...]]]
 
 
 def _indexes(connection: Connection, names: Sequence[TableName]) -> dict[TableName, _IndexParts]:
-    """The parts of every unique index, primary key first: (column, prefix length, visible)."""
+    """Return the parts of every unique index, primary key first: (column, prefix length, visible)."""
     parts_by_table: dict[TableName, _IndexParts] = defaultdict(lambda: defaultdict(list))
     for schema, table, index, *part in select_of_tables(
         connection,
@@ -223,11 +222,11 @@ def _indexes(connection: Connection, names: Sequence[TableName]) -> dict[TableNa
 
 
 def _key(columns: Sequence[Column], indexes: _IndexParts, first: str) -> tuple[str, tuple[str, ...]]:
-    """The index that is the key, and its columns: the one of name ``first`` if it can be."""
+    """Return the index to use as the key, and its columns: the index named ``first`` if it is usable."""
     usable = {column.name for column in columns if not column.nullable and column.details.get("generated") != "virtual"}
     for index, parts in sorted(indexes.items(), key=lambda item: item[0] != first):
         key = tuple(column for column, _, _ in parts)
-        # A primary key may hold a prefix of a column: rows that differ in the prefix differ in the column.
+        # A primary key may contain a prefix of a column: rows that differ in the prefix differ in the column.
         whole = index == "PRIMARY" or all(prefix is None for _, prefix, _ in parts)
         if whole and usable.issuperset(key) and all(visible == "YES" for _, _, visible in parts):
             return index, key

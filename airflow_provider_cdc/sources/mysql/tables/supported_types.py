@@ -1,4 +1,4 @@
-"""Which column types can be copied, and which are only understood as far as the log's images are walked past them."""
+"""The column types that can be copied, and those whose values the reader can only skip in row images."""
 
 from __future__ import annotations
 
@@ -26,26 +26,24 @@ _SUPPORTED = {"enum", "set", "json", "vector"} | _NUMBERS | _TEMPORALS | GEOMETR
 
 
 def unsupported(column: Column, identifies: bool = False, policy: str = "error") -> str | None:
-    """Why ``column`` cannot be copied; None if it can.
+    """Return the reason why ``column`` cannot be copied; None if it can.
 
-    :param identifies: whether the column is part of what tells the table's rows apart.
+    :param identifies: whether the column is one of those that identify the table's rows.
     """
     declared = parse(column.type)
     charset = str(column.details.get("charset", ""))
     if declared is None or declared.name not in _SUPPORTED:
         return f"its type {column.type} is not supported"
     if is_wide_decimal(column) and policy_of(identifies, policy) == "error":
-        also = ", and with nulls it would no longer tell rows apart" if policy == "null" else ""
+        also = ", and with nulls it would no longer identify rows" if policy == "null" else ""
         return f"its type {column.type} has more than the 38 digits that fit an Arrow decimal{also}"
     if declared.name in ("enum", "set") and charset == "binary":
         return f"the members of {declared.name} columns of character set binary are not text"
     if declared.name in ("enum", "set") and not are_labels(declared.arguments):
         return f"a member of {column.type} is not text"
     if may_hide_labels(column) and LABELS not in column.details:
-        # Wherever the server shows a type, it is in utf8mb3: without characters beyond, and codes that are none.
-        return (
-            f"a member of {column.type} may hold a character that the server shows as '?': which one it does not tell"
-        )
+        # The server shows types only in utf8mb3, so it cannot show characters beyond U+FFFF and undefined codes.
+        return f"a member of {column.type} may contain a character that the server shows as '?', so its text is unknown"
     if declared.name in TEXTS and bytes_per_character(charset) is None:
         return f"its character set {charset or '(unknown)'} is not supported"
     return None
@@ -58,12 +56,12 @@ def is_wide_decimal(column: Column) -> bool:
 
 
 def leaving_out(table: Table, column: str) -> str:
-    """The beginning of a hint about a column of ``table`` that cannot be copied; empty if it cannot be left out."""
+    """Return the beginning of a hint about a column that cannot be copied; empty if the column cannot be left out."""
     return "" if column in table.key else "leave the column out (columns), "
 
 
 def unmeasured(column: Column) -> str | None:
-    """Why images cannot even be walked past ``column``; None if they can."""
+    """Return the reason why the reader cannot even skip values of ``column`` in row images; None if it can."""
     declared = parse(column.type)
     if declared is None or declared.name not in _SUPPORTED:
         return f"its type {column.type} is not supported"
@@ -73,5 +71,5 @@ def unmeasured(column: Column) -> str | None:
 
 
 def policy_of(identifies: bool, policy: str) -> str:
-    """What becomes of values that no Arrow type holds: two rows must not become one by nulls."""
+    """Return the policy for values that no Arrow type can hold: nulls must not make two rows equal."""
     return "error" if identifies and policy == "null" else policy

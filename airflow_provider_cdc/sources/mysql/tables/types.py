@@ -1,7 +1,7 @@
-"""The table of MySQL types: for each one its Arrow type, and how it looks in each of MySQL's two binary formats.
+"""The table of MySQL types: the Arrow type of each one, and its encoding in MySQL's two binary formats.
 
-One row of the table serves both ways in which a value reaches us, so that they cannot disagree: in a *row* of a
-prepared statement's result, and in a row *image* of the binary log. See ``ColumnType``.
+One table entry describes both sources of a value, so that they cannot disagree: a *row* of a prepared statement's
+result, and a row *image* of the binary log. See ``ColumnType``.
 
 ============================  ======================  ==========================================================
 MySQL                         Arrow                   remarks
@@ -12,32 +12,32 @@ float, double                 float32, float64        the stored bits
 decimal(p,s), p ≤ 38          decimal128(p, s)
 decimal(p,s), p > 38          the policy              null: decimal128(38, s), and values of more digits are null
 bit(1), bit(n)                bool, uint64
-char varchar text             utf8                    from the column's character set; what is no text: the policy
+char varchar text             utf8                    from the column's character set; invalid text: the policy
 binary varbinary blob         binary                  binary(n) has all its n bytes
 date                          date32                  \
-datetime(n)                   timestamp[us]           |  zero dates and days that no calendar has: the policy
+datetime(n)                   timestamp[us]           |  zero dates and days that do not exist: the policy
 timestamp(n)                  timestamp[us, UTC]      /
 time(n)                       duration[us]            −838:59:59 to 838:59:59
 year                          int16
-enum                          dictionary<utf8>        index 0 is MySQL's '' for a value that is no member
+enum                          dictionary<utf8>        index 0 is MySQL's '' for an invalid value
 set                           utf8                    members joined by commas
-json                          utf8                    the text that SELECT prints
-geometry, point, …            binary                  as SELECT gives it: the SRID in 4 bytes, little-endian, and WKB
+json                          utf8                    the text that SELECT returns
+geometry, point, …            binary                  as from SELECT: the SRID in 4 bytes, little-endian, and WKB
 vector(n)                     list<float32>           up to n numbers; the stored bits
 ============================  ======================  ==========================================================
 
-"The policy" is `TableOptions.unrepresentable`. With ``error`` such values are a ValueNotRepresentable, and a decimal of
-more than 38 digits is not copied at all. With ``string`` the column is utf8 and holds the text that SELECT prints
-(TIMESTAMP: in UTC) of every value. ``null`` never applies to a column that tells rows apart (a key column, every column
-of a keyless table): two rows might become one. There it is as ``error``.
+"The policy" is `TableOptions.unrepresentable`. With ``error``, such values raise ValueNotRepresentable, and a decimal
+column of more than 38 digits is not copied at all. With ``string``, the column is utf8 and contains the text that
+SELECT returns for every value (TIMESTAMP: in UTC). ``null`` never applies to a column that identifies rows (a key
+column, or every column of a keyless table), because two rows could become equal. There, ``null`` acts as ``error``.
 
-Text whose stored bytes hold a code that stands for no character of the column's set is null with ``null``, and with
-``string`` ``0x`` and the hexadecimal digits of the bytes. Some other row may hold just that text, so a column that
-tells rows apart is as with ``error``. So is a column of a set without gaps (`charsets.has_gaps`): there such bytes are
-damage.
+Text is invalid if its stored bytes have a code that stands for no character of the column's set. With ``null``, it
+becomes null. With ``string``, it becomes ``0x`` and the hexadecimal digits of the bytes. Another row may contain
+exactly that text, so for a column that identifies rows, ``string`` acts as ``error``. The same holds for a column of a
+set without gaps (`charsets.has_gaps`): in such a set, these bytes are damage.
 
 Source of the formats: MySQL's documentation of "Binary Protocol Value" and of ``Table_map_event``, and the server
-itself, which the tests compare each entry with.
+itself; the tests compare each entry with the server.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from airflow_provider_cdc.sources.mysql.tables.supported_types import (
 
 
 class Family(Enum):
-    """Columns whose values are decoded and finished alike."""
+    """Groups of column types whose values are decoded and converted in the same way."""
 
     NUMBER = "number"
     YEAR = "year"
@@ -85,39 +85,40 @@ class Family(Enum):
 
 
 VECTOR = pa.list_(pa.field("element", pa.float32(), nullable=False))
-"""The name is the one that Parquet gives a list's elements."""
+"""The field name is Parquet's name for list elements."""
 
 LENGTH_ENCODED = 0
-"""``ColumnType.row_width`` of a value behind a length-encoded integer."""
+"""``ColumnType.row_width`` of a value that follows a length-encoded integer."""
 TEMPORAL = -1
-"""``ColumnType.row_width`` of a value behind a length byte."""
+"""``ColumnType.row_width`` of a value that follows a length byte."""
 
 
 @dataclass(frozen=True)
 class ColumnType:
-    """One column's entry in the table of types.
+    """The entry of one column in the table of types.
 
     ``select``
-        the expression that a SELECT reads it with.
+        the expression by which a SELECT reads the column.
     ``row_code``, ``row_width``
         the type in a result's column definition, and the bytes of a value (or ``LENGTH_ENCODED``, ``TEMPORAL``).
     ``code``, ``metadata``
-        what a TABLE_MAP event says of the column.
+        the type and metadata of the column in a TABLE_MAP event.
     ``prefix``, ``width``
-        an image's field is ``prefix`` bytes of little-endian length and then the value; if ``prefix`` is 0, the value
-        has ``width`` bytes.
+        in an image, a field has ``prefix`` bytes of little-endian length, followed by the value; if ``prefix`` is 0,
+        the value has ``width`` bytes.
     ``length``
-        bytes that binary(n) is padded to; of a decimal of more than 38 digits, how many are printed at least before the
-        point; 0 for any other type.
+        the bytes to which binary(n) is padded; for a decimal of more than 38 digits, the minimum number of digits
+        before the decimal point; 0 for any other type.
     ``precision``, ``scale``
-        of decimals; the bits of bit(n) are its ``precision``, the digits of a second's fraction a ``scale``.
+        those of a decimal; for bit(n), ``precision`` is the number of bits; for times, ``scale`` is the number of
+        digits of the fractional second.
     ``labels``
-        members of enum and set, in order.
+        the members of enum and set, in order.
     ``policy``
-        what becomes of values that no Arrow type holds, for the families that have such.
+        the policy for values that no Arrow type can hold, for the families that have such values.
     ``apart``
-        of text that tells rows apart, in a set where two codes stand for one character: the second one is as one that
-        stands for none.
+        true for text that identifies rows, in a set where two codes stand for one character: the second code is then
+        treated as invalid.
     """
 
     name: str
@@ -147,16 +148,16 @@ class ColumnType:
 
     @property
     def row_unsigned(self) -> bool:
-        """Whether a result's column definition says unsigned."""
+        """Whether the column is unsigned in a result's column definition."""
         return self.unsigned or self.family in (Family.ENUM, Family.SET, Family.BITS, Family.YEAR)
 
     @classmethod
     def of(cls, column: Column, identifies: bool = False, policy: str = "error") -> ColumnType:
-        """The entry for ``column``.
+        """Return the entry for ``column``.
 
-        :param identifies: whether the column is part of what tells the table's rows apart.
-        :param policy: what becomes of values that no Arrow type holds.
-        :raises ConfigurationError: the type is not in the table; ``unsupported`` gives the reason beforehand.
+        :param identifies: whether the column is one of those that identify the table's rows.
+        :param policy: the policy for values that no Arrow type can hold.
+        :raises ConfigurationError: the type is not in the table of types; ``unsupported`` returns the reason.
         """
         reason = unsupported(column, identifies, policy)
         if reason is not None:
@@ -187,21 +188,22 @@ _STRING = 254
 
 
 def unsupported_key(column: Column, policy: str = "error") -> str | None:
-    """Why ``column`` cannot be a key column; None if it can. Its type is a supported one.
+    """Return the reason why ``column``, which has a supported type, cannot be a key column; None if it can.
 
-    Keys are compared by their decoded values, so no two values that the server stores may be decoded alike.
+    Keys are compared by their decoded values, so different stored values must have different decoded values.
     """
     kind = ColumnType.of(column, True, policy)
     if len(set(kind.labels)) < len(kind.labels):
-        return f"two members of its type {column.type} are the same text, which does not tell keys apart"
+        return f"two members of its type {column.type} are the same text, so different keys can have the same text"
     if "" in kind.labels:
-        return f"its type {column.type} has '' among its members, which is also how the server shows a wrong value"
+        return f"its type {column.type} has '' among its members, which is also the server's text for an invalid value"
     return None
 
 
 def column_types(table: Table) -> tuple[ColumnType, ...]:
-    """The entries for all columns of ``table``, in order. Those of columns that are not read say how long their values
-    are in an image, and nothing of what they mean.
+    """Return the entries for all columns of ``table``, in order.
+
+    The entry of a column that is not read describes only the length of its values in an image, not their meaning.
 
     :raises ConfigurationError: a column's type is not in the table of types.
     """
@@ -215,7 +217,7 @@ def column_types(table: Table) -> tuple[ColumnType, ...]:
 
 
 def arrow_schema(table: Table) -> pa.Schema:
-    """The Arrow schema of ``table``'s rows, the same by SELECT and from the log."""
+    """Return the Arrow schema of ``table``'s rows; it is the same for rows from SELECT and from the log."""
     columns = column_types(table)
     return pa.schema([pa.field(column.name, column.arrow, nullable=column.published_nullable) for column in columns])
 
@@ -227,9 +229,9 @@ def comparable_texts(table: Table) -> dict[str, str]:
 
 
 def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
-    """The groups that a decimal's digits form in an image: (bytes, digits) of each, from the first digit to the last.
+    """Return the groups of a decimal's digits in an image: (bytes, digits) of each, from the first digit to the last.
 
-    Nine digits take four bytes; what is left over stands at the two ends and takes fewer.
+    Nine digits take four bytes. The remaining digits are at the two ends and take fewer bytes.
     """
     whole = precision - scale
     digits = [whole % 9, *[9] * (whole // 9), *[9] * (scale // 9), scale % 9]
@@ -237,7 +239,7 @@ def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
 
 
 def _is_told_apart(table: Table, column: ColumnType) -> bool:
-    # Rows without a key are counted, and those of one text are alike.
+    # Rows of a table without a key are only counted, so rows with the same text are equal.
     return column.name in table.key and column.family is Family.TEXT and is_ambiguous(column.charset)
 
 
@@ -253,7 +255,7 @@ def _column_type(
     name: str, text: str, nullable: bool, charset: str, policy: str, identifies: bool, hidden_labels: str = ""
 ) -> ColumnType:
     declared = parse(text)
-    assert declared is not None  # `unsupported` has seen to it
+    assert declared is not None  # `unsupported` has checked it
     kind = declared.name
     quoted = quote(name)
     if kind in _INTEGERS:
@@ -326,7 +328,7 @@ def _column_type(
 
 
 def _members(name: str, kind: str, nullable: bool, quoted: str, members: tuple[str, ...]) -> ColumnType:
-    # A label is text in some character set and collation, its number is what is stored: the number travels.
+    # Read the stored number, because a label is text in some character set and collation.
     select = f"CAST({quoted} AS UNSIGNED)"
     if kind == "enum":
         width = 1 if len(members) < 256 else 2
@@ -359,7 +361,7 @@ def _string(name: str, declared: Declared, nullable: bool, quoted: str, charset:
             name, family, arrow, nullable, quoted, 253, LENGTH_ENCODED, 15, length.to_bytes(2, "little"),
             prefix=prefix, charset=charset, policy=policy,
         )  # fmt: skip
-    # Two bits of the length hide, inverted, in the type's byte: they were added to the format later.
+    # Two bits of the length are stored, inverted, in the byte of the type: the format got them later.
     metadata = bytes([_STRING ^ ((length & 0x300) >> 4), length & 0xFF])
     return ColumnType(
         name, family, arrow, nullable, quoted, _STRING, LENGTH_ENCODED, _STRING, metadata,

@@ -209,7 +209,7 @@ class TestPreflight:
         assert "null" not in found["b.v"][1]
         found = self.problems(mysql, schema, "null")
         assert set(found) == {"a.id", "b.v"}
-        assert all("tell rows apart" in what and "string" in hint for what, hint in found.values())
+        assert all("identify rows" in what and "string" in hint for what, hint in found.values())
         assert self.problems(mysql, schema, "string") == {}
 
     def test_the_plan_says_which_columns_the_policy_changes(self, mysql: MysqlServer, schema: str) -> None:

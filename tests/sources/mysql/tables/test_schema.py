@@ -198,6 +198,6 @@ class TestPatterns:
         _, problems = resolve(connection, [f"{tables}.orders_view", "mysql.user", f"{tables}.no*", f"{tables}.no"])
         view, system, nothing, missing = problems
         assert "view" in view.what
-        assert "belongs to the server itself" in system.what
+        assert "system schema" in system.what
         assert "matches no table" in nothing.what
         assert missing.hint.endswith(f"GRANT SELECT ON `{tables}`.`no` TO `root`@`localhost`")
