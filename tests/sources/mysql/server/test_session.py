@@ -164,7 +164,7 @@ class TestFailures:
             connection.server_version = version
 
         monkeypatch.setattr(pymysql.Connection, "_get_server_information", pretend)
-        with pytest.raises(ConfigurationError, match=rf"version {version}; MySQL 8\.0\.26 or later"):
+        with pytest.raises(ConfigurationError, match=rf"version is {version}; MySQL 8\.0\.26 or later"):
             connect(settings(mysql))
 
     @pytest.mark.parametrize(
