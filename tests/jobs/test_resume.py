@@ -207,7 +207,7 @@ def test_a_failure_to_clean_up_is_no_failure(
     runner = here(source, INITIAL)
     monkeypatch.setattr(Storage, "delete_folder", refuse)
     runner.all()
-    assert "work files are left" in capsys.readouterr().out
+    assert "could not remove the work files" in capsys.readouterr().out
     assert runner.published() == runner.expected()
 
 

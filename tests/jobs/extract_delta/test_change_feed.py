@@ -145,7 +145,7 @@ def test_changes_that_were_prepared_earlier_go_to_the_slice_of_their_commit() ->
     assert found == [Slice((place(0),), (), 2), Slice((place(1),), (late["x"], late["y"]), 8)]
     assert slices_of(window, 8, counts, 2) == [Slice((place(1),), (), 9)]
     assert slices_of(window, 7, counts, 3) == [Slice((place(0), place(1)), (late["x"], late["y"]), 10)]
-    with pytest.raises(DecodeError, match="not in their order"):
+    with pytest.raises(DecodeError, match="not in the order of the log"):
         slices_of(window, 7, [replace(counts[0], last=31), *counts[1:]], 2)
 
 
