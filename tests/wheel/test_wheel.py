@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import zipfile
+from email import message_from_bytes
+from email.message import Message
 from pathlib import Path
 
 import pytest
+
+from airflow_provider_cdc import __version__
+from hatch_build import with_absolute_links
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +60,28 @@ def test_wheel_carries_apps_and_dags_and_nothing_else(wheel: Path) -> None:
     assert not [name for name in names if "__pycache__" in name]
 
 
+def test_the_long_description_has_no_relative_link(wheel: Path) -> None:
+    """A package index shows README without the repository. Each link names a page of the tag of this release."""
+    metadata, description = _metadata(wheel)
+    assert metadata["Version"] == __version__
+    urls = dict(entry.split(", ") for entry in metadata.get_all("Project-URL", []))
+    targets = re.findall(r"\]\(([^)]*)\)", description)
+    pages = [re.fullmatch(rf"{urls['Source']}/blob/v{__version__}/([^#]*)(#.*)?", target) for target in targets]
+    assert len(pages) > 20
+    for target, page in zip(targets, pages, strict=True):
+        assert page, target
+        assert (ROOT / page[1]).is_file(), target
+    assert re.sub(rf"{urls['Source']}/blob/v{__version__}/", "", description) == (ROOT / "README.md").read_text()
+
+
+def test_links_to_pictures_and_links_that_are_absolute_lead_where_they_should() -> None:
+    text = "![a](docs/a.svg) [b](docs/b.md#c) [d](https://example.com/d) [e](#e) [f](mailto:f@example.com)"
+    assert with_absolute_links(text, "https://host/us", "1.2.3") == (
+        "![a](https://host/us/raw/v1.2.3/docs/a.svg) [b](https://host/us/blob/v1.2.3/docs/b.md#c) "
+        "[d](https://example.com/d) [e](#e) [f](mailto:f@example.com)"
+    )
+
+
 def test_airflow_finds_the_provider_in_the_wheel(python: Path) -> None:
     script = (
         "import importlib.metadata as m\n"
@@ -70,6 +98,14 @@ def test_airflow_finds_the_provider_in_the_wheel(python: Path) -> None:
 def test_importing_the_package_imports_nothing(python: Path) -> None:
     script = "import sys; before = set(sys.modules); import airflow_provider_cdc; print(set(sys.modules) - before)"
     assert _run(python, "-I", "-c", script, cwd=python.parent).strip() == "{'airflow_provider_cdc'}"
+
+
+def _metadata(wheel: Path) -> tuple[Message, str]:
+    """The fields of the wheel's metadata, and the long description below them."""
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
+        content = archive.read(name)
+    return message_from_bytes(content), content.decode().partition("\n\n")[2]
 
 
 def _site_packages() -> Path:
