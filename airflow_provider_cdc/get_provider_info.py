@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_cdc.sources.api.registry import KINDS, Kind
 
-_GUIDES = tuple(f"/docs/{page}.md" for page in ("concepts", "dag-authors", "nightly", "deploying", "runbook"))
+_DOCUMENTATION = "https://airflow-provider-cdc.github.io/airflow-provider-cdc"
+_GUIDES = tuple(
+    f"/docs/{page}.md" for page in ("concepts", "options", "dag-authors", "nightly", "reading", "deploying", "runbook")
+)
+
+_SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "targets": {
+        "description": "The folders in which the shipped DAGs may publish, folders below included, separated by commas "
+        "or blanks. `*` matches any characters within a part of a path, and `*` alone any folder. `{source}` stands "
+        "for the connection.",
+        "example": "s3://lake/raw file:///data/lake",
+    },
+    "source_conn_ids": {
+        "description": "The connections that the shipped DAGs may read, separated by commas or blanks. `*` matches any "
+        "characters.",
+        "example": "cdc_* shop_eu",
+        "default": "cdc_*",
+    },
+    "production_targets": {
+        "description": "The folders whose copies are the assets of their tables, separated by commas or blanks, for "
+        "all connections or for one (`connection=folder`). Without it, `targets` decides.",
+        "example": "s3://lake/raw cdc_shop=s3://lake/shop",
+    },
+    "report_urls": {
+        "description": "Where a browser reads the reports of a folder (`folder=URL`), separated by commas or blanks. "
+        "Without it, Airflow's UI has no link to a report, because it shows only web links.",
+        "example": "s3://lake/raw=https://files.example.com/raw",
+    },
+    "nightly": {
+        "description": "The path of the YAML file for the DAG `nightly`. Without it, the DAG reads `nightly.yaml` in "
+        "its own folder.",
+        "example": "/opt/airflow/nightly.yaml",
+    },
+}
+"""The options of the section ``cdc`` of Airflow's configuration."""
 
 
 def get_provider_info() -> dict[str, Any]:
@@ -16,7 +51,13 @@ def get_provider_info() -> dict[str, Any]:
         "name": "CDC",
         "description": "Copies of MySQL and PostgreSQL tables in a lake, all of them exact at one committed point.",
         "integrations": [
-            {"integration-name": "CDC", "logo": "/docs/logo.svg", "tags": ["service"], "how-to-guide": list(_GUIDES)}
+            {
+                "integration-name": "CDC",
+                "external-doc-url": f"{_DOCUMENTATION}/",
+                "how-to-guide": list(_GUIDES),
+                "logo": "/docs/logo.svg",
+                "tags": ["service"],
+            }
         ],
         "hooks": [
             {"integration-name": "CDC", "python-modules": [kind.hook.rpartition(".")[0] for kind in KINDS]},
@@ -59,7 +100,17 @@ def get_provider_info() -> dict[str, Any]:
         "extra-links": ["airflow_provider_cdc.links.report.ReportLink"],
         "notifications": ["airflow_provider_cdc.notifications.failure.FailureNotifier"],
         "connection-types": [_connection_type(kind) for kind in KINDS],
+        "config": {
+            "cdc": {
+                "description": f"Settings of airflow-provider-cdc; see {_DOCUMENTATION}/options/.",
+                "options": {name: _option(setting) for name, setting in _SETTINGS.items()},
+            }
+        },
     }
+
+
+def _option(setting: Mapping[str, Any]) -> dict[str, Any]:
+    return {"version_added": "0.2.0", "type": "string", "default": None, **setting}
 
 
 def _connection_type(kind: Kind) -> dict[str, Any]:

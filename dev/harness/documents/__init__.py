@@ -17,6 +17,7 @@ from harness.documents.errors import error_table
 from harness.documents.metrics import metric_table
 from harness.documents.options import option_table
 from harness.documents.packages import package_map
+from harness.documents.settings import setting_table
 from harness.documents.types import mysql_types, postgres_types
 
 _ROOT = Path(__file__).resolve().parents[3]
@@ -25,6 +26,7 @@ PAGES = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
 PARTS: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
     "packages": package_map,
     "options": option_table,
+    "settings": setting_table,
     "errors": error_table,
     "metrics": metric_table,
     "mysql types": mysql_types,
