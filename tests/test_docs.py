@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_cdc import errors
 from airflow_provider_cdc.nightly import read_nightly
-from harness.documents import PARTS, written
+from harness.documents import PARTS, docstring, written
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
@@ -57,6 +57,12 @@ def test_links_between_the_documents_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_is_generated_is_what_the_code_says(page: Path) -> None:
     assert page.read_text() == written(page.read_text()), "run dev/docs"
+
+
+def test_the_task_group_s_docstring_has_the_declared_options() -> None:
+    module = docstring.MODULE.read_text()
+    stale = module.replace(":param tables: ", ":param tables: another text ")
+    assert docstring.with_declared_options(stale) == module, "run dev/docs"
 
 
 def test_every_part_that_can_be_generated_has_its_place() -> None:

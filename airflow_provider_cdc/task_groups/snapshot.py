@@ -48,8 +48,7 @@ class SnapshotTaskGroup(TaskGroup):
     the ``default_args`` of the DAG or the group set another number. Errors that a retry cannot fix fail the task at
     once.
 
-    :param source_conn_id: Connection to the source, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or
-        ``postgres``.
+    :param source_conn_id: Connection to the source, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param tables: The tables as ``schema.table``. ``*`` matches any run of characters in either part. A pattern that
         begins with ``!`` excludes tables that earlier patterns matched (``!shop._*_gho``). A part in double quotes is
         taken literally, including dots and stars.

@@ -13,8 +13,12 @@ from airflow_provider_cdc.core.options.run import declared
 def option_table() -> Iterator[Sequence[str]]:
     yield "option", "default", "what it does"
     for one in (*declared(), *declared(AuthorOptions)):
-        kinds = f"{only(one.feature)}: " if one.feature else ""
-        yield f"`{one.name}`", _default(one), kinds + one.help + (_FIXED if one.fixed else "")
+        yield f"`{one.name}`", _default(one), help_of(one) + (_FIXED if one.fixed else "")
+
+
+def help_of(one: Option) -> str:
+    """The help of an option, with the kind of source that it is for."""
+    return f"{only(one.feature)}: {one.help}" if one.feature else one.help
 
 
 _FIXED = " No template."
