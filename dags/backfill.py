@@ -1,5 +1,5 @@
 """**Deprecated: trigger `copy_tables` instead.** It is the same DAG, under a name that cannot be confused with
-Airflow's own Backfill. This DAG will be removed in the release after the next one.
+Airflow's own Backfill. This DAG will be removed in version 0.3.0.
 """
 
 from __future__ import annotations

@@ -18,16 +18,16 @@ fail() {
     exit 1
 }
 
-# The first Python of version 3.11 to 3.13 that runs. $CDC_PYTHON is tried first.
+# The first Python of version 3.11 to 3.14 that runs. $CDC_PYTHON is tried first.
 find_python() {
     local candidate
-    for candidate in ${CDC_PYTHON:-} python3.11 python3.12 python3.13 python3; do
-        if "$candidate" -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then
+    for candidate in ${CDC_PYTHON:-} python3.11 python3.12 python3.13 python3.14 python3; do
+        if "$candidate" -c 'import sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; then
             command -v "$candidate"
             return
         fi
     done
-    fail "no Python 3.11, 3.12 or 3.13 with venv found: install one, or name it in CDC_PYTHON"
+    fail "no Python 3.11, 3.12, 3.13 or 3.14 with venv found: install one, or name it in CDC_PYTHON"
 }
 
 # One environment per Python, per set of pins and per checkout (its editable install names the checkout).
