@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc import errors
+from airflow_provider_cdc import __version__, errors
 from airflow_provider_cdc.nightly import read_nightly
 from harness.documents import PARTS, docstring, written
 
@@ -68,6 +68,16 @@ def test_the_task_group_s_docstring_has_the_declared_options() -> None:
 def test_every_part_that_can_be_generated_has_its_place() -> None:
     text = "".join(page.read_text() for page in DOCS)
     assert sorted(re.findall("<!-- generated: (.*) -->", text)) == sorted(PARTS)
+
+
+def test_the_changelog_has_this_version_on_top_in_few_lines() -> None:
+    unreleased, release, *_ = (ROOT / "CHANGELOG.md").read_text().split("\n## ")[1:]
+    assert unreleased.partition("\n")[0] == "Unreleased"
+    head, _, text = release.partition("\n")
+    assert re.fullmatch(rf"{re.escape(__version__)} - \d{{4}}-\d\d-\d\d", head)
+    groups = re.findall(r"^### (.*)$", text, re.MULTILINE)
+    assert groups == [one for one in ("Added", "Changed", "Deprecated", "Removed", "Fixed") if one in groups]
+    assert len([line for line in text.splitlines() if line]) <= 30
 
 
 def test_the_error_s_tree_is_drawn_whole() -> None:
