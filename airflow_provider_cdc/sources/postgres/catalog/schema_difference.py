@@ -36,9 +36,10 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
       The other properties (statistics, storage, defaults, privileges) change no row.
     - NOT NULL that was set since: the column is read and published as nullable, as recorded.
     - Labels that were added to an enum: no row of the position has one, so all rows with such a label are in the log,
-      and are rewound. The other labels keep their versions. This does not apply to columns of the key: if a label is
-      renamed before a row is read, the row has another key than in the log. Nor does it apply if the copy is exact
-      where the reads end (`AT_UPPER`): a label that exists at that position may be renamed before it is read.
+      and are rewound. The other labels keep their versions. This does not apply to columns that identify rows (the
+      key's; without a key, all that are read): if a label is renamed before a row is read, the row is another one than
+      in the log. Nor does it apply if the copy is exact where the reads end (`AT_UPPER`): a label that exists at that
+      position may be renamed before it is read.
     - The replica identity: the log has it for each relation, and marks with each change whether the old row is whole.
       But if the log reports changes under the root, it has the identity of the root (``as_root``): then versions are
       still compared.
@@ -62,7 +63,8 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
     if not versions and len(before) == len(after):
         # The log has no changes of a view by which a row could be rewound.
         rewound = not recorded.details.get(AT_UPPER) and recorded.details["kind"] in LOGGED
-        fixed = {*recorded.key} if rewound else {column.name for column in recorded.columns}
+        identifying = recorded.key if rewound else ()
+        fixed = {*(identifying or (column.name for column in recorded.as_read.columns))}
         pairs = zip(recorded.columns, now.columns, strict=True)
         after = [_shape(_as_before(*pair, pair[0].name not in fixed), versions) for pair in pairs]
     if before != after:

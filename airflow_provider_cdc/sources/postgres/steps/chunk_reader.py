@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import counted
-from airflow_provider_cdc.errors import ConfigurationError, DecodeError, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.errors import ConfigurationError, DecodeError, SchemaChanged, SourceUnavailable, TerminalError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.source import ChunkReader
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
@@ -44,6 +44,9 @@ from airflow_provider_cdc.sources.session.kept_sessions import Kept
 
 MANY_LEAVES = 3
 """From this number of partitions on, it is faster to find out first which partition has a key."""
+
+_DATA_EXCEPTION = "22"
+"""The class of the SQLSTATEs of errors that values cause."""
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sources.postgres.decode.rows import RowReader
@@ -219,11 +222,23 @@ class _Reader:
 
     @contextmanager
     def _mapped_errors(self, what: str) -> Iterator[None]:
-        """Map errors as `mapped_errors` does. If a privilege was revoked during the run, name the privilege."""
+        """Map errors as `mapped_errors` does. If a privilege was revoked during the run, name the privilege. If the
+        server cannot compute a value, leave its message out: it may quote a value of a column that is withheld."""
         where = f"{self._table.name}, {what}"
         try:
             with mapped_errors(where):
-                yield
+                try:
+                    yield
+                except (psycopg.Error, adbc_driver_manager.Error) as error:
+                    if not (error.sqlstate or "").startswith(_DATA_EXCEPTION):
+                        raise
+                    raise TerminalError(
+                        f"the server cannot compute a virtual column or a view for one of the rows (SQLSTATE "
+                        f"{error.sqlstate})",
+                        where=where,
+                        hint="a SELECT of all rows shows the server's message, which is not shown here because it may "
+                        "quote values; correct the row, or leave the column or the table out",
+                    ) from None
         except ConfigurationError as error:
             if not is_denied(getattr(error.__cause__, "sqlstate", None) or ""):
                 raise

@@ -54,7 +54,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
     with session(settings) as connection:
         past = _past(connection, options)
         position = resolve(settings, connection, past, as_of, options, final=False)
-        tables = read_tables(connection, [plan.table for plan in plans])
+        tables = _planned_tables(connection, plans)
         if problems := _problems_since(Moment.PREFLIGHT, connection, past, tables, plans, position, as_of):
             raise PreflightError(problems)
 
@@ -76,7 +76,7 @@ def record_past(
             # Only after the slot exists: commits before the position may not have been visible when it was resolved.
             transaction_waits.settle(settings, connection, options.lock.slot_wait_seconds)
             # Only after that: a table in the state in which it joined was in this state at the position, too.
-            tables = read_tables(connection, [plan.table for plan in plans], past.name)
+            tables = _planned_tables(connection, plans, past.name)
             fixed = Moment.POSITION_FIXED
             if problems := _problems_since(fixed, connection, past, tables, plans, position, as_of):
                 raise PreflightError(problems)
@@ -107,6 +107,13 @@ def record_past(
         0.0,
         tuple(slots.identity_of_try(other) for other in earlier),
     )
+
+
+def _planned_tables(connection: Connection, plans: Sequence[TablePlan], publication: str = "") -> list[Table]:
+    """Return the tables as they are now, with the part of each that is copied: a column that is left out needs
+    nothing."""
+    tables = read_tables(connection, [plan.table for plan in plans], publication)
+    return [replace(table, selection=plan.selection) for plan, table in zip(plans, tables, strict=True)]
 
 
 def find_past(connection: Connection, options: StepOptions) -> Past | None:
