@@ -105,7 +105,7 @@ def test_bounds_that_only_some_sessions_can_open_are_refused(mysql: MysqlServer,
         cursor.execute(f"CREATE TABLE fine (id INT PRIMARY KEY) PARTITION BY RANGE (id - 10) {parts}")
         cursor.execute("FLUSH TABLES")
     source = MysqlSource(settings_of(mysql))
-    with pytest.raises(PreflightError, match="`id` - 10.* is unsigned.* NO_UNSIGNED_SUBTRACTION") as refused:
+    with pytest.raises(PreflightError, match=r"`id` - 10.* is unsigned.* NO_UNSIGNED_SUBTRACTION") as refused:
         source.preflight([f"{schema}.t", f"{schema}.fine"])
     assert [problem.table for problem in refused.value.problems] == [f"{schema}.t"]
     source.preflight([f"{schema}.fine"])
