@@ -117,7 +117,8 @@ def _record(context: PastContext) -> Iterable[Problem]:
             continue
         if (joined := past.record.tables.get(where)) is None:
             hint = "preflight of the next run that has no other problem adds the table; ask for a time after that"
-            yield Problem(where, f"the record of the standing slot {past.name} does not have it yet", hint, where)
+            what = f"the record of the standing slot {past.name} does not have it yet"
+            yield Problem(where, what, hint, where, passes=True)
         elif joined.state != states[where]:
             yield Problem(
                 where,
@@ -125,6 +126,7 @@ def _record(context: PastContext) -> Iterable[Problem]:
                 "table was granted or revoked",
                 "preflight of the next run adds the table again; ask for a time after that",
                 where,
+                passes=True,
             )
         elif position < Lsn.parse(joined.position) or (isinstance(as_of, datetime) and micros(as_of) < joined.at):
             yield Problem(
@@ -132,6 +134,7 @@ def _record(context: PastContext) -> Iterable[Problem]:
                 f"the standing slot covers it only since {joined.position}, {said(joined.at)}: {joined.why}",
                 f"ask for {said(joined.at)} or later, or for the LSN {joined.position} or a greater one",
                 where,
+                passes=True,
             )
 
 
