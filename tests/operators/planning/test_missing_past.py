@@ -120,7 +120,7 @@ def test_what_is_wrong_with_the_present_is_told_of_a_night_without_a_past(
     ("what", "why"),
     [
         ("ALTER TABLE stock ADD n int", "altered"),
-        ("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots", "there is none yet"),
+        ("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots", "does not exist yet"),
     ],
 )
 def test_a_past_that_goes_missing_after_preflight_is_missed_as_before_it(
@@ -173,7 +173,7 @@ def test_skip_leaves_out_tables_that_never_have_a_past_and_no_others(
 
     postgres.query("ALTER TABLE items ADD n int", database=database_with_slot)
     found, _ = preflight(tmp_path, night, **given)
-    assert "public.items: its past begins at" in found["missed_past"]["why"]
+    assert "public.items: the standing slot covers it only since" in found["missed_past"]["why"]
     assert found["skipped"] == {}
     assert len(found["plan"]) == 3
     # Of a time that somebody wrote, nothing is missed: that one table is left out.
