@@ -1,9 +1,10 @@
-"""Whether a table was at a position already what it is now, although it joined the standing slot anew since.
+"""Finds out whether a table already had its present definition at a position, although it joined the standing slot later.
 
-A table's digest on record tells of any change since it joined (`standing_record.states_of`). That is too much for a
-position between the change and the next run. The catalog has the transaction that changed a row last (``xmin``), and
-the log, where that was committed: if that is before the position, the row was there what it is now, whatever it was
-earlier. What is not looked at in this way must not have changed at all (`standing_record.shapes_of`).
+A table joins the standing slot again when its digest on record changes (`standing_record.states_of`). For a position
+between that change and the next run, the digest alone would be too strict. Each catalog row has the id of the
+transaction that changed it last (``xmin``), and the log shows where that transaction was committed. If that is before
+the position, the row had its present state at the position. Everything that is not checked in this way must not have
+changed at all (`standing_record.shapes_of`).
 """
 
 from __future__ import annotations
@@ -18,12 +19,14 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 from airflow_provider_cdc.sources.postgres.slots.commits import commits_since
 from airflow_provider_cdc.sources.postgres.slots.standing_record import Joined
 
-# Of the table and its columns. One that was dropped since has a row, too. Where a slot stands, all transactions have
-# ended that are older than its catalog_xmin; of the others, the log since there tells.
+# The rows of the table, of its columns, including dropped columns, and of its NOT NULL constraints: VALIDATE CONSTRAINT
+# changes only the constraint's row. All transactions older than the slot's catalog_xmin have ended where the slot
+# stands. For the other transactions, the log since there shows where they were committed.
 _LATE = """
 SELECT DISTINCT v.xid::text FROM (
     SELECT c.xmin FROM pg_class c WHERE c.oid = %s
     UNION ALL SELECT a.xmin FROM pg_attribute a WHERE a.attrelid = %s AND a.attnum > 0
+    UNION ALL SELECT k.xmin FROM pg_constraint k WHERE k.conrelid = %s AND k.contype = 'n'
 ) AS v(xid)
 WHERE NOT EXISTS (SELECT FROM pg_replication_slots s WHERE s.slot_name = %s AND s.confirmed_flush_lsn <= %s::pg_lsn
     AND age(v.xid) > age(s.catalog_xmin))
@@ -39,17 +42,17 @@ def was_already_so(
     table: Table,
     position: Lsn,
 ) -> bool:
-    """Whether a table, which is still what it was when it ``joined``, was so at ``position``, as far as can be told.
+    """Return whether a table, whose definition is unchanged since it ``joined``, had this definition at ``position``.
 
-    Of a partitioned table the catalog has more rows than those that are looked at. Of a change in a subtransaction the
-    log names another transaction.
+    False also means unknown: for partitioned tables, whose catalog rows are not all checked, and for changes in a
+    subtransaction, which the log lists under another transaction.
 
     :param slot: the standing slot, which stood at ``confirmed``.
     """
     if table.details["kind"] != "r" or not joined.shape or position < Lsn.parse(joined.shape_position):
         return False
     oid = table.details["oid"]
-    late = {xid for (xid,) in query(connection, _LATE, (oid, oid, slot, str(position)))}
+    late = {xid for (xid,) in query(connection, _LATE, (oid, oid, oid, slot, str(position)))}
     if not late:
         return True
     try:
