@@ -110,13 +110,15 @@ class Problem:
     """One reason why a source cannot give an exact copy.
 
     ``where`` names a setting or a table, ``what`` says what is wrong with it, ``hint`` says how to correct it.
-    ``table`` is the table to leave out so that the others can be copied; empty if that would not help.
+    ``table`` is the table to leave out so that the others can be copied; empty if that would not help. ``passes``: the
+    table cannot be exact at this past position, but it can be at present, and in a later run at a past position.
     """
 
     where: str
     what: str
     hint: str
     table: str = ""
+    passes: bool = False
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}\n      Hint: {self.hint}"

@@ -45,6 +45,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     :param options: XCom ``options`` of preflight.
     :param skipped: XCom ``skipped`` of preflight.
     :param missed_past: XCom ``missed_past`` of preflight.
+    :param may_miss_past: XCom ``may_miss_past`` of preflight.
     :param plan_only: as for preflight: if set, this task and the tasks after it are skipped.
     :param source_conn_ids: the allowed connections, as for preflight.
     :param targets: the allowed targets, as for preflight.
@@ -58,6 +59,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         "options",
         "skipped",
         "missed_past",
+        "may_miss_past",
         "plan_only",
     )
 
@@ -70,6 +72,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         options: Xcom,
         skipped: Xcom = None,
         missed_past: Xcom = None,
+        may_miss_past: Xcom = None,
         plan_only: bool | str = False,
         scratch: str = "",
         source_conn_ids: Sequence[str] | None = None,
@@ -85,6 +88,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         self.options: Any = options
         self.skipped: Any = skipped
         self.missed_past: Any = missed_past
+        self.may_miss_past: Any = may_miss_past
         self.plan_only = plan_only
         self.allowed = Allowed(source_conn_ids, targets)
         self._recording = False
@@ -97,6 +101,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             check_not_made_before,
             check_not_of_a_deleted_dag_run,
         )
+        from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
 
         # Preflight has checked that it is a boolean. A template may have rendered it to text.
         if str(self.plan_only).lower() == "true":
@@ -117,20 +122,28 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             check_not_made_before(folder, Storage(lake), [plan.copy_name for plan in plans])
         elif context["ti"].try_number == 1:
             check_not_of_a_deleted_dag_run(Run.load(folder), options)
+
+        def record(plans: Sequence[TablePlan], options: StepOptions, missed: MissedPast | None) -> Run:
+            return begin(
+                source,
+                plans,
+                options,
+                partial(record_point, source, options, plans, run_id),
+                run_id=run_id,
+                lake=lake,
+                scratch=scratch,
+                source_conn_id=self.source_conn_id,
+                skipped=self.skipped,
+                heads=open_sink(LAKE_FORMAT, Storage(lake)),
+                missed_past=missed,
+            )
+
         self._recording = True
-        run = begin(
-            source,
-            plans,
-            options,
-            partial(record_point, source, options, plans, run_id),
-            run_id=run_id,
-            lake=lake,
-            scratch=scratch,
-            source_conn_id=self.source_conn_id,
-            skipped=self.skipped,
-            heads=open_sink(LAKE_FORMAT, Storage(lake)),
-            missed_past=missed,
-        )
+        # Only what Airflow passed on as it was: a template makes text of it.
+        if self.may_miss_past is True and options.as_of:
+            run = record_or_miss(source, plans, options, record)
+        else:
+            run = record(plans, options, missed)
         self._recording = False
         outputs = {"run_uri": run.folder.uri, run.manifest.position_key: run.manifest.initial_position}
         hand_on(context, outputs)

@@ -60,6 +60,7 @@ class PreflightOperator(TargetOperator):
     - ``options``: the checked settings that ``lock_and_record`` writes into the manifest.
     - ``missed_past``: the end of the interval at which the run cannot be exact, and why (option ``missing_past``).
       Empty if the run can be exact there.
+    - ``may_miss_past``: whether the run copies the present if that becomes impossible later.
     - ``summary``, only with ``plan_only``: what a run would do, in words.
 
     The operator takes every option of a run (`core.options`) and what the DAG's author allows. Each option may be a
@@ -115,7 +116,7 @@ class PreflightOperator(TargetOperator):
             if surveyed is not None:
                 may_miss = not problems and may_miss_past(self.as_of_is_supplied, options, context)
                 source, found = surveyed
-                surveyed = _planned(source, found, places, options, problems)
+                surveyed = _planned(source, found, places, options, problems, may_miss)
                 if problems and may_miss:
                     missed = missed_past(options, problems)
                     options = in_the_present(options)
@@ -123,7 +124,8 @@ class PreflightOperator(TargetOperator):
                     surveyed = _planned(source, found, places, options, problems)
         if problems or places is None or surveyed is None:
             raise PreflightError(problems)
-        return self._tell(context, options, *surveyed, places, missed)
+        may_miss = may_miss_past(self.as_of_is_supplied, options, context)
+        return self._tell(context, options, *surveyed, places, missed, may_miss)
 
     def _survey(self, context: Context, options: RunOptions, places: Places | None) -> tuple[Source, Survey]:
         """Return the source, and the survey of what can be copied from it."""
@@ -145,6 +147,7 @@ class PreflightOperator(TargetOperator):
         found: Survey,
         places: Places,
         missed: MissedPast | None,
+        may_miss: bool,
     ) -> dict[str, Any]:
         tell_leftovers(Storage(places.scratch))
         say_skipped(self.log, found.skipped)
@@ -152,6 +155,7 @@ class PreflightOperator(TargetOperator):
         plans = found.plans
         outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": found.skipped}
         outputs["missed_past"] = encode(missed) if missed is not None else {}
+        outputs["may_miss_past"] = may_miss
         sink = open_sink(LAKE_FORMAT, places.lake)
         if any(plan.at_upper for plan in plans):
             self._tell_view(view_of(plans, pace_of(sink, Storage(places.scratch), plans)))
@@ -176,9 +180,17 @@ class PreflightOperator(TargetOperator):
 
 
 def _planned(
-    source: Source, found: Survey, places: Places | None, options: RunOptions, problems: list[Problem]
+    source: Source,
+    found: Survey,
+    places: Places | None,
+    options: RunOptions,
+    problems: list[Problem],
+    may_miss: bool = False,
 ) -> tuple[Source, Survey]:
-    """Return the survey with the way to read each table: whether it is rolled forward, and what ``as_of`` requires."""
+    """Return the survey with the way to read each table: whether it is rolled forward, and what ``as_of`` requires.
+
+    :param may_miss: as for `survey_past`.
+    """
     # Imported late: this module is slow to import, and Airflow parses DAGs often.
     from airflow_provider_cdc.core.copies.base_selection import choose
 
@@ -200,6 +212,7 @@ def _planned(
             options.table,
             options.steps,
             may_begin=may_begin,
+            may_miss=may_miss,
             parts=requested(options.where, options.columns),
         )
         if not problems:

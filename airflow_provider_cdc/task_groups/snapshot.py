@@ -197,6 +197,7 @@ class SnapshotTaskGroup(TaskGroup):
                 options=self.preflight.output["options"],
                 skipped=self.preflight.output["skipped"],
                 missed_past=self.preflight.output["missed_past"],
+                may_miss_past=self.preflight.output["may_miss_past"],
                 plan_only=plan_only,
                 **allowed,
             )

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.copies.base_selection import choose
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.run.initial_position import begin
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.plan import MissedPast, TablePlan
 from airflow_provider_cdc.core.run.release import release
 from airflow_provider_cdc.core.run.run import Run, scratch_of
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -21,6 +21,7 @@ from airflow_provider_cdc.core.storage.records import encode
 from airflow_provider_cdc.jobs.consolidate.step import consolidate
 from airflow_provider_cdc.jobs.extract_delta.step import extract_delta
 from airflow_provider_cdc.jobs.snapshot.step import snapshot
+from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.calls import check_point, record_point, release_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
@@ -96,19 +97,24 @@ class Pipeline:
         self.preflight()
         return self.lock_and_record()
 
-    def lock_and_record(self) -> str:
+    def lock_and_record(self, *, may_miss_past: bool = False) -> str:
         """Execute lock_and_record, after `preflight`, and return the initial position."""
-        run = begin(
+        if may_miss_past:
+            return record_or_miss(self.source, self.plans, self._options, self._begin).manifest.initial_position
+        return self._begin(self.plans, self._options, None).manifest.initial_position
+
+    def _begin(self, plans: Sequence[TablePlan], options: StepOptions, missed_past: MissedPast | None) -> Run:
+        return begin(
             self.source,
-            self.plans,
-            self._options,
-            partial(record_point, self.source, self._options, self.plans, self._run_id),
+            plans,
+            options,
+            partial(record_point, self.source, options, plans, self._run_id),
             run_id=self._run_id,
             lake=self.target.uri,
             scratch=self.run.parent().uri,
             heads=open_sink("parquet", self.target),
+            missed_past=missed_past,
         )
-        return run.manifest.initial_position
 
     def snapshot(self) -> dict[str, Any]:
         self.found["snapshot"] = encode(snapshot(self._spark, self.run, self._settings))

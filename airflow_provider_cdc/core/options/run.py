@@ -339,8 +339,9 @@ class RunOptions:
         ),
         help="How to treat a run that cannot be exact at the end of its interval (which the DAG `nightly` supplies as "
         "`as_of`): `present` copies the present, and reports this in the logs, in `_latest.json`, in the event and in "
-        "the report (`missed_as_of`); `fail` stops the run. If the time cannot be reached, runs of Airflow's Backfill "
-        "and runs with an explicit `as_of` always stop.",
+        "the report (`missed_as_of`); `fail` stops the run. With `present`, `on_table_error` = `skip` leaves out only "
+        "tables that never have a past. If the time cannot be reached, runs of Airflow's Backfill and runs with an "
+        "explicit `as_of` always stop.",
         example="present or fail",
     )
     spark_conn_id: str = option(

@@ -181,6 +181,9 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: S
 def _other_options(run: Run, plans: Sequence[TablePlan], options: StepOptions) -> list[str]:
     """Describe the options that differ from the options that the run began with."""
     recorded_options, given_options = values_of(run.manifest.options), values_of(options)
+    if run.manifest.missed_past is not None and options.as_of:
+        # An earlier try found that the run cannot be exact there.
+        recorded_options["as_of"] = run.manifest.missed_as_of
     differences = [
         f"{name}: {recorded_options[name]!r}, now {given_options[name]!r}"
         for name in recorded_options

@@ -7,18 +7,24 @@ exact as any other run without ``as_of``, and logs a warning.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.options.run import PRESENT, RunOptions
-from airflow_provider_cdc.core.run.plan import MissedPast
-from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.core.options.run import CHANGES, PRESENT, RunOptions, StepOptions
+from airflow_provider_cdc.core.run.plan import MissedPast, TablePlan
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.errors import LogGone, PreflightError, Problem, TerminalError
+from airflow_provider_cdc.sources.api.calls import check_point
+from airflow_provider_cdc.sources.api.source import Source
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 _BACKFILL = "backfill"
+
+_log = logging.getLogger(__name__)
 
 
 def may_miss_past(is_supplied: bool, options: RunOptions, context: Context) -> bool:
@@ -38,7 +44,7 @@ def missed_past(options: RunOptions, problems: Sequence[Problem]) -> MissedPast:
 
     :param problems: the reasons.
     """
-    return MissedPast(options.steps.as_of, "; ".join(f"{problem.where}: {problem.what}" for problem in problems))
+    return MissedPast(options.steps.as_of, _said(problems))
 
 
 def in_the_present(options: RunOptions) -> RunOptions:
@@ -54,3 +60,54 @@ def say_missed_past(log: Any, missed: MissedPast | None) -> None:
             missed.as_of,
             missed.why,
         )
+
+
+Record = Callable[[Sequence[TablePlan], StepOptions, MissedPast | None], Run]
+"""Begins the run by these plans and options."""
+
+
+def record_or_miss(source: Source, plans: Sequence[TablePlan], options: StepOptions, record: Record) -> Run:
+    """Begin a run that copies the present if its past has gone missing since preflight.
+
+    A table that was altered meanwhile has a copy that cannot be rolled forward to the present either, so it is read in
+    full. Not if the run must roll it forward: such a run is refused.
+    """
+    try:
+        return record(plans, options, None)
+    except (PreflightError, LogGone) as error:
+        missed = MissedPast(options.as_of, _why(error))
+        cause = error
+    say_missed_past(_log, missed)
+    options = replace(options, as_of="")
+    plans = _without_bases(plans, options, cause)
+    # A table that was altered joins the standing slot anew, as in preflight.
+    check_point(source, plans, options)
+    while True:
+        try:
+            return record(plans, options, missed)
+        except PreflightError as error:
+            fewer = _without_bases(plans, options, error)
+            if fewer == plans:
+                raise
+            plans = fewer
+
+
+def _why(error: TerminalError) -> str:
+    return _said(error.problems) if isinstance(error, PreflightError) else error.message
+
+
+def _said(problems: Sequence[Problem]) -> str:
+    return "; ".join(f"{problem.where}: {problem.what}" for problem in problems)
+
+
+def _without_bases(plans: Sequence[TablePlan], options: StepOptions, error: TerminalError) -> list[TablePlan]:
+    """The plans, with those tables read in full of which ``error`` tells."""
+    if options.changes or options.refresh == CHANGES or not isinstance(error, PreflightError):
+        return [*plans]
+    causes = {problem.table: problem.what for problem in error.problems if problem.table}
+    return [
+        replace(plan, base="", base_position="", reason=f"read in full: {causes[str(plan.table)]}")
+        if plan.base and str(plan.table) in causes
+        else plan
+        for plan in plans
+    ]

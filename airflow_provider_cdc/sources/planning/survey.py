@@ -80,12 +80,15 @@ def survey_past(
     steps: StepOptions,
     *,
     may_begin: bool,
+    may_miss: bool = False,
     parts: Parts = whole_tables,
 ) -> Survey:
     """Call `check_point` for the result of `survey`, and leave out tables that may be skipped and that cannot be copied
     as of that position.
 
     :param may_begin: as for `check_point`.
+    :param may_miss: the run copies the present instead. So a table whose past is missing for once (`Problem.passes`) is
+        not left out; one that has none in any night is.
     :param parts: as for `survey`.
     :raises PreflightError: with every relevant problem.
     """
@@ -97,7 +100,8 @@ def survey_past(
             problems_by_table: dict[str, list[Problem]] = {}
             for problem in error.problems:
                 problems_by_table.setdefault(problem.table, []).append(problem)
-            if not steps.skips or "" in problems_by_table:
+            is_left_out = steps.skips and not (may_miss and any(problem.passes for problem in error.problems))
+            if not is_left_out or "" in problems_by_table:
                 raise
             if {plan.table for plan in found.plans} <= {TableName.parse(table) for table in problems_by_table}:
                 _refused(problems_by_table, steps.on_table_error)

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CopyMismatch, ExactnessError, PreflightError
@@ -334,3 +335,30 @@ def test_what_breaks_the_proof_until_the_view(nights: Nights, harm: str, error: 
         run.finish()
     run.release()
     soon(lambda: nights.ask("SELECT count(*) FROM pg_replication_slots"), 1)
+
+
+def test_a_table_that_is_altered_after_preflight_is_read_in_full_and_the_others_are_rolled_forward(
+    postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path
+) -> None:
+    """A night that may miss its past (`missing_past`) goes on with the present."""
+    nights = Nights(postgres_factory(), spark, tmp_path)
+    for name in ("a", "b"):
+        nights.do(f"CREATE TABLE {name} (id int PRIMARY KEY, v int)", FULL.format(name))
+        nights.do(f"INSERT INTO {name} SELECT n, n FROM generate_series(1, 50) n")
+    nights.first()
+    nights.do("UPDATE a SET v = -v WHERE id < 9", "DELETE FROM b WHERE id > 44")
+    midnight = nights.ask("SELECT clock_timestamp()::text")
+    nights.do("UPDATE b SET v = 0 WHERE id = 1")
+    run = nights.night("auto", as_of=midnight)
+    run.preflight()
+    assert [bool(plan.base) for plan in run.plans] == [True, True]
+    nights.do("ALTER TABLE a ADD n int DEFAULT 7", "INSERT INTO a VALUES (51, 51, 8)")
+    run.lock_and_record(may_miss_past=True)
+    manifest = Run.load(run.run).manifest
+    assert manifest.missed_as_of == midnight
+    assert {str(entry.table.name): bool(entry.base) for entry in manifest.tables} == {
+        "public.a": False,
+        "public.b": True,
+    }
+    nights.check(run.finish()["published"])
+    nights.rolled()

@@ -44,12 +44,17 @@ def context_of(dag: DAG, night: datetime, run_type: str) -> Any:
 
 def preflight(target: Path, night: datetime, run_type: str = "scheduled", **given: Any) -> tuple[dict[str, Any], Any]:
     """What preflight of the run at the end of an interval leaves for later tasks."""
-    arguments = {"as_of": INTERVAL_END, "standing_slot": STANDING, "refresh": "auto", **given}
+    arguments = {
+        "tables": ["public.stock"],
+        "as_of": INTERVAL_END,
+        "standing_slot": STANDING,
+        "refresh": "auto",
+        **given,
+    }
     with DAG("d", schedule=None) as dag:
         task = PreflightOperator(
             task_id="preflight",
             source_conn_id="shop",
-            tables=["public.stock"],
             target=target.as_uri(),
             spark_conn_id="spark",
             **arguments,
@@ -57,6 +62,15 @@ def preflight(target: Path, night: datetime, run_type: str = "scheduled", **give
     context = context_of(dag, night, run_type)
     task.render_template_fields(context)
     return task.execute(context), context
+
+
+def record(target: Path, found: dict[str, Any], context: Any) -> Run:
+    """The run that lock_and_record begins with what preflight left."""
+    handed_on = {name: found[name] for name in ("plan", "options", "skipped", "missed_past", "may_miss_past")}
+    recording = LockAndRecordOperator(
+        task_id="lock_and_record", source_conn_id="shop", target=target.as_uri(), **handed_on
+    )
+    return Run.load(Storage(recording.execute(context)["run_uri"]))
 
 
 def test_a_night_without_a_past_copies_the_present_and_says_so(
@@ -79,11 +93,7 @@ def test_a_night_without_a_past_copies_the_present_and_says_so(
     assert "standing slot" in found["missed_past"]["why"]
     assert "AS_OF IS NOT MET" in capfd.readouterr().out
 
-    handed_on = {name: found[name] for name in ("plan", "options", "skipped", "missed_past")}
-    recording = LockAndRecordOperator(
-        task_id="lock_and_record", source_conn_id="shop", target=tmp_path.as_uri(), **handed_on
-    )
-    run = Run.load(Storage(recording.execute(context)["run_uri"]))
+    run = record(tmp_path, found, context)
     assert (run.manifest.options.as_of, run.manifest.missed_as_of) == ("", written)
 
     postgres.query("INSERT INTO stock VALUES (1)", database=database_with_slot)
@@ -104,3 +114,68 @@ def test_what_is_wrong_with_the_present_is_told_of_a_night_without_a_past(
     with pytest.raises(AirflowFailException, match="parameter changes") as refusal:
         preflight(tmp_path, datetime.now(UTC) - timedelta(hours=1), changes=True, refresh="full")
     assert "past" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("what", "why"),
+    [
+        ("ALTER TABLE stock ADD n int", "altered"),
+        ("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots", "does not exist yet"),
+    ],
+)
+def test_a_past_that_goes_missing_after_preflight_is_missed_as_before_it(
+    postgres: PostgresServer, database_with_slot: str, tmp_path: Path, what: str, why: str
+) -> None:
+    preflight(tmp_path, datetime.now(UTC) - timedelta(hours=1))
+    night = datetime.now(UTC)
+    postgres.query("INSERT INTO stock VALUES (1)", database=database_with_slot)
+    found, context = preflight(tmp_path, night)
+    written, _ = preflight(tmp_path, night, as_of=night.isoformat())
+    assert (found["may_miss_past"], written["may_miss_past"]) == (True, False)
+    postgres.query(what, database=database_with_slot)
+    with pytest.raises(AirflowFailException, match=why):
+        record(tmp_path, written, context)
+    run = record(tmp_path, found, context)
+    assert (run.manifest.options.as_of, run.manifest.missed_as_of) == ("", night.isoformat())
+    assert run.manifest.missed_past is not None
+    assert why in run.manifest.missed_past.why
+    # The next night has a past, and a cleared task goes on with the run.
+    assert record(tmp_path, found, context).digest == run.digest
+    found, _ = preflight(tmp_path, datetime.now(UTC))
+    assert found["missed_past"] == {}
+
+
+def test_skip_leaves_out_tables_that_never_have_a_past_and_no_others(
+    postgres: PostgresServer, database_with_slot: str, tmp_path: Path
+) -> None:
+    """A table that was altered has one again in the next night; until then its copy is better than none."""
+    whole = "REPLICA IDENTITY FULL"
+    postgres.query(
+        "CREATE TABLE items (id int PRIMARY KEY); CREATE TABLE days (id int PRIMARY KEY) PARTITION BY RANGE (id); "
+        f"CREATE TABLE day PARTITION OF days FOR VALUES FROM (0) TO (9); ALTER TABLE items {whole}; "
+        f"ALTER TABLE days {whole}; ALTER TABLE day {whole}",
+        database=database_with_slot,
+    )
+    given: dict[str, Any] = {
+        "tables": ["public.stock", "public.items", "public.days"],
+        "on_table_error": "skip",
+        "refresh": "full",
+    }
+    night = datetime.now(UTC)
+    found, _ = preflight(tmp_path, night, **given)
+    assert found["missed_past"]["as_of"] == night.isoformat()
+    assert found["skipped"] == {}
+
+    night = datetime.now(UTC)
+    found, _ = preflight(tmp_path, night, **given)
+    assert found["missed_past"] == {}
+    assert [*found["skipped"]] == ["public.days"]
+
+    postgres.query("ALTER TABLE items ADD n int", database=database_with_slot)
+    found, _ = preflight(tmp_path, night, **given)
+    assert "public.items: the standing slot covers it only since" in found["missed_past"]["why"]
+    assert found["skipped"] == {}
+    assert len(found["plan"]) == 3
+    # Of a time that somebody wrote, nothing is missed: that one table is left out.
+    found, _ = preflight(tmp_path, night, as_of=night.isoformat(), **given)
+    assert {*found["skipped"]} == {"public.items", "public.days"}

@@ -30,7 +30,7 @@ from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed
 from airflow_provider_cdc.sources.mysql.chunking.text_cuts import TextCuts
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query, quote
 from airflow_provider_cdc.sources.mysql.server.statement_size import batches, fits, size_of
-from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
+from airflow_provider_cdc.sources.mysql.tables.schema import table_sql, unsigned_difference
 
 _TOO_BIG = 1.5
 """A cell of more than this many chunks is cut again."""
@@ -52,10 +52,12 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
     """Return chunks of about ``chunk_rows`` rows each, counting only rows in the range that the table's condition
     selects.
 
-    The result is one chunk for a keyless table, for a table of about that size or smaller, and for a key whose type
-    cannot be cut (``axes.axis_of``).
+    The result is one chunk for a keyless table, for a table of about that size or smaller, for a key whose type
+    cannot be cut (``axes.axis_of``), and for a table of which the server may miss rows if there is a condition
+    (``schema.unsigned_difference``).
     """
-    axes = _axes(connection, table) if table.rows > chunk_rows * _TOO_BIG else []
+    is_cut = table.rows > chunk_rows * _TOO_BIG and not unsigned_difference(table)
+    axes = _axes(connection, table) if is_cut else []
     if not axes:
         return partition([], [table.rows])
     (_, rows_of_first), *chunks = _Planner(connection, table, axes, chunk_rows).plan(*_span(table, axes[0]))

@@ -14,6 +14,7 @@ from airflow_provider_cdc.core.filters.syntax import Literal
 from airflow_provider_cdc.core.tables.chunk import KeyValue
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.sources.mysql.server.session import quote
+from airflow_provider_cdc.sources.mysql.tables.schema import unsigned_difference
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, column_types
 from airflow_provider_cdc.sources.planning.pushdown import Pushable, pushed, span
 
@@ -25,6 +26,8 @@ literals outside of these is not relied on."""
 
 def pushed_condition(table: Table) -> str:
     """Return the condition for the server; empty: all rows. Sessions use the time zone UTC."""
+    if unsigned_difference(table):
+        return ""
     types_by_name = {column.name: column for column in column_types(table)}
     return pushed(table.selection.where, lambda name: _pushable(types_by_name[name]))
 

@@ -51,6 +51,11 @@ _TRY_AGAIN = {LOCK_WAIT_TIMEOUT, 1213, 1317, 1412, 3024, 3058}
 RESULT_TOO_LONG = 1301
 _TOO_LARGE = {1153, 1162, RESULT_TOO_LONG, 2020}
 """A statement, or the result of a function, is larger than the server's max_allowed_packet."""
+UNOPENABLE_PARTITIONS = 1563
+"""Partitions have bounds below zero, and their expression is unsigned in the ``sql_mode`` of the session."""
+UNOPENABLE_HINT = (
+    "partition the table by an expression that is never negative, or make its columns signed, or leave the table out"
+)
 _CHANGED = {1049, 1051, 1054, 1146, 1176}
 
 
@@ -98,6 +103,8 @@ def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
         )
     if code in _CHANGED:
         return SchemaChanged(message, where=where, hint="the table changed since the run began: trigger a new run")
+    if code == UNOPENABLE_PARTITIONS:
+        return ConfigurationError(message, where=where, hint=UNOPENABLE_HINT)
     if code in _TRY_AGAIN:
         return TransientError(message, where=where, hint="the task can be retried as it is")
     if code in _BUSY:

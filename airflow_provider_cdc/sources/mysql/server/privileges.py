@@ -14,6 +14,7 @@ import pymysql
 
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.mysql.server.driver_errors import UNOPENABLE_HINT, UNOPENABLE_PARTITIONS
 from airflow_provider_cdc.sources.mysql.server.log_history import log_status_statement
 from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, quote, value
 from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
@@ -67,11 +68,17 @@ class Privileges:
         ]
 
     def select_problem(self, name: TableName) -> Problem | None:
-        """Return the missing privilege for reading all columns of the table.
+        """Return the missing privilege for reading all columns of the table, or why no session of a run can open it.
 
         Columns without the privilege would be silently omitted.
         """
-        if self._may(f"SELECT * FROM {table_sql(name)} LIMIT 0") and self._granted("SELECT", name):
+        try:
+            may = self._may(f"SELECT * FROM {table_sql(name)} LIMIT 0")
+        except pymysql.MySQLError as error:
+            if error.args[0] != UNOPENABLE_PARTITIONS:
+                raise
+            return self._unopenable(name)
+        if may and self._granted("SELECT", name):
             return None
         return Problem(
             str(name),
@@ -104,6 +111,23 @@ class Privileges:
             )
             for schema in dict.fromkeys(name.schema for name in lacking)
         ]
+
+    def _unopenable(self, name: TableName) -> Problem:
+        # A session with another mode may have the server keep such a table open, also for ours: then there is no error.
+        expressions = query(
+            self._connection,
+            "SELECT DISTINCT PARTITION_EXPRESSION FROM information_schema.PARTITIONS "
+            "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+            (name.schema, name.name),
+        )
+        return Problem(
+            str(name),
+            f"its partitions have bounds below zero, and {', '.join(str(expression) for (expression,) in expressions)} "
+            "is unsigned: the server opens the table only for sessions with the sql_mode NO_UNSIGNED_SUBTRACTION, and "
+            "those of a run do not have it",
+            UNOPENABLE_HINT,
+            str(name),
+        )
 
     def _may(self, statement: str) -> bool:
         try:

@@ -1,4 +1,4 @@
-"""Check whether the server can compute a table's partitioning expression for each row in every session.
+"""Check whether the server can compute a table's partitioning expression for each row, and alike in every session.
 
 REBUILD, REORGANIZE and COALESCE PARTITION, and ADD PARTITION of hashes, compute the partition of each row again. If the
 expression raises an error for a row, the server drops the row: the statement succeeds, and nothing is logged. The row
@@ -11,7 +11,8 @@ VIRTUAL column fails, the statement fails.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from airflow_provider_cdc.core.tables.table import Column
 
@@ -39,33 +40,59 @@ def may_fail(method: str, expression: str, columns: Iterable[Column]) -> bool:
     :param expression: the expression as the information schema shows it.
     :param columns: the columns of the table.
     """
+    scanned = _scan(method, expression, columns)
+    return not scanned.known or scanned.is_unsigned_difference
+
+
+def is_unsigned_difference(method: str, expression: str, columns: Iterable[Column]) -> bool:
+    """Whether NO_UNSIGNED_SUBTRACTION may change what the expression gives for a row, or make an error of it.
+
+    The server compiles the expression when it opens the table, in the sql_mode of the session that it opens it for, and
+    keeps the open table for other sessions. So one cannot know how the expression is computed, whatever its own mode.
+
+    The parameters are those of `may_fail`.
+    """
+    return _scan(method, expression, columns).is_unsigned_difference
+
+
+@dataclass(frozen=True)
+class _Scanned:
+    """What is to be seen of an expression.
+
+    ``known``
+        it has only parts that are computed in every session, but for differences.
+    ``is_unsigned_difference``
+        it subtracts, and its values may be unsigned.
+    """
+
+    known: bool
+    is_unsigned_difference: bool
+
+
+def _scan(method: str, expression: str, columns: Iterable[Column]) -> _Scanned:
     if method.endswith(("KEY", "COLUMNS")):
         # These methods use the column values directly, without an expression.
-        return False
+        return _Scanned(known=True, is_unsigned_difference=False)
     types = {column.name.lower(): column.type for column in columns}
-    return not _is_sure(expression, types)
-
-
-def _is_sure(expression: str, types: Mapping[str, str]) -> bool:
     at, end = 0, len(expression.rstrip())
-    subtracts, signed, divides = False, True, False
+    known, subtracts, signed, divides = True, False, True, False
+    unknown = _Scanned(known=False, is_unsigned_difference="-" in expression)
     while at < end:
         match = _TOKEN.match(expression, at)
         if match is None or match.lastgroup is None:
-            return False
+            return unknown
         at = match.end()
         kind, text = match.lastgroup, match[match.lastgroup].lower()
-        if divides and not (kind == "number" and int(text)):
-            return False
+        known &= not divides or (kind == "number" and int(text) != 0)
         divides = kind == "divided"
         if kind == "column":
             signed &= _SIGNED_COLUMN.fullmatch(types.get(text.replace("``", "`"), "")) is not None
         elif kind == "word":
             if text not in _FUNCTIONS:
-                return False
+                return unknown
             signed &= text not in _NEVER_NEGATIVE
         elif kind == "number":
             # A number with more digits may be unsigned itself.
             signed &= len(text) <= 18
         subtracts |= kind == "sign" and text == "-"
-    return signed or not subtracts
+    return _Scanned(known, subtracts and not signed)

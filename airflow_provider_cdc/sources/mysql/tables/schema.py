@@ -12,13 +12,15 @@ from airflow_provider_cdc.errors import Problem, SchemaChanged
 from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, quote, value
 from airflow_provider_cdc.sources.mysql.server.statement_size import batches, size_of
 from airflow_provider_cdc.sources.mysql.tables.hidden_labels import with_labels
-from airflow_provider_cdc.sources.mysql.tables.partition_expressions import may_fail
+from airflow_provider_cdc.sources.mysql.tables.partition_expressions import is_unsigned_difference, may_fail
 from airflow_provider_cdc.sources.planning import patterns as patterns_of_tables
 
 SYSTEM_SCHEMAS = frozenset({"information_schema", "mysql", "ndbinfo", "performance_schema", "sys"})
 _TABLES_AT_ONCE = 1000
 _MAY_LACK_PARTITIONS = "may_lack_partitions"
 """Key in a table's details: true if its rows may have no partition in sessions with another sql_mode."""
+_UNSIGNED_DIFFERENCE = "unsigned_difference"
+"""Key in a table's details: the partitioning expression, if it `is_unsigned_difference`."""
 
 
 def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
@@ -48,7 +50,7 @@ def read_tables(
     ``Column.type`` is the COLUMN_TYPE of the information schema. ``Column.details`` has, where they apply:
     ``charset`` and ``collation``; ``generated``: ``virtual`` or ``stored``; ``invisible``: true; ``labels``: the labels
     of enums and sets whose type does not show them (`hidden_labels`).
-    ``Table.details`` records whether rows `may_lack_partitions`.
+    ``Table.details`` records whether rows `may_lack_partitions`, and the table's `unsigned_difference`.
 
     The key is the primary key, else the first visible unique index of whole NOT NULL columns that the server stores.
 
@@ -65,7 +67,7 @@ def read_tables(
             connection, names, "TABLE_ROWS, DATA_LENGTH", "TABLES", "AND TABLE_TYPE = 'BASE TABLE'"
         )
     }
-    failing = _with_failing_partitions(connection, columns)
+    partition_details = _partition_details(connection, columns)
     tables = []
     for name in names:
         if name not in columns or name not in sizes:
@@ -76,7 +78,7 @@ def read_tables(
             )
         key_index, key = _key(columns[name], indexes.get(name, {}), (key_indexes or {}).get(name, ""))
         rows, size = sizes[name]
-        details = {_MAY_LACK_PARTITIONS: True} if name in failing else {}
+        details = partition_details.get(name, {})
         tables.append(Table(name, tuple(columns[name]), key, key_index, int(rows), int(size), details=details))
     return tuple(tables)
 
@@ -84,6 +86,15 @@ def read_tables(
 def may_lack_partitions(table: Table) -> bool:
     """Whether a row that one session stored may have no partition in another session."""
     return bool(table.details.get(_MAY_LACK_PARTITIONS))
+
+
+def unsigned_difference(table: Table) -> str:
+    """An expression that partitions the table and that sessions may compute otherwise than ours (empty: there is none).
+
+    The server computes it for a condition on its columns, to find the partitions that it needs: so the statement may
+    fail, or pass rows over. Without a condition it reads all partitions.
+    """
+    return str(table.details.get(_UNSIGNED_DIFFERENCE, ""))
 
 
 def difference(recorded: Table, now: Table) -> str:
@@ -188,9 +199,12 @@ def _columns(connection: Connection, names: Sequence[TableName]) -> dict[TableNa
     return {name: with_labels(connection, name, columns) for name, columns in found.items()}
 
 
-def _with_failing_partitions(connection: Connection, columns: Mapping[TableName, Sequence[Column]]) -> set[TableName]:
-    found = set()
-    for schema, table, method, expression, submethod, subexpression in select_of_tables(
+def _partition_details(
+    connection: Connection, columns: Mapping[TableName, Sequence[Column]]
+) -> dict[TableName, dict[str, Any]]:
+    """What ``Table.details`` says of how tables are partitioned."""
+    details: dict[TableName, dict[str, Any]] = defaultdict(dict)
+    for schema, table, *expressions in select_of_tables(
         connection,
         list(columns),
         "PARTITION_METHOD, PARTITION_EXPRESSION, SUBPARTITION_METHOD, SUBPARTITION_EXPRESSION",
@@ -198,10 +212,12 @@ def _with_failing_partitions(connection: Connection, columns: Mapping[TableName,
         "AND PARTITION_ORDINAL_POSITION = 1",
     ):
         name = TableName(schema, table)
-        expressions = (method, expression), (submethod, subexpression)
-        if any(kind and may_fail(kind, text or "", columns[name]) for kind, text in expressions):
-            found.add(name)
-    return found
+        for method, expression in (expressions[:2], expressions[2:]):
+            if method and may_fail(method, expression or "", columns[name]):
+                details[name][_MAY_LACK_PARTITIONS] = True
+            if method and is_unsigned_difference(method, expression or "", columns[name]):
+                details[name].setdefault(_UNSIGNED_DIFFERENCE, expression)
+    return details
 
 
 _IndexParts = dict[str, list[tuple[Any, ...]]]

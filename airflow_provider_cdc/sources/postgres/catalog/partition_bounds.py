@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.sources.postgres.catalog.not_null import HAS_NO_NULL
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 NO_ROOM = "HASH partitions with all remainders, or ranges from MINVALUE to MAXVALUE that leave no gap"
@@ -24,10 +25,10 @@ NO_ROOM = "HASH partitions with all remainders, or ranges from MINVALUE to MAXVA
 
 # For each partitioned table of the trees: its kind, whether rows may have a NULL in its key, and the bounds of its
 # partitions.
-_BOUNDS = """
+_BOUNDS = f"""
 SELECT w, t.relid::oid, p.partstrat::text, 0 = ANY(p.partattrs::int2[]) OR EXISTS (
         SELECT FROM pg_attribute a WHERE a.attrelid = p.partrelid AND a.attnum = ANY(p.partattrs::int2[])
-        AND NOT a.attnotnull),
+        AND NOT {HAS_NO_NULL}),
     ARRAY(SELECT COALESCE(pg_get_expr(c.relpartbound, c.oid), '') FROM pg_inherits i
         JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = t.relid AND NOT i.inhdetachpending)
 FROM unnest(%s::oid[]) w, LATERAL pg_partition_tree(w) t JOIN pg_partitioned_table p ON p.partrelid = t.relid

@@ -10,6 +10,7 @@ from itertools import chain
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.postgres.catalog import publication_scope, view_definitions
+from airflow_provider_cdc.sources.postgres.catalog.not_null import HAS_NO_NULL
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import read_types
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
 
@@ -154,14 +155,11 @@ def _relations(connection: Connection, names: Sequence[TableName]) -> dict[Table
     }
 
 
-# PostgreSQL 18 marks a column as NOT NULL even if its constraint was never validated.
-_COLUMNS = """
+_COLUMNS = f"""
 SELECT a.attrelid, a.attname, a.attnum, a.xmin::text, format_type(a.atttypid, a.atttypmod), a.atttypid, a.atttypmod,
     a.attgenerated, (SELECT ARRAY[d.oid::text, pg_get_expr(d.adbin, d.adrelid)] FROM pg_attrdef d
         WHERE a.attgenerated = 'v' AND (d.adrelid, d.adnum) = (a.attrelid, a.attnum)),
-    a.attnotnull AND NOT EXISTS (
-        SELECT FROM pg_constraint c WHERE c.conrelid = a.attrelid AND c.contype = 'n' AND c.conkey = ARRAY[a.attnum]
-        AND NOT c.convalidated)
+    {HAS_NO_NULL}
 FROM pg_attribute a WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
 ORDER BY a.attrelid, a.attnum
 """

@@ -7,7 +7,7 @@ of the standing slot shows both.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 
@@ -16,24 +16,37 @@ from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import NO_ROOM, without_room
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import identity_problem
 from airflow_provider_cdc.sources.postgres.checks.context import TablesContext
 from airflow_provider_cdc.sources.postgres.server.session import quote
+from airflow_provider_cdc.sources.postgres.slots.catalog_versions import was_already_so
 from airflow_provider_cdc.sources.postgres.slots.given_publication import publication_problems
-from airflow_provider_cdc.sources.postgres.slots.standing_record import Mark, Standing, parents_among, said, states_of
+from airflow_provider_cdc.sources.postgres.slots.standing_record import (
+    Joined,
+    Mark,
+    Standing,
+    parents_among,
+    said,
+    states_of,
+)
 
 _WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
 
 
 @dataclass(frozen=True)
 class Past:
-    """A standing slot of the server: its name, its record, its marks, and its position."""
+    """A standing slot of the server: its name, its record, its marks, and its position.
+
+    ``looked_up``: by table name, whether the table was already what it is now at the position of the run.
+    """
 
     name: str
     record: Standing
     marks: tuple[Mark, ...]
     confirmed: Lsn
+    looked_up: dict[str, bool] = field(default_factory=dict, compare=False)
 
     @property
     def earliest(self) -> str:
@@ -45,6 +58,7 @@ class Past:
 class PastContext(TablesContext):
     """The tables of a run that is exact at a past position."""
 
+    settings: ConnectionSettings
     past: Past
     position: Lsn
     as_of: AsOf
@@ -58,6 +72,17 @@ class PastContext(TablesContext):
     def closed(self) -> set[str]:
         """The names of partitioned tables that have no room for more partitions."""
         return without_room(self.connection, self.tables)
+
+    def was_already_so(self, table: Table, joined: Joined) -> bool:
+        """`catalog_versions.was_already_so`, at the run's position."""
+        if isinstance(self.as_of, datetime) and micros(self.as_of) < joined.shape_at:
+            return False
+        past, name = self.past, str(table.name)
+        if name not in past.looked_up:
+            slot = past.name, past.confirmed
+            found = was_already_so(self.settings, self.connection, *slot, joined, table, self.position)
+            past.looked_up[name] = found
+        return past.looked_up[name]
 
     def had_others(self, table: Table) -> bool:
         """Return whether a table may have had partitions or children that left no trace."""
@@ -117,7 +142,8 @@ def _record(context: PastContext) -> Iterable[Problem]:
             continue
         if (joined := past.record.tables.get(where)) is None:
             hint = "preflight of the next run that has no other problem adds the table; ask for a time after that"
-            yield Problem(where, f"the record of the standing slot {past.name} does not have it yet", hint, where)
+            what = f"the record of the standing slot {past.name} does not have it yet"
+            yield Problem(where, what, hint, where, passes=True)
         elif joined.state != states[where]:
             yield Problem(
                 where,
@@ -125,13 +151,17 @@ def _record(context: PastContext) -> Iterable[Problem]:
                 "table was granted or revoked",
                 "preflight of the next run adds the table again; ask for a time after that",
                 where,
+                passes=True,
             )
-        elif position < Lsn.parse(joined.position) or (isinstance(as_of, datetime) and micros(as_of) < joined.at):
+        elif (
+            position < Lsn.parse(joined.position) or (isinstance(as_of, datetime) and micros(as_of) < joined.at)
+        ) and not context.was_already_so(table, joined):
             yield Problem(
                 where,
                 f"the standing slot covers it only since {joined.position}, {said(joined.at)}: {joined.why}",
                 f"ask for {said(joined.at)} or later, or for the LSN {joined.position} or a greater one",
                 where,
+                passes=True,
             )
 
 

@@ -25,8 +25,9 @@ PART_BYTES = 256 * 2**20
 """Bytes of log that one call decodes. The server stores the result of a call on its disk until the call returns."""
 
 _COMMITS = """
-SELECT lsn::text, (extract(epoch FROM substring(data FROM '\\(at (.*)\\)$')::timestamptz) * 1000000)::int8
-FROM pg_logical_slot_get_changes(%s, %s, NULL, 'include-xids', 'off', 'include-timestamp', 'on',
+SELECT lsn::text, (extract(epoch FROM substring(data FROM '\\(at (.*)\\)$')::timestamptz) * 1000000)::int8,
+    substring(data FROM ' ([0-9]+) \\(at ')
+FROM pg_logical_slot_get_changes(%s, %s, NULL, 'include-xids', 'on', 'include-timestamp', 'on',
     'skip-empty-xacts', 'off', 'stream-changes', 'on')
 WHERE data ~ '^(COMMIT|committing streamed transaction) '
 """
@@ -34,13 +35,15 @@ WHERE data ~ '^(COMMIT|committing streamed transaction) '
 
 @dataclass(frozen=True)
 class Commit:
-    """The commit of a transaction: the end of its record, and its time in microseconds since 1970.
+    """The commit of a transaction: the end of its record, its time in microseconds since 1970, and the transaction's
+    ``xid``, as the catalog shows it (``xmin``).
 
     A transaction that logical replication brought from another server has the time of that server.
     """
 
     end: Lsn
     at: int
+    xid: str = ""
 
 
 def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Generator[Commit]:
@@ -77,8 +80,8 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
         while at < end:
             # Each call decodes again the transactions that were open at its beginning.
             part = max(PART_BYTES, _decoded_again(connection, copy))
-            for lsn, when in query(connection, _COMMITS, (copy, str(min(end, Lsn(int(at) + part))))):
-                yield Commit(Lsn.parse(lsn), when)
+            for lsn, when, xid in query(connection, _COMMITS, (copy, str(min(end, Lsn(int(at) + part))))):
+                yield Commit(Lsn.parse(lsn), when, xid)
             before, at = at, _confirmed(connection, copy)
             if at <= before:
                 return

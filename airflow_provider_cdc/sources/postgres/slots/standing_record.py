@@ -42,13 +42,17 @@ class Joined:
 
     ``at``: a time by which ``position`` had been fixed, in microseconds since 1970. ``state``: the table's digest
     (`states_of`); as long as the table has this digest, it has not been changed since. ``why``: the reason, in words,
-    why the past of the table begins there.
+    why the past of the table begins there. ``shape``: the digest of `shapes_of`, which has been the same since
+    ``shape_position``; that was fixed by the time ``shape_at``. Empty: an earlier version wrote the record.
     """
 
     position: str
     at: int
     state: str
     why: str
+    shape: str = ""
+    shape_position: str = ""
+    shape_at: int = 0
 
 
 @dataclass(frozen=True)
@@ -255,6 +259,27 @@ def states_of(connection: Connection, name: str, tables: Sequence[Table]) -> dic
     The digest changes with any change to the table's definition, its file, its name, or what the publication ``name``
     publishes of it, even if the change was undone.
     """
+    return _digests(connection, name, tables)
+
+
+def shapes_of(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
+    """Return a digest of each table, as `states_of` does, without the versions of the catalog rows of the table and its
+    columns, and without NOT NULL.
+
+    So changes of privileges, defaults and NOT NULL do not change it, nor do renames that were undone.
+    `catalog_versions` finds out when these rows were changed last.
+    """
+
+    def shaped(table: Table) -> Table:
+        columns = [
+            replace(column, nullable=True, details={**column.details, "version": ""}) for column in table.columns
+        ]
+        return replace(table, columns=tuple(columns), details={**table.details, "version": ""})
+
+    return _digests(connection, name, [shaped(table) for table in tables])
+
+
+def _digests(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
     oids = {leaf.oid for table in tables for leaf in leaves(table)} | {table.details["oid"] for table in tables}
     around = dict(query(connection, _AROUND, (name, list(oids))))
     meaning = value(connection, f"current_setting('{session_setup.MEANING}')")

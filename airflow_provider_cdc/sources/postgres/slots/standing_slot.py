@@ -52,6 +52,7 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     name_of,
     now,
     said,
+    shapes_of,
     states_of,
     store,
 )
@@ -312,7 +313,8 @@ def _join(
         run_publication.create_publication(connection, name, [], options.lock)
     run_publication.add_tables(connection, name, new, options.lock)
     for _ in range(_TRIES):
-        before = states_of(connection, name, read_tables(connection, [table.name for table in new]))
+        there = read_tables(connection, [table.name for table in new])
+        before, shapes = states_of(connection, name, there), shapes_of(connection, name, there)
         position = _point(settings, connection, name if record is None else "", options)
         at = now(connection)
         if before == states_of(connection, name, read_tables(connection, [table.name for table in new])):
@@ -332,7 +334,9 @@ def _join(
     for table in new:
         old = joined.get(str(table.name))
         why = "it joined the standing slot then" if old is None else f"it was altered between {said(old.at)} and then"
-        joined[str(table.name)] = Joined(str(position), at, before[str(table.name)], why)
+        shape = shapes[str(table.name)]
+        since = (old.shape_position, old.shape_at) if old is not None and old.shape == shape else (str(position), at)
+        joined[str(table.name)] = Joined(str(position), at, before[str(table.name)], why, shape, *since)
         _log.info("%s: its past begins at %s, %s: %s", table.name, position, said(at), why)
     record = replace(record, tables=joined, joins=(*record.joins, Join(str(position), at)))
     store(connection, name, record)

@@ -55,7 +55,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
         past = _past(connection, options)
         position = resolve(settings, connection, past, as_of, options, final=False)
         tables = _planned_tables(connection, plans)
-        if problems := _problems_since(Moment.PREFLIGHT, connection, past, tables, plans, position, as_of):
+        if problems := _problems_since(Moment.PREFLIGHT, settings, connection, past, tables, plans, position, as_of):
             raise PreflightError(problems)
 
 
@@ -78,7 +78,7 @@ def record_past(
             # Only after that: a table in the state in which it joined was in this state at the position, too.
             tables = _planned_tables(connection, plans, past.name)
             fixed = Moment.POSITION_FIXED
-            if problems := _problems_since(fixed, connection, past, tables, plans, position, as_of):
+            if problems := _problems_since(fixed, settings, connection, past, tables, plans, position, as_of):
                 raise PreflightError(problems)
             server_identity |= slots.identity_of_try(name, past.name)
             # Other runs may add their tables to the publication meanwhile.
@@ -86,7 +86,7 @@ def record_past(
             server_identity["publication_relations"] = relations
             server_identity["publication_state"] = run_publication.publication_state(connection, past.name, relations)
             # Check the tables last: this shows that the publication was as recorded when its state was taken.
-            if _problems_since(fixed, connection, past, tables, plans, position, as_of):
+            if _problems_since(fixed, settings, connection, past, tables, plans, position, as_of):
                 raise SourceUnavailable(
                     "the publication was altered while the position was fixed",
                     where=f"publication {past.name}",
@@ -206,6 +206,7 @@ def resolve(
 
 def _problems_since(
     moment: Moment,
+    settings: ConnectionSettings,
     connection: Connection,
     past: Past,
     tables: Sequence[Table],
@@ -214,7 +215,9 @@ def _problems_since(
     as_of: AsOf,
 ) -> list[Problem]:
     """Return why copies of ``tables`` cannot be exact at ``position``, each with the earliest possible position."""
-    context = PastContext(connection, tables=tables, plans=plans, past=past, position=position, as_of=as_of)
+    context = PastContext(
+        connection, settings=settings, tables=tables, plans=plans, past=past, position=position, as_of=as_of
+    )
     return problems_of((*ROWS_ELSEWHERE, *RELATIONS, *PAST), moment, context)
 
 

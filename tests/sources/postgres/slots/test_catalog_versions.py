@@ -1,0 +1,123 @@
+"""A past reaches back to what altered a table last, and not only to the run that found it altered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.sources.postgres.server.session import session
+from airflow_provider_cdc.sources.postgres.slots.standing_record import alone, load, store
+from tests.sources.postgres.standing import RUN_ID, Kept
+
+WITHOUT_ROW_CHANGES = [
+    "ALTER TABLE stock ALTER v SET NOT NULL",
+    "ALTER TABLE optional ALTER v DROP NOT NULL",
+    "ALTER TABLE stock ALTER v SET DEFAULT 3",
+    "ALTER TABLE stock ALTER v SET STATISTICS 7",
+    "ALTER TABLE stock ADD CHECK (v > -100)",
+    "GRANT SELECT ON stock TO pg_monitor",
+    "GRANT SELECT (v) ON stock TO pg_monitor",
+    "ALTER TABLE stock RENAME v TO w; ALTER TABLE stock RENAME w TO v",
+    "ALTER TABLE stock RENAME TO stocks; ALTER TABLE stocks RENAME TO stock",
+    "ALTER TABLE stock REPLICA IDENTITY DEFAULT; ALTER TABLE stock REPLICA IDENTITY FULL",
+]
+
+
+@pytest.mark.parametrize("ddl", WITHOUT_ROW_CHANGES)
+def test_a_position_after_a_change_has_a_past_although_the_next_run_comes_later(kept: Kept, ddl: str) -> None:
+    kept.run(
+        "CREATE TABLE optional (id int PRIMARY KEY, v int NOT NULL); ALTER TABLE optional REPLICA IDENTITY FULL",
+        "INSERT INTO optional VALUES (1, 1)",
+    )
+    table = "optional" if "optional" in ddl else "stock"
+    kept.keep("stock", "optional")
+    before = kept.here()
+    kept.run(*ddl.split("; "))
+    after, when = kept.here(), kept.clock()
+    kept.run("UPDATE stock SET v = v + 1", "UPDATE optional SET v = v + 1")
+    kept.keep("stock", "optional")
+    joined = kept.record.tables[f"public.{table}"]
+    assert "altered" in joined.why
+    (problem,) = kept.refusals(before, table)
+    assert f"covers it only since {joined.position}" in problem.what
+    kept.check(when, table)
+    point = kept.record_at(after, table)
+    kept.source.release(RUN_ID)
+    (then,) = point.tables
+    assert then.column("v").nullable == (ddl.endswith("NOT NULL") == ("DROP" in ddl))
+
+    # A copy at that position can be rolled forward, and one from before it cannot.
+    for start, rolls in ((after, True), (before, False)):
+        kept.source.note_copies(kept.options, {"lake": {str(then.name): Lsn.parse(start)}}, "")
+        refused = kept.source.refusals_since(point.identity, Lsn.parse(start), point.tables, None, kept.options)
+        assert (refused == {}) == rolls
+        assert all("the standing slot covers it only since" in why for why in refused.values())
+    # What an earlier version has on record says no more than it did.
+    with session(kept.source.settings) as connection:
+        alone(connection, kept.name, 10)
+        record = kept.record
+        tables = {name: replace(one, shape="", shape_position="", shape_at=0) for name, one in record.tables.items()}
+        store(connection, kept.name, replace(record, tables=tables))
+        assert load(connection, kept.name) is not None
+    assert kept.refusals(after, table)
+
+
+@pytest.mark.parametrize(
+    "later",
+    [
+        "ALTER TABLE stock ALTER v SET DEFAULT 4",
+        # Nothing but the row of the dropped column tells that the table had it at the position.
+        "ALTER TABLE stock DROP extra",
+        "ALTER TABLE stock RENAME TO stocks; ALTER TABLE stocks RENAME TO stock",
+        "TRUNCATE stock",
+    ],
+)
+def test_a_position_before_the_last_change_has_none(kept: Kept, later: str) -> None:
+    kept.keep("stock")
+    kept.run("ALTER TABLE stock ALTER v SET DEFAULT 3", "ALTER TABLE stock ADD extra int")
+    point = kept.here()
+    kept.run("ALTER TABLE stock DROP IF EXISTS extra" if "extra" not in later else "SELECT 1")
+    point = kept.here() if "extra" not in later else point
+    kept.run(*later.split("; "))
+    kept.keep("stock")
+    (problem,) = kept.refusals(point, "stock")
+    assert "covers it only since" in problem.what
+
+
+def test_an_enum_whose_label_was_renamed_has_no_past_before_the_next_run(kept: Kept) -> None:
+    """A transaction that is still open may have the label's old name in the log."""
+    kept.run("CREATE TYPE mood AS ENUM ('a')", "CREATE TABLE moods (id int PRIMARY KEY, m mood)")
+    kept.run("ALTER TABLE moods REPLICA IDENTITY FULL")
+    kept.keep("moods")
+    kept.run("ALTER TYPE mood ADD VALUE 'x'")
+    with kept.server.connect(database=kept.database, autocommit=False) as writer:
+        writer.execute("INSERT INTO moods VALUES (1, 'x')")
+        kept.run("ALTER TYPE mood RENAME VALUE 'x' TO 'y'")
+        point = kept.here()
+        writer.execute("UPDATE moods SET id = 2")
+        writer.commit()
+    kept.keep("moods")
+    (problem,) = kept.refusals(point, "moods")
+    assert "covers it only since" in problem.what
+
+
+def test_a_subtransaction_is_not_found_in_the_log(kept: Kept) -> None:
+    kept.keep("stock")
+    kept.run("BEGIN; SAVEPOINT s; ALTER TABLE stock ALTER v SET DEFAULT 3; RELEASE s; COMMIT")
+    point = kept.here()
+    kept.keep("stock")
+    assert kept.refusals(point, "stock")
+
+
+def test_the_slot_may_have_moved_on_beyond_the_change(kept: Kept) -> None:
+    """The log before it is gone, and no slot tells that the transaction ended before the position."""
+    kept.keep("stock")
+    kept.run("ALTER TABLE stock ALTER v SET DEFAULT 3")
+    point = kept.here()
+    kept.keep("stock")
+    kept.check(point, "stock")
+    kept.run(f"SELECT pg_replication_slot_advance('{kept.name}', '{kept.here()}')")
+    whats = [problem.what for problem in kept.refusals(point, "stock")]
+    assert any("lies before" in what or "does not exist" in what for what in whats)
