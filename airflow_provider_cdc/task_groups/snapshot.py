@@ -74,8 +74,9 @@ class SnapshotTaskGroup(TaskGroup):
         and counts the values. ``string`` publishes such columns as text, and such bytes as ``0x…``.
     :param missing_past: How to treat a run that cannot be exact at the end of its interval (which the DAG ``nightly``
         supplies as ``as_of``): ``present`` copies the present, and reports this in the logs, in ``_latest.json``, in
-        the event and in the report (``missed_as_of``); ``fail`` stops the run. If the time cannot be reached, runs of
-        Airflow's Backfill and runs with an explicit ``as_of`` always stop.
+        the event and in the report (``missed_as_of``); ``fail`` stops the run. With ``present``, ``on_table_error`` =
+        ``skip`` leaves out only tables that never have a past. If the time cannot be reached, runs of Airflow's
+        Backfill and runs with an explicit ``as_of`` always stop.
     :param spark_conn_id: Connection to Spark: local, standalone, or any cluster in client mode.
     :param spark_conf: Spark properties. They are visible in the process list: do not put secrets there.
     :param shared_app_seconds: The Spark application of a step also runs the next steps while it is younger than this,
