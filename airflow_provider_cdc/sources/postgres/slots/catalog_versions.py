@@ -1,4 +1,4 @@
-"""Finds out whether a table already had its present definition at a position, although it joined the standing slot later.
+"""Finds out whether a table that joined the standing slot later already had its present definition at a position.
 
 A table joins the standing slot again when its digest on record changes (`standing_record.states_of`). For a position
 between that change and the next run, the digest alone would be too strict. Each catalog row has the id of the
