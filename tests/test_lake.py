@@ -320,5 +320,5 @@ def test_a_record_whose_files_have_no_names_is_damaged(lake: Lake) -> None:
     told = lake.storage.read_json(record)
     for files in ([{"rows": 1}], [{"name": 5}]):
         lake.storage.write_json(record, {**told, "files": files})
-        with pytest.raises(ManifestError, match="which run's copy is the latest"):
+        with pytest.raises(ManifestError, match="file in the record has no name"):
             read_latest(lake.storage.uri, "shop.orders")

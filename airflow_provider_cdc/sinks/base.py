@@ -1,9 +1,10 @@
-"""The door to the lake: what every sink can do, whatever its format.
+"""The protocol that every sink implements, and the records that sinks take and return. A sink publishes copies in a
+lake in one format.
 
-The run's commit, of which there is only ever one, fixes what is published. `Sink.publish` does it, for all tables in
-one call. It may be repeated after a crash, or done by several tries at once: what it does follows from the commit
-alone, so it completes what another call began and never undoes it. A sink is registered in `sinks.registry`, and
-``tests/sinks/test_contract.py`` holds it to this.
+The run's single commit determines what is published. `Sink.publish` publishes all tables of the commit in one call. The
+call may be repeated after a crash, and several tries may make it at once. Its effect depends on the commit alone, so it
+completes what another call began and never undoes it. Sinks are registered in `sinks.registry`.
+``tests/sinks/test_contract.py`` tests each registered sink against this contract.
 """
 
 from __future__ import annotations
@@ -23,11 +24,12 @@ from airflow_provider_cdc.core.tables.table import TableName
 
 @dataclass(frozen=True)
 class TableChange:
-    """What becomes of the files of one table's copy.
+    """The files of one table's copy, and what its record tells readers.
 
-    ``added`` are files in the run's staging. ``kept``, named without a folder, are those that the copy of the run
-    ``base`` has, too. Of a part of a table: ``where`` and ``columns`` are what `Selection` has, for readers. ``feed``:
-    the changes since that copy; None: they are not published. ``history`` is what `Manifest.history_of` gave.
+    ``added`` are files in the run's staging. ``kept`` are files that this copy shares with the copy of the run
+    ``base``; their names have no folder. ``where`` and ``columns`` describe a copy of a part of the table, as in
+    `Selection`. ``feed`` has the changes since the copy of ``base``; None: they are not published. ``history`` is the
+    result of `Manifest.history_of`.
     """
 
     table: TableName
@@ -46,11 +48,12 @@ class TableChange:
 
 @dataclass(frozen=True)
 class Publication:
-    """What a run publishes: its commit, and what readers are told of it.
+    """What a run publishes: the tables of its commit, and the fields of the records that readers see.
 
-    All copies are exact at ``position``, which the source calls ``position_key``; it was recorded at ``recorded_at``.
-    ``source`` is what `core.head.source_of` gave. ``as_of`` is what the run was asked to be exact at; empty: now.
-    ``missed_as_of`` is what `Manifest.missed_as_of` gave. Times are ISO 8601.
+    All copies are exact at ``position``, which was recorded at ``recorded_at``. ``position_key`` is the name of the
+    position in records of this kind of source. ``source`` is the result of `core.copies.head.source_of`. ``as_of`` is
+    the time or position that was requested; empty: the present. ``missed_as_of`` is `Manifest.missed_as_of`. Times are
+    ISO 8601.
     """
 
     run_id: str
@@ -67,7 +70,7 @@ class Publication:
 
 @dataclass(frozen=True)
 class PublishedCopy:
-    """Where readers find one table's copy, and whether it is the table's latest one now."""
+    """The URI of one table's published copy, and whether it is now the table's latest copy."""
 
     uri: str
     is_latest: bool
@@ -75,24 +78,24 @@ class PublishedCopy:
 
 @dataclass(frozen=True)
 class LatestCopy:
-    """The latest copy of one table, as readers are told of it.
+    """The latest copy of one table, as the API returns it to readers.
 
     :param table: ``schema.table``.
-    :param run_id: of the run that published it.
+    :param run_id: the id of the run that published the copy.
     :param path: URI of the folder of the run's copy.
-    :param files: URIs of all files of the copy, sorted. Read these, wherever they lie.
-    :param rows: how many rows they hold.
-    :param position: the GTID set or LSN that the copy is exact at.
-    :param as_of: what the run was asked to be exact at (a time, or a position); empty: the present of its time.
-    :param recorded_at: when the run began, and when the copy was published: ISO 8601.
-    :param published_at: see ``recorded_at``.
-    :param source: which source it is a copy of: ``kind``, ``connection``, ``server``, ``database``, as far as known.
-    :param where: the condition that its rows fulfil; empty: it has all rows.
-    :param columns: the columns that were asked for, beside those of the key; empty: it has all columns.
-    :param missed_as_of: the end of the interval that a nightly run was to be exact at and could not be; empty: there is
-        none.
-    :param history: which history of the source it is of (``id``, ``number``), and which ones ended before
-        (``superseded``); empty: the record does not say.
+    :param files: URIs of all files of the copy, sorted. Read exactly these files, in whichever folders they are.
+    :param rows: the number of rows in these files.
+    :param position: the GTID set or LSN at which the copy is exact.
+    :param as_of: the time or position that was requested for the run; empty: the present at that time.
+    :param recorded_at: when the run recorded its position: ISO 8601.
+    :param published_at: when the copy was published: ISO 8601.
+    :param source: the source of the copy: ``kind``, ``connection``, ``server``, ``database``, as far as known.
+    :param where: the condition that the copied rows fulfil; empty: the copy has all rows.
+    :param columns: the columns that were requested in addition to the key columns; empty: the copy has all columns.
+    :param missed_as_of: the end of the data interval, if a nightly run should have been exact there and could not
+        be; empty otherwise.
+    :param history: the history of the source to which the copy belongs (``id``, ``number``), and the histories that
+        ended before it (``superseded``); empty: the record does not have it.
     """
 
     table: str
@@ -112,24 +115,24 @@ class LatestCopy:
 
     @property
     def locations(self) -> list[str]:
-        """The files as DuckDB, Polars and Spark name them: as URIs whose paths are not percent-encoded.
+        """The files as DuckDB, Polars and Spark expect them: URIs whose paths are not percent-encoded.
 
-        :raises ConfigurationError: the lake's own path has what these libraries take for a pattern.
+        :raises ConfigurationError: the lake's own path has characters that these libraries treat as a pattern.
         """
         return [LakeUri.parse(uri).plain for uri in self.files]
 
 
 @dataclass(frozen=True)
 class LakeFeed:
-    """The changes that lead from one copy of a table to the next, as readers are told of them.
+    """The changes from one copy of a table to the next copy.
 
-    :param run_id: of the run that published them, with the copy that they lead to.
-    :param position: the one that this copy is exact at.
-    :param from_run_id: of the run that published the copy that they begin at.
-    :param from_position: the one that that copy is exact at.
-    :param rows: how many changes there are.
-    :param first_order: the order of the first one.
-    :param files: URIs of their files, in their order.
+    :param run_id: the id of the run that published the changes, and the later copy.
+    :param position: the position of the later copy.
+    :param from_run_id: the id of the run that published the earlier copy.
+    :param from_position: the position of the earlier copy.
+    :param rows: the number of changes.
+    :param first_order: the order number of the first change.
+    :param files: URIs of the files with the changes, in the order of the changes.
     """
 
     run_id: str
@@ -142,63 +145,65 @@ class LakeFeed:
 
 
 class Sink(Protocol):
-    """One lake in one format. `registry.open_sink` makes it."""
+    """One lake in one format. `registry.open_sink` creates it."""
 
     def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: Position) -> None:
-        """Make sure that the copies of ``tables`` that are there are of ``source``, which has all of ``position``.
+        """Check that existing copies of ``tables`` are copies of ``source``, which has all of ``position``.
 
-        :raises ConfigurationError: they are another source's.
+        :raises ConfigurationError: a copy is of another source.
         """
 
     def latest(self, table: TableName) -> LatestCopy | None:
-        """The table's latest copy; None: it has none.
+        """Return the table's latest copy; None: the table has no copy.
 
-        :raises ManifestError: what is told of it is damaged, or its files are gone.
+        :raises ManifestError: the record of the copy is damaged, or files of the copy are missing.
         """
 
     def head(self, table: TableName) -> Copy | None:
-        """What is told of the table's latest copy, whatever became of its files; None: it has none.
+        """Return the record of the table's latest copy, even if its files are missing; None: the table has no copy.
 
-        :raises ManifestError: what is told of it is damaged.
+        :raises ManifestError: the record is damaged.
         """
 
     def publish(self, publication: Publication) -> dict[TableName, PublishedCopy]:
-        """Take over the added files of all tables, and make these copies the latest ones, unless a copy at a newer
-        position is. No file that readers may know is ever touched.
+        """Move the added files of all tables into the lake, and make each copy the latest copy of its table, unless the
+        table already has a newer one. Files that readers may know of are never changed, moved or removed.
 
-        Readers see all of a table's copy or nothing of it; and all tables at once if the format can do that.
+        Readers see a table's copy in full or not at all. If the format supports it, readers see all tables change at
+        once.
 
-        :raises ConfigurationError: a copy that is there is another source's.
-        :raises FileDamaged: a file is gone or cut short, or files are in the way, so calling it again cannot help.
-        :raises PublishIncomplete: it stopped half-way; calling it again completes it.
-        :raises CommitUnknown: whether the copies can be seen is not known; calling it again finds out.
+        :raises ConfigurationError: an existing copy is of another source.
+        :raises FileDamaged: a file is missing or truncated, or other files are in the folder; a retry cannot help.
+        :raises PublishIncomplete: publishing stopped half-way; another call completes it.
+        :raises CommitUnknown: it is unknown whether the copies are visible; another call finds out.
         """
 
     def copy_folder(self, run_id: str, table: TableName) -> Storage:
-        """The folder with the files of the copy that a run published of a table."""
+        """Return the folder of the copy that a run published of a table."""
 
     def copies(self, table: TableName) -> list[str]:
-        """The ids of the runs whose copies of a table lie here, whole or in part: also what a `publish` or a `remove`
-        that is not done left."""
+        """Return the ids of the runs with a copy of the table in this lake. Partial copies, which a `publish` or
+        `remove` that did not finish left behind, are included."""
 
     def feed(self, run_id: str, table: TableName) -> LakeFeed | None:
-        """The changes of a table that a run published; None: it published none, or they were removed.
+        """Return the changes of a table that a run published; None: it published none, or they were removed.
 
-        :raises ManifestError: what is told of them is damaged.
+        :raises ManifestError: the record of the changes is damaged.
         """
 
     def remove(
         self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()
     ) -> list[str]:
-        """Remove the copy of a table that a run published, and that is not the latest one, with the changes that lead
-        to it. Other copies stay whole. If it stops half-way, calling it again completes it.
+        """Remove the copy that a run published of a table, and the changes that lead to this copy. The copy must not be
+        the latest one. Other copies are not affected. If the removal stops half-way, another call completes it.
 
-        Returns the URIs of what lies there and is none of ``files``, the files of the copy, nor of ``feed``, those of
-        the changes: that stays.
+        ``files`` are the files of the copy, and ``feed`` the files of the changes. Other files in their folders are not
+        removed; their URIs are returned.
         """
 
     def difference(self, run_id: str, table: TableName, file: StagedFile) -> str:
-        """How a file differs from its record where `publish` puts it; empty if it does not."""
+        """Return how a file differs from its record, at the place where `publish` puts it; empty if it does not."""
 
     def unread(self, run_id: str, tables: Sequence[TableName]) -> list[str]:
-        """URIs of what a `publish` of the run that stopped half-way left in the lake, and no reader is led to."""
+        """Return the URIs of folders that an unfinished `publish` of the run left in the lake, and that no reader is
+        directed to."""

@@ -1,7 +1,7 @@
-"""``<lake>/<schema>.<table>/_changes/<run_id>/part-*``: the changes that lead to the copy of that run, and
-``_feed.json`` beside them, which tells of them and never changes.
+"""Files and records of the changes between copies.
 
-Readers of copies do not see a folder whose name begins with ``_``.
+``<lake>/<schema>.<table>/_changes/<run_id>/part-*`` has the changes that lead to the copy of that run. ``_feed.json``,
+in the same folder, is their record, which never changes. Readers of copies ignore folders whose names begin with ``_``.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from airflow_provider_cdc.sinks.base import LakeFeed, Publication
 FOLDER = "_changes"
 RECORD = "_feed.json"
 
-_HINT = "restore the file; or begin again with the latest copy as a whole, and the changes after it"
+_HINT = "restore the file, or start over: load the latest copy in full, then apply the changes after it"
 
 
 @dataclass(frozen=True)
 class _File:
-    """What is told of a file, as far as readers of changes need it."""
+    """The fields of a file's record that readers of changes need."""
 
     name: str
     rows: int
@@ -34,7 +34,7 @@ class _File:
 
 @dataclass(frozen=True)
 class _Told:
-    """What is told of changes; ``from`` is no name for a field, so it is ``start``, and ``to`` is ``end``."""
+    """The fields of ``_feed.json``. ``start`` is its ``from`` (a keyword in Python), and ``end`` is its ``to``."""
 
     run_id: str
     from_run_id: str
@@ -46,12 +46,12 @@ class _Told:
 
 
 def place_of(table: TableName, run_id: str) -> str:
-    """The folder of the changes that a run published of a table, relative to the lake."""
+    """Return the folder of the changes that a run published of a table, relative to the lake."""
     return f"{folder_name(table)}/{FOLDER}/{run_id}"
 
 
 def told(publication: Publication, feed: Feed) -> dict[str, Any]:
-    """What is told of a feed."""
+    """Return the contents of ``_feed.json`` for a feed."""
     return {
         "run_id": publication.run_id,
         "to": publication.position,
@@ -64,14 +64,14 @@ def told(publication: Publication, feed: Feed) -> dict[str, Any]:
 
 
 def told_file(file: StagedFile) -> dict[str, Any]:
-    """What is told of a published file."""
+    """Return the record of a published file, for ``_latest.json`` and ``_feed.json``."""
     return {"name": file.base_name, "rows": file.rows, "bytes": file.bytes, "checksum": file.checksum}
 
 
 def read_feed(lake: Storage, table: TableName, run_id: str) -> LakeFeed | None:
-    """The changes that a run published of a table; None: there are none.
+    """Return the changes that a run published of a table; None: there are none.
 
-    :raises ManifestError: what is told of them is damaged.
+    :raises ManifestError: the record of the changes is damaged.
     """
     folder = place_of(table, run_id)
     where = lake.uri_of(f"{folder}/{RECORD}")
@@ -81,13 +81,13 @@ def read_feed(lake: Storage, table: TableName, run_id: str) -> LakeFeed | None:
         return None
     one = records.decode(_Told, _known(data), where)
     if one.run_id != run_id or sum(file.rows for file in one.files) != one.rows:
-        raise ManifestError("it is not the record of these changes", where=where, hint=_HINT)
+        raise ManifestError("this is not the record of these changes", where=where, hint=_HINT)
     files = tuple(lake.uri_of(f"{folder}/{file.name}") for file in one.files)
     return LakeFeed(one.run_id, one.end, one.from_run_id, one.start, one.rows, one.first_order, files)
 
 
 def _known(data: Any) -> Any:
-    """What a record tells, without what a later version added."""
+    """Return a record without the fields that a later version of this package added."""
     if not isinstance(data, dict):
         return data
     feed = _chosen(_Told, {**data, "start": data.get("from"), "end": data.get("to")})

@@ -1,8 +1,8 @@
-"""``<target>/<schema>.<table>/_latest.json``: the head of a table, replaced by newer copies of the same source only.
+"""The head of a table, ``<target>/<schema>.<table>/_latest.json``. Only a newer copy of the same source replaces it.
 
-Two runs may publish at the same time. On a local disk one waits for the other. An object store has no lock that
-pyarrow.fs could take, so each run first writes down its claim, and looks at all claims again after it wrote: whoever
-overwrote a newer copy, slowly, finds that one's claim and puts it back.
+Two runs may publish at the same time. On a local disk, one waits for the other. pyarrow.fs has no lock for object
+stores. There, each run first writes a claim, and reads all claims again after it wrote the head. A slow run that
+overwrote a newer head finds the claim of the newer copy, and writes that copy back.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ from airflow_provider_cdc.errors import ConfigurationError, ManifestError, Publi
 LATEST = "_latest.json"
 CLAIMS = "_claims"
 CLAIM_LIFE = timedelta(days=1)
-"""No writer stalls for longer between reading what is there and writing."""
+"""How long a claim is kept. No writer is expected to stall for longer between reading the head and writing it."""
 
 _LOCK_SECONDS = 60.0
 _ROUNDS = 20
 
 
 def read_latest(target: Storage, folder: str) -> Copy | None:
-    """The record of a table's latest copy; None: it has none.
+    """Return the record of a table's latest copy; None: the table has no copy.
 
-    :raises ManifestError: the file is there and holds something else.
+    :raises ManifestError: the file exists and is not a valid record.
     """
     try:
         return _read(target, f"{folder}/{LATEST}")
@@ -54,10 +54,10 @@ def read_latest(target: Storage, folder: str) -> Copy | None:
 
 
 def check_source(target: Storage, folder: str, source: Mapping[str, str], position: Position) -> None:
-    """Make sure that the copies in ``folder`` are not those of another source than ``source``.
+    """Check that the copies in ``folder`` are not copies of another source than ``source``.
 
-    :param position: one that the source has.
-    :raises ConfigurationError: they are.
+    :param position: a position that the source has reached.
+    :raises ConfigurationError: they are copies of another source.
     """
     current = read_latest(target, folder)
     if current is None:
@@ -69,10 +69,10 @@ def check_source(target: Storage, folder: str, source: Mapping[str, str], positi
 
 
 def replace_latest(target: Storage, folder: str, latest: Copy) -> bool:
-    """Make ``latest`` the table's latest copy unless there is a newer one; say whether it is now.
+    """Make ``latest`` the table's latest copy unless there is a newer one. Return whether it is now the latest copy.
 
-    :raises ConfigurationError: the copy that is there is another source's.
-    :raises PublishIncomplete: others write there all the time; call it again.
+    :raises ConfigurationError: the existing copy is of another source.
+    :raises PublishIncomplete: other runs kept replacing the head; call it again.
     """
     with _locked(target, folder) as alone:
         if alone:
@@ -90,29 +90,29 @@ def _replace_by_claim(target: Storage, folder: str, latest: Copy) -> bool:
     for _ in range(_ROUNDS):
         current = _checked(target, folder, latest)
         best = latest
-        # A run of another source that came at the same moment may have left a claim before it was refused.
+        # A run of another source that started at the same moment may have written a claim before it was rejected.
         claims = [claim for claim in _claims(target, folder, claim_name) if not _of_another(claim, latest)]
         for claim in (*claims, *([current] if current else [])):
             if claim.run_id != best.run_id and is_newer(claim, best):
                 best = claim
-        # Only what was read after the last write says that nobody was overwritten.
+        # Only a read after the last write shows that no newer head was overwritten.
         if current is not None and current.run_id == best.run_id:
             return best.run_id == latest.run_id
         target.write_json(f"{folder}/{LATEST}", encode_copy(best))
     raise PublishIncomplete(
-        "others keep on replacing the latest copy",
+        "gave up replacing the latest copy: other runs kept replacing it",
         where=target.uri_of(f"{folder}/{LATEST}"),
-        hint="run the task again: it completes what was begun",
+        hint="run the task again: it completes the publication",
     )
 
 
 def _claims(target: Storage, folder: str, own: str) -> Iterator[Copy]:
-    """The claims of runs that publish now or did lately. Older ones are removed.
+    """Yield the claims of runs that publish now, or published recently. Remove older claims.
 
-    The store's clock alone says how old they are: machines differ, and what is published now may have been decided long
-    ago.
+    The ages of claims are computed from the store's clock only, because the clocks of machines differ, and a copy that
+    is published now may have been committed long ago.
 
-    :param own: the claim that has just been written.
+    :param own: the claim that this run has just written.
     """
     times = target.times(f"{folder}/{CLAIMS}")
     for name, written in times.items():
@@ -131,11 +131,11 @@ def _checked(target: Storage, folder: str, latest: Copy) -> Copy | None:
 
 
 def _of_another(copy: Copy, latest: Copy) -> bool:
-    """Whether ``copy`` is of another source than ``latest``, as far as that is known."""
+    """Return whether ``copy`` is of another source than ``latest``, as far as that is known."""
     if not latest.source or copy.run_id == latest.run_id:
         return False
     another = is_of_another_source(copy, latest.source, parsed_position_of(latest))
-    # A run that began before another server took over may end after one that began later.
+    # A run that began before a failover may end after a run that began later, so check both directions.
     if another and copy.source:
         another = is_of_another_source(latest, copy.source, parsed_position_of(copy))
     return another
@@ -143,15 +143,16 @@ def _of_another(copy: Copy, latest: Copy) -> bool:
 
 def _another_source(target: Storage, folder: str, current: Copy, source: Mapping[str, str]) -> ConfigurationError:
     return ConfigurationError(
-        f"the copies here are of another source: {describe(known_source(current))}; this run's is {describe(source)}",
+        f"this folder has copies of another source: {describe(known_source(current))}; "
+        f"this run's is {describe(source)}",
         where=target.uri_of(folder),
-        hint="give each source a folder of its own: {source} in the target stands for the id of the connection, as in "
-        f"s3://bucket/lake/{{source}}; if both are the same database, moved to another server, remove {LATEST} there",
+        hint="use a separate folder for each source: {source} in the target stands for the id of the connection, as in "
+        f"s3://bucket/lake/{{source}}. If both are the same database, moved to another server, remove {LATEST} there",
     )
 
 
 def _recorded_source(target: Storage, run_id: str) -> dict[str, str]:
-    """What the manifest of a run says of its source, for copies that do not say it themselves."""
+    """Return the source that the manifest of a run names, for copies whose records do not name it."""
     try:
         data = target.read_json(f"_runs/{run_id}/manifest.json")
     except FileNotFoundError:
@@ -166,21 +167,21 @@ def _read(target: Storage, name: str) -> Copy:
     try:
         copy = decode_copy(data, target.uri_of(name))
         if not all(isinstance(file.get("name"), str) for file in copy.files):
-            raise ManifestError("one of its files has no name", where=target.uri_of(name))
+            raise ManifestError("a file in the record has no name", where=target.uri_of(name))
         return copy
     except ManifestError as error:
         raise ManifestError(
-            f"it does not say which run's copy is the latest: {error.message}",
+            f"the record of the latest copy is damaged: {error.message}",
             where=target.uri_of(name),
-            hint="restore the file; or remove it: the next run that is published writes it anew",
+            hint="restore the file, or remove it: the next run that publishes writes a new one",
         ) from None
 
 
 @contextmanager
 def _locked(target: Storage, folder: str) -> Iterator[bool]:
-    """Keep every other process of any machine away from the folder's head; False: this store has no lock for that.
+    """Lock the folder's head against all other processes on all machines; yield False if this store has no such lock.
 
-    The kernel frees it when the holder dies, and the folder itself is what is locked: nothing is left behind.
+    The kernel releases the lock when its holder dies. The folder itself is locked, so no lock file is left behind.
     """
     if not isinstance(target.filesystem, fs.LocalFileSystem):
         yield False
@@ -203,11 +204,11 @@ def _lock(descriptor: int, where: str) -> bool:
                 raise PublishIncomplete(
                     f"another run has been publishing here for {_LOCK_SECONDS:.0f} seconds",
                     where=where,
-                    hint="run the task again when that one is done",
+                    hint="run the task again when the other run has finished",
                 ) from None
             time.sleep(0.02)
         except OSError as error:
-            # Some network file systems lock no folders.
+            # Some network file systems cannot lock folders.
             if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                 raise
             return False

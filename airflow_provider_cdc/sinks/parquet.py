@@ -1,9 +1,9 @@
-"""Plain Parquet: ``<lake>/<schema>.<table>/snapshot=<run_id>/part-*``, and ``_latest.json`` beside these folders. The
-changes that lead to a copy lie in ``_changes/<run_id>`` (`sinks.feeds`).
+"""The sink for plain Parquet: ``<lake>/<schema>.<table>/snapshot=<run_id>/part-*``, and ``_latest.json`` beside these
+folders. The changes that lead to a copy are in ``_changes/<run_id>`` (`sinks.feeds`).
 
 ``_latest.json`` names the copy to read. It changes only after every file of every table of the run is in place, and it
-never goes back to an older position. Each table's changes by itself: for a moment, readers of several tables may see
-one table's new copy beside another one's old copy.
+never returns to an older copy. The ``_latest.json`` of each table changes separately. For a moment, readers of several
+tables may see the new copy of one table beside the old copy of another.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ from airflow_provider_cdc.sinks.latest import LATEST, check_source, read_latest,
 
 _COPY = "snapshot="
 _REMOVED = "_removed="
-"""What the folder of a copy is called while it is removed, where a folder can be renamed: readers do not see it."""
+"""Prefix of the folder of a copy that is being removed, on stores that can rename folders. Readers ignore it."""
 _PUBLISHERS, _MOVERS = 8, 8
-_INCOMPLETE = "run the task again: it completes what was begun"
+_INCOMPLETE = "run the task again: it completes the publication"
 _STRANGE = (
-    f"leave them if {LATEST} names them: they are the copy then of an earlier beginning of this run, whose records are "
-    "gone or lie in another scratch, so trigger a new run; else find out who wrote them, remove them, clear the task"
+    f"if {LATEST} names these files, keep them, and trigger a new run: they are the copy of an earlier start of this "
+    "run, whose records are gone or in another scratch folder. Otherwise find out what wrote them, remove them, and "
+    "clear the task"
 )
-_DAMAGED = "something else than this provider changed it, or the storage lost it: trigger a new run"
+_DAMAGED = "another program changed or removed the file, or the storage lost it: trigger a new run"
 
 
 class ParquetSink:
-    """The folder ``lake``."""
+    """Publishes copies as Parquet files in the folder ``lake``."""
 
     def __init__(self, lake: Storage) -> None:
         self._lake = lake
@@ -57,7 +58,7 @@ class ParquetSink:
         def check(table: TableName) -> None:
             check_source(self._lake, folder_name(table), source, position)
 
-        # Each one waits for the store.
+        # In threads, because each check waits for the store.
         with ThreadPoolExecutor(_MOVERS) as checkers:
             list(checkers.map(check, tables))
 
@@ -68,7 +69,7 @@ class ParquetSink:
         try:
             return self._copy_of(table, head)
         except ManifestError:
-            # A newer copy may have been published since, and this one been removed (``keep``).
+            # Meanwhile, another run may have published a newer copy and removed this one (``keep``).
             if read_latest(self._lake, folder_name(table)) != head:
                 return self.latest(table)
             raise
@@ -86,7 +87,8 @@ class ParquetSink:
                 uri = self._lake.uri_of(place_of(change.table, publication.run_id))
                 return PublishedCopy(uri, self._announce(change.table, _latest(publication, change, uri)))
 
-        # Each one waits for the store. No table is announced before all files of all tables are in place.
+        # In threads, because each table waits for the store. No table is announced before all files of all tables are
+        # in place.
         with ThreadPoolExecutor(_PUBLISHERS) as publishers:
             list(publishers.map(place, publication.tables))
             copies = list(publishers.map(announce, publication.tables))
@@ -106,29 +108,29 @@ class ParquetSink:
     def remove(
         self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()
     ) -> list[str]:
-        # First, so that what is left of a copy tells that there is something left of its changes.
+        # Remove the changes first: if the removal stops half-way, the rest of the copy shows that changes may be left.
         errors = self._remove_feed(feeds.place_of(table, run_id), {file.base_name for file in feed})
         place = place_of(table, run_id)
         hidden = f"{folder_name(table)}/{_REMOVED}{run_id}"
         file_names = {file.base_name for file in files}
         if self._own(place, file_names) and not self._strange(place, file_names):
-            # Readers of the folder see all of the copy or nothing of it, where the store can do that. A run that was
-            # made again under this id puts nothing there as long as files of the first one are in its way.
+            # Readers that list the folder see the copy in full or not at all, if the store can rename folders. A
+            # recreated run with this id publishes nothing there while files of the first run are in the folder.
             self._lake.rename_folder(place, hidden)
         for folder in (place, hidden):
             errors += self._remove_files(folder, file_names)
         return errors
 
     def _remove_feed(self, place: str, own: set[str]) -> list[str]:
-        # A run that was made again under this id has a record of its own there.
+        # A recreated run with this id has its own record there, which must stay.
         if self._own(place, own):
-            # Without it nobody takes what is still there for all of the changes.
+            # Remove the record first, so that no reader mistakes the remaining files for the complete changes.
             self._delete(f"{place}/{feeds.RECORD}")
         return self._remove_files(place, own) if own else []
 
     def _remove_files(self, folder: str, own: set[str]) -> list[str]:
-        """Remove a folder with files of these names; returns the URIs of what else is in it."""
-        # An object store is waited for.
+        """Remove the files ``own`` from a folder, then the folder. Return the URIs of what else is in it."""
+        # In threads, because each removal waits for the store.
         with ThreadPoolExecutor(_MOVERS) as removers:
             list(removers.map(self._delete, self._own(folder, own)))
         if self._lake.delete_empty_folder(folder):
@@ -160,21 +162,21 @@ class ParquetSink:
         return unread_files
 
     def _copy_of(self, table: TableName, head: Copy) -> LatestCopy:
-        # The record names the place that the run wrote to. From here the lake may lie elsewhere: it is mounted at
-        # another place, or is a copy of that one, which nobody asked for.
+        # The record names the folder that the run wrote to. For this reader, the lake may be elsewhere: it may be
+        # mounted at another path, or be a copy of the recorded lake. So look below the given lake first.
         folder = self.copy_folder(head.run_id, table)
         present = _visible(folder)
         if head.path and not present:
             folder = Storage(head.path)
             present = _visible(folder)
         path = folder.uri
-        # Records of earlier versions name no files: theirs are all in the folder.
+        # Records of earlier versions name no files: their copies have all files in the folder.
         listed_files = sorted(str(file["name"]) for file in head.files) or present
         if not listed_files or not {*listed_files} <= {*present}:
             raise ManifestError(
                 f"the latest copy lacks {len({*listed_files} - {*present}) or 'all'} of its files",
                 where=path,
-                hint=f"somebody removed them: remove {LATEST} there, too, and trigger a new run",
+                hint=f"another program removed them: also remove {LATEST} in the table's folder, and trigger a new run",
             )
         return LatestCopy(
             table=str(table),
@@ -194,7 +196,7 @@ class ParquetSink:
         )
 
     def _place(self, publication: Publication, change: TableChange) -> None:
-        """Put the files of one table where readers will find them. The place holds these files and no others then."""
+        """Move the files of one table to their final folder. Afterwards, the folder has exactly these files."""
         folder = place_of(change.table, publication.run_id)
         try:
             kept_paths = {f"{folder}/{file.base_name}": file for file in change.kept}
@@ -205,17 +207,17 @@ class ParquetSink:
                 self._lake.write_json(f"{folder}/{feeds.RECORD}", feeds.told(publication, change.feed))
         except (OSError, pa.ArrowException) as error:
             raise PublishIncomplete(
-                f"a file could not be put in place: {error}", where=self._lake.uri_of(folder), hint=_INCOMPLETE
+                f"could not move a file to its final folder: {error}", where=self._lake.uri_of(folder), hint=_INCOMPLETE
             ) from error
 
     def _move(
         self, staging: Staging, folder: str, added: Sequence[StagedFile], kept: Mapping[str, StagedFile], base: str
     ) -> None:
-        """Put files in a folder: those ``added``, and those ``kept`` (by their new names), which are in ``base``."""
+        """Put files into ``folder``: the ``added`` ones, and the ``kept`` ones (by their new names) from ``base``."""
         self._lake.make_folder(folder)
         expected_paths = {f"{folder}/{file.base_name}": file for file in added} | dict(kept)
         present = self._lake.sizes(folder)
-        # Before anything lies beside them: they may be a copy that is read.
+        # Check before adding files: the existing files may be a copy that is being read.
         self._check_own(folder, present, expected_paths)
 
         def move(name: str) -> None:
@@ -230,15 +232,15 @@ class ParquetSink:
                     raise
                 return
             if copied not in ("", expected_paths[name].checksum):
-                # Nobody reads it yet, and the next try would take it for the right one.
+                # No reader uses this file yet, and the next try would accept it as correct.
                 self._lake.delete_file(name)
                 raise FileDamaged(
-                    f"its checksum is {copied}, not {expected_paths[name].checksum}",
+                    f"the file's checksum is {copied}, not {expected_paths[name].checksum}",
                     where=staging.folder.uri_of(expected_paths[name].name),
                     hint=_DAMAGED,
                 )
 
-        # In an object store a move copies the file, and waits for the store.
+        # In threads, because a move within an object store copies the file and waits for the store.
         with ThreadPoolExecutor(_MOVERS) as movers:
             list(movers.map(move, expected_paths.keys() - present.keys()))
         self._lake.sync(folder)
@@ -252,45 +254,50 @@ class ParquetSink:
         self._check_own(folder, present, expected_paths)
 
     def _check_own(self, folder: str, present: Iterable[str], wanted: Collection[str]) -> None:
-        """:raises FileDamaged: the folder of a copy has files that are not of it."""
+        """Check that the folder of a copy has no other files.
+
+        :raises FileDamaged: it has.
+        """
         strange = [name for name in present if name not in wanted and _is_visible(name)]
         if strange:
             raise FileDamaged(
-                f"the folder of this copy holds files that are not of it: {', '.join(sorted(strange)[:5])}",
+                f"the folder of this copy has files that do not belong to it: {', '.join(sorted(strange)[:5])}",
                 where=self._lake.uri_of(folder),
                 hint=_STRANGE,
             )
 
     def _adopt(self, name: str, new_name: str) -> None:
-        # The copy stands alone: whoever removes the one before takes nothing away from it.
+        # A hard link or a copy of the file, so that removing the previous copy does not affect this one.
         try:
             self._lake.adopt(name, new_name)
         except (OSError, pa.ArrowException) as error:
             if self._lake.exists(name):
                 raise
             raise FileDamaged(
-                "a file of the copy before, which this one keeps, is gone", where=self._lake.uri_of(name), hint=_DAMAGED
+                "a file of the previous copy, which this copy reuses, is gone",
+                where=self._lake.uri_of(name),
+                hint=_DAMAGED,
             ) from error
 
     def _announce(self, table: TableName, latest: Copy) -> bool:
-        """Make ``latest`` the table's latest copy, unless one at a newer position is; say whether it is now."""
+        """Make ``latest`` the table's latest copy unless there is a newer one. Return whether it is now the latest."""
         folder = folder_name(table)
         where = self._lake.uri_of(f"{folder}/{LATEST}")
         try:
             try:
                 return replace_latest(self._lake, folder, latest)
             except StorageUnavailable:
-                # The store may have done what it did not confirm. This looks before it writes.
+                # The store may have made a write that it did not confirm. This call reads before it writes.
                 return replace_latest(self._lake, folder, latest)
         except StorageUnavailable as error:
             raise CommitUnknown(
-                f"whether this run's copy is the latest one now is not known: {error.message}",
+                f"it is unknown whether this run's copy is now the latest one: {error.message}",
                 where=where,
-                hint="run the task again: it looks what became of it, and completes what was begun",
+                hint="run the task again: it finds out, and completes the publication",
             ) from error
         except (StorageRefused, FileNotFoundError, pa.ArrowException) as error:
             raise PublishIncomplete(
-                f"the latest copy could not be announced: {error}", where=where, hint=_INCOMPLETE
+                f"could not write the record of the latest copy: {error}", where=where, hint=_INCOMPLETE
             ) from error
 
 
@@ -299,12 +306,12 @@ def _visible(folder: Storage) -> list[str]:
 
 
 def _is_visible(name: str) -> bool:
-    """Whether readers of a folder take the file ``name`` for data."""
+    """Return whether readers of a folder treat the file ``name`` as data."""
     return not name.rpartition("/")[2].startswith(("_", "."))
 
 
 def place_of(table: TableName, run_id: str) -> str:
-    """The folder of one copy of a table, relative to the lake."""
+    """Return the folder of one copy of a table, relative to the lake."""
     return f"{folder_name(table)}/{_COPY}{run_id}"
 
 

@@ -1,6 +1,6 @@
-"""The sinks, by the name of their format.
+"""The registered sinks, by the name of their format.
 
-To add one: write its module, register it here, and run the contract suite on it.
+To add a sink, write its module, register it here, and run the contract tests on it.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.base import Sink
 
 SINKS = {"parquet": "airflow_provider_cdc.sinks.parquet:ParquetSink"}
-"""Where the class of each format is: modules are imported when they are needed, for their libraries are large."""
+"""Module and class of each format. A module is imported only when it is needed, because its libraries are large."""
 
 
 def open_sink(format: str, lake: Storage) -> Sink:
-    """The sink that publishes in ``lake``.
+    """Return a sink that publishes in ``lake``.
 
-    :raises ConfigurationError: there is no such format.
+    :raises ConfigurationError: the format is unknown.
     """
     if format not in SINKS:
         raise ConfigurationError(
-            f"there is no format {format!r}", where="parameter format", hint=f"choose one of {', '.join(sorted(SINKS))}"
+            f"unknown format {format!r}", where="parameter format", hint=f"choose one of {', '.join(sorted(SINKS))}"
         )
     module, name = SINKS[format].split(":")
     kind: Callable[[Storage], Sink] = getattr(import_module(module), name)

@@ -270,7 +270,7 @@ def test_a_run_whose_records_are_gone_puts_no_file_beside_those_of_its_copy(
         again.record()
         again.snapshot()
         again.extract_delta()
-        with pytest.raises(FileDamaged, match="holds files that are not of it"):
+        with pytest.raises(FileDamaged, match="files that do not belong to it"):
             again.consolidate()
         again.release()
         assert published_counts(uri) == expected

@@ -103,7 +103,7 @@ def heads_fail(patch: pytest.MonkeyPatch, write: Callable[..., None]) -> None:
 
 
 def test_a_format_that_does_not_exist_is_refused(storage: Storage) -> None:
-    with pytest.raises(ConfigurationError, match="no format 'orc'") as refusal:
+    with pytest.raises(ConfigurationError, match="unknown format 'orc'") as refusal:
         open_sink("orc", storage)
     assert "parquet" in refusal.value.hint
 

@@ -33,7 +33,7 @@ def test_no_file_that_is_in_a_place_is_ever_touched(lake: Lake) -> None:
     theirs.parent.mkdir(parents=True)
     theirs.write_text("theirs")
     (theirs.parent / "_SUCCESS").write_text("")
-    with pytest.raises(FileDamaged, match=r"not of it: shop\.orders/snapshot=.*/part-theirs\.parquet"):
+    with pytest.raises(FileDamaged, match=r"not belong to it: shop\.orders/snapshot=.*/part-theirs\.parquet"):
         lake.sink.publish(publication)
     assert theirs.read_text() == "theirs"
     theirs.unlink()
