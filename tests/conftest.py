@@ -39,13 +39,13 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
     max_examples=examples(100),
-    # A change is refused for what it breaks, and not for what nobody had drawn before: dev/soak draws something new.
+    # The same examples in every run, so that a failure is due to the change under test. dev/soak draws new examples.
     derandomize=SOAK_SEED is None,
     database=None,
 )
 settings.load_profile("cdc")
 
-# Importing Airflow writes into its home; nobody's real one must be touched.
+# Importing Airflow writes into its home folder, so use a separate one and leave the developer's own folder alone.
 os.environ["AIRFLOW_HOME"] = str(cache_directory() / "tests-airflow")
 
 # Of every JVM that a test has started, unless it says otherwise.

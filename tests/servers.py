@@ -39,7 +39,7 @@ def throw_away_mysql(options: Mapping[str, str | None] | None = None) -> Iterato
         MysqlServer.start(directory, options={**SMALL_MYSQL, **(options or {})}) as server,
     ):
         yield server
-        # A shutdown would take longer than the start, for data that nobody wants.
+        # A shutdown would take longer than the start, for data that is not needed any more.
         server.kill()
 
 

@@ -38,10 +38,10 @@ class SmallDisk:
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[SmallDisk | None]:
-    """A disk that lies in memory, mounted where only a process that does nothing else sees it; all others reach it by
-    way of that process. None if this machine lets nobody but root mount anything.
+    """Mount a disk in memory in the mount namespace of a process of its own; other processes access it through that
+    process. None: on this machine, only root can mount file systems.
 
-    :param folder: exists, and is empty.
+    :param folder: an existing, empty folder.
     """
     try:
         holder = subprocess.Popen(

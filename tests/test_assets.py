@@ -152,7 +152,7 @@ def test_each_copy_has_one_event_and_what_is_named_for_the_graph_alone_has_none(
     told = [(event.dest_asset_key.uri, event.extra) for event in events[ALIAS].asset_alias_events]
     assert told == [(past, {"rows": 1}), (people, {"rows": 2})]
     assert [*events] == [ALIAS]
-    # A task that somebody made without a group.
+    # A task that was created without a group.
     orders, lines = (table_asset("shop", f"shop.{name}") for name in ("orders", "lines"))
     assert announce(events, [orders, lines], [(orders.uri, {"rows": 3})]) == [orders]
     assert events[orders].extra == {"rows": 3}

@@ -1,4 +1,4 @@
-"""Nobody is told of "1 tables"."""
+"""Counts in messages have the right number: "1 table", never "1 tables"."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_the_runbook_has_every_error_where_somebody_looks_for_its_name() -> None
 
 
 def test_every_error_has_a_code_of_its_own_and_both_pages_have_it() -> None:
-    """Whoever searches for the code in a message finds the page; so a code never changes its meaning."""
+    """Users search for the code of a message to find the page, so a code never changes its meaning."""
     codes = {name: getattr(errors, name).code for name in RAISED | {"CdcError", "TerminalError", "TransientError"}}
     assert len(set(codes.values())) == len(codes)
     assert all(re.fullmatch(r"CDC-[0-9]{4}", code) for code in codes.values())

@@ -1,4 +1,4 @@
-"""What readers are told of the latest copy, and that the libraries they use can read it."""
+"""What `airflow_provider_cdc.lake` returns to readers, and that the libraries they use can read it."""
 
 from __future__ import annotations
 

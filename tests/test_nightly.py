@@ -1,4 +1,4 @@
-"""The file of the DAG `nightly`: a mistake in it is told with its line and key, before any run, without a database."""
+"""The file of the DAG `nightly`: a mistake is reported with its line and key, before any run, without a database."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ pytestmark = pytest.mark.long
 
 @pytest.fixture
 def app(postgres: PostgresServer) -> Iterator[PostgresServer]:
-    """A server with the database, the schema and the tables of the page, whose owner is somebody else."""
+    """A server with the database, the schema and the tables of the page, whose owner is another role."""
     postgres.query("CREATE DATABASE app")
     postgres.query(
         "CREATE ROLE owner; CREATE SCHEMA shop AUTHORIZATION owner; SET ROLE owner;"

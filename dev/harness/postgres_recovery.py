@@ -17,7 +17,7 @@ from typing import Any, Self
 import psycopg
 
 from harness.errors import HarnessError
-from harness.postgres_server import NOBODY, SUPERUSER, PostgresServer
+from harness.postgres_server import SERVER_UID, SUPERUSER, PostgresServer
 
 SLOT = "harness_recovery"
 WAIT_SECONDS = 120
@@ -50,7 +50,7 @@ class PostgresRecovery:
         data.chmod(0o700)
         if os.geteuid() == 0:
             for path in [data, *data.rglob("*")]:
-                os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+                os.chown(path, SERVER_UID, SERVER_UID, follow_symlinks=False)
 
     def advance_to(self, lsn: str) -> None:
         """Replay the WAL up to ``lsn``.

@@ -20,8 +20,9 @@ from harness.postgres_template import copy_template
 from harness.server_process import START_SECONDS, STOP_SECONDS, ServerProcess
 
 SUPERUSER = "postgres"
-NOBODY = 65534
-"""The user as which root runs the server, because PostgreSQL refuses to run as root. The user needs no account."""
+SERVER_UID = 65534
+"""The user and group id with which root runs the server, because PostgreSQL refuses to run as root. The id needs no
+account."""
 
 DEFAULTS: Mapping[str, str] = {
     "autovacuum_naptime": "1s",
@@ -167,7 +168,7 @@ class PostgresServer(ServerProcess):
     def _make_folder(self) -> None:
         self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.geteuid() == 0:
-            os.chown(self.data, NOBODY, NOBODY)
+            os.chown(self.data, SERVER_UID, SERVER_UID)
 
     def _run(self, command: Sequence[str]) -> None:
         done = subprocess.run(
@@ -227,7 +228,7 @@ def as_nobody(*, ends_with_us: bool = False) -> list[str]:
         return [setpriv, *ending, "--"] if setpriv and ending else []
     if setpriv is None:
         raise HarnessError("PostgreSQL refuses to run as root: install setpriv (util-linux), or use another user")
-    user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    user = [f"--reuid={SERVER_UID}", f"--regid={SERVER_UID}", "--clear-groups"]
     rights = [f"--{kind}-caps=-all,+dac_override" for kind in ("inh", "ambient")]
     # initdb searches for its files with access(2), which would otherwise ignore this capability.
     rights += ["--securebits=+no_setuid_fixup"]

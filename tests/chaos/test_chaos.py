@@ -1,10 +1,10 @@
-"""Whatever fails, and whenever: the copy is exact, or the run has failed and nothing of it is published.
+"""Chaos tests: under any fault at any moment, the copy is exact, or the run fails and publishes nothing.
 
 Each seed draws a database, a history of writes, and a schedule of faults (`faults.KINDS`) that hit the tries of the
-steps at random instants. Tries are repeated as Airflow repeats them: after a transient error, and after whatever killed
-them. Tries presumed dead go on beside their successors. At the end an independent oracle judges what readers see: every
-file in the folder of the copy, whoever put it there. Some runs are the second ones of their lakes, and roll the first
-copies forward: if such a run fails, these have to be there as they were.
+steps at random instants. Tries are repeated as Airflow repeats them: after a transient error, and after a kill. Tries
+that are presumed dead go on beside their successors. At the end, an independent oracle checks what readers see: every
+file in the folder of the copy, including files that other tries wrote. Some runs are the second runs of their lakes,
+and roll the first copies forward. If such a run fails, the first copies must be unchanged.
 """
 
 from __future__ import annotations

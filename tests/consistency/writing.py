@@ -1,4 +1,4 @@
-"""Threads that write until they are told to stop."""
+"""Threads that write until they are stopped."""
 
 from __future__ import annotations
 

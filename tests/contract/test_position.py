@@ -1,5 +1,5 @@
-"""The initial position: what was committed before it is in it, all that comes after is in the log, and nobody else's
-log will do."""
+"""The initial position has all earlier commits, all later commits are in the log, and the log of another server is
+rejected."""
 
 from __future__ import annotations
 

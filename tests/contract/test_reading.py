@@ -1,4 +1,4 @@
-"""Chunks partition a table, whoever reads them and how often; and what is read is the table that was recorded."""
+"""Chunks partition a table, whichever readers read them and how often. The table that is read is the recorded one."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ def test_every_table_is_published_as_it_was_at_the_initial_position_although_eac
     write(bank, 0)
     position = run.record()
     expected = rows_of(bank)
-    # What nobody else locks.
+    # A row that no other transaction of this test locks.
     bank.prepare("undecided", "UPDATE pairs SET note = 'prepared' WHERE number = 95")
     steps = (run.snapshot, run.extract_delta, run.consolidate)
     for moment, step in enumerate(steps, 1):

@@ -18,7 +18,7 @@ Hazard = Callable[[Database, str], None]
 
 
 def survivor(db: Database, odd: str) -> None:
-    """A row that nobody touches has the value."""
+    """A row that no session changes has the value."""
 
 
 def key_of_a_read(db: Database, odd: str) -> None:

@@ -1,4 +1,4 @@
-"""What cannot be copied is told before any work, or left out if that was asked for, and nothing else is."""
+"""The survey reports, or on request leaves out, exactly the tables that cannot be copied, before any work."""
 
 from __future__ import annotations
 

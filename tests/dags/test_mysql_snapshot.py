@@ -210,7 +210,7 @@ def test_clearing_any_task_of_a_finished_run_changes_nothing(copied: Copied) -> 
 def test_a_publication_is_announced_again_only_if_airflow_does_not_have_its_events(
     dag_runner: DagRunner, tmp_path: Path
 ) -> None:
-    """A task that ends well and dies before Airflow knows leaves the same records as one that somebody clears."""
+    """A task that succeeds and dies before it reports to Airflow leaves the same records as one that was cleared."""
     names = [TableName("shop", name) for name in ("lines", "orders")]
     tables = [Table(name, (Column("id", "int", False),), ("id",)) for name in names]
     uris = {str(name): "file:///x" for name in names}

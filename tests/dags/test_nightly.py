@@ -126,7 +126,7 @@ def test_a_night_copies_tells_others_and_says_why_it_failed(night: Night, mysql:
     position = f"{datetime.now(UTC) + timedelta(seconds=5):%Y-%m-%dT%H:%M:%SZ}"
     night.run("dags", "trigger", "waiting", "--conf", json.dumps({"position": position}))
 
-    told = json.loads(night.wait("nobody was told of a copy", lambda: night.told.exists() and night.told.read_text()))
+    told = json.loads(night.wait("no event reported a copy", lambda: night.told.exists() and night.told.read_text()))
     event = told["events"][0]
     manifest = json.loads((night.lake / "_runs" / event["run_id"] / "manifest.json").read_text())
     as_of = datetime.fromisoformat(manifest["options"]["as_of"])

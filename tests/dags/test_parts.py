@@ -1,4 +1,4 @@
-"""A part of a table, from the form of the DAG `copy_tables` to whoever reads it."""
+"""A copy of a part of a table, from the form of the DAG `copy_tables` to its readers."""
 
 from __future__ import annotations
 

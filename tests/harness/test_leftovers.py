@@ -1,4 +1,4 @@
-"""The cache does not grow without end, and nothing that somebody uses is removed from it."""
+"""The cache does not grow without limit, and nothing that is in use is removed from it."""
 
 from __future__ import annotations
 

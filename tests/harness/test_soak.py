@@ -1,4 +1,4 @@
-"""What `dev/soak` draws, and that a failure is told with the command that repeats it."""
+"""What `dev/soak` draws, and that it reports a failure with the command that repeats it."""
 
 from __future__ import annotations
 

@@ -52,9 +52,9 @@ class Cluster:
 
 @contextmanager
 def cluster(folder: Path, environment: Mapping[str, str]) -> Iterator[Cluster]:
-    """Start master and worker with nothing of ours on their path, and stop them.
+    """Start a master and a worker without this package on their path, and stop them afterwards.
 
-    :param environment: of the worker, and so of the executors.
+    :param environment: the environment of the worker, and so of its executors.
     """
     plain = {**environment, "SPARK_HOME": str(SPARK_HOME), "SPARK_LOCAL_IP": "127.0.0.1"}
     with _process(folder / "master.log", plain, "master.Master", "--host", "127.0.0.1", "--port", "0") as log:

@@ -25,7 +25,7 @@ SNAPSHOT, EXTRACT, PUBLISH = range(3)
 
 
 class SeenApart(HistorySource):
-    """Every read sees the tables at another position, whoever reads: so what two tries read differs."""
+    """Every read sees the tables at another position, so two tries read different rows."""
 
     def reader(self, table: Any, consistency: str, lock: Any) -> Any:
         self.seed += 1

@@ -96,7 +96,7 @@ class Turns:
         for name in TOUCHES:
             if hasattr(Storage, name):
                 self._patch(monkeypatch, name)
-        # Whoever waits for the lock of a head lets the one go on who holds it.
+        # A try that waits for the lock of a head lets the try that holds it go on.
         clock = SimpleNamespace(sleep=lambda seconds: self.touch(), monotonic=time.monotonic)
         monkeypatch.setattr(latest, "time", clock)
 

@@ -1,4 +1,4 @@
-"""Whoever is woken at night is told what is known: why, where, at which position, and nothing that is secret."""
+"""The failure notification has the reason, the place and the position, and no secrets."""
 
 from __future__ import annotations
 

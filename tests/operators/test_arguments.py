@@ -1,7 +1,7 @@
-"""Type checkers know the arguments of the operators and the task group: what they know is what there is.
+"""The arguments of the operators and the task group that type checkers know are exactly the existing ones.
 
-``dev/check`` runs mypy over this file. It fails where a mistake below is none to it: mypy is told to expect an error
-there, and tells of each that does not come.
+``dev/check`` runs mypy over this file. Each mistake below has a comment that makes mypy expect an error. mypy reports
+each expected error that does not occur.
 """
 
 from __future__ import annotations

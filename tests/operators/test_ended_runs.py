@@ -1,4 +1,4 @@
-"""What the source keeps for DAG runs that a person ended while none of their tasks ran, the next run releases."""
+"""The next run releases the slots and publications of DAG runs that a user ended while none of their tasks ran."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def kept(server: PostgresServer, source: PostgresSource) -> tuple[int, int]:
         ("success", 0),
         ("running", 1),
         ("queued", 1),
-        # It was deleted, or Airflow does not answer: somebody may go on with it.
+        # The DAG run was deleted, or Airflow does not answer: the run may still go on.
         (RuntimeError("DAGRUN_NOT_FOUND"), 1),
     ],
 )

@@ -1,4 +1,4 @@
-"""The initial position of a run is fixed once, whatever is cleared and whoever else tries."""
+"""The initial position of a run is fixed once, whatever is cleared and however many tries run."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_cleared_task_keeps_the_position_that_chunks_were_read_after(source: Fak
 def test_cleared_task_tells_which_options_the_run_keeps_although_others_are_given(
     source: FakeSource, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whoever cleared the tasks because of an error's hint would otherwise meet the same error again."""
+    """Otherwise, a user who cleared the tasks because of an error's hint would get the same error again."""
     first = operator(tmp_path).execute(context())
     assert operator(tmp_path).execute(context()) == first
     task = operator(tmp_path, [{**plan, "unrepresentable": "null"} for plan in PLAN])
@@ -196,7 +196,7 @@ def test_a_dag_run_that_is_deleted_and_made_again_does_not_end_well_with_the_cop
     begun = Run.create(
         manifest_of(lake, run_id_of(context(), lake.uri), initial_position=str(position(9)), options=options)
     )
-    # Of what is not published yet nobody has a copy.
+    # The run is not published yet, so no reader has its copy.
     first = task("").execute(context())
     assert first["initial_gtid_set"] == str(position(9))
     # What is decided is still to be put in place.

@@ -1,4 +1,4 @@
-"""Every parameter is checked for its type and its value, and all that is wrong is told at once."""
+"""The type and value of every parameter are checked, and all problems are reported at once."""
 
 from __future__ import annotations
 

@@ -192,7 +192,7 @@ def test_names_that_a_store_takes_for_one_are_refused(tmp_path: Path, monkeypatc
     lake = Storage(tmp_path.as_uri())
     lake.make_folder("shop.Orders")
     check_names(lake, tables_of("shop.orders", "shop.T", "shop.t"))
-    # Nobody can mount such a disk without being root.
+    # Only root can mount such a disk.
     monkeypatch.setattr(Storage, "ignores_case", lambda self: True)
     with pytest.raises(PreflightError) as refusal:
         check_names(lake, tables_of("shop.orders", "shop.T", "shop.t", "Shop.t", "shop.u"))

@@ -186,7 +186,7 @@ def test_a_killed_step_releases_the_slot_and_one_that_timed_out_does_not(
     operator.on_kill()
     assert kept(postgres) == 1, "nothing had begun"
     operator.will_release(run, source.settings, context)
-    # Whoever is killed can no longer ask Airflow for a connection.
+    # A killed task can no longer request a connection from Airflow.
     monkeypatch.delenv("AIRFLOW_CONN_SHOP")
     try:
         raise AirflowTaskTimeout
@@ -258,7 +258,7 @@ def test_a_task_that_is_killed_and_tried_again_keeps_its_slot(
     operator.will_release(run, source.settings, context)
     operator.on_kill()
     assert kept(postgres) == left
-    # Its process may well count it as failed: it knows nothing of what Airflow does next.
+    # The task's process may count the task as failed: it cannot know what Airflow does next.
     fail(operator, context)
     assert kept(postgres) == left
 
@@ -269,7 +269,7 @@ def test_a_failed_dag_run_releases_the_slot_of_a_task_that_could_not_do_so_itsel
 ) -> None:
     def tell(context: Any) -> None: ...
 
-    # As for a DAG with a form: the process that is told of the failure has not rendered anything.
+    # As in a DAG with a form: the process that runs the failure callback has not rendered any template.
     with DAG("d", schedule=None, on_failure_callback=tell, params={"lake": tmp_path.as_uri(), "shop": "shop"}) as dag:
         group = SnapshotTaskGroup(
             source_conn_id="{{ params.shop }}", tables=["public.*"], target="{{ params.lake }}", prefix_group_id=True

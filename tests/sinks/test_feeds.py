@@ -39,7 +39,7 @@ def stage(lake: Lake, number: int, before: Publication, first: int = 1) -> Publi
 
 
 def told(lake: Lake, publication: Publication, table: TableName = ORDERS) -> list[int] | None:
-    """The orders of the changes that readers are told of; None: they are told of none."""
+    """The order numbers of the changes that readers see; None: they see no changes."""
     feed = lake.sink.feed(publication.run_id, table)
     if feed is None:
         return None
@@ -89,7 +89,7 @@ def test_changes_are_published_with_their_copy_and_are_no_part_of_it(lake: Lake,
 
 
 def test_no_copy_can_be_seen_before_its_changes(lake: Lake, first: Publication) -> None:
-    """Wherever publishing is interrupted: whoever follows the changes would take it for a copy without any."""
+    """Wherever publishing is interrupted: readers of the changes would mistake it for a copy without changes."""
     number, interrupted, before = 0, True, first
     while interrupted:
         number += 1

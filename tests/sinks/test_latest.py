@@ -1,4 +1,4 @@
-"""A table's head goes forward, and stays its source's, whoever else publishes at the same moment."""
+"""A table's head only moves forward and keeps its source, even if other runs publish at the same moment."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def test_files_are_moved_into_the_folder_of_the_copy(lake: Lake) -> None:
 
 
 def test_no_file_that_is_in_a_place_is_ever_touched(lake: Lake) -> None:
-    """What is there and not of this copy was put there by somebody else, who may be reading it."""
+    """Files in the folder that are not of this copy come from another program, which may be reading them."""
     publication = lake.stage(5)
     theirs = Path(lake.storage.path(f"shop.orders/snapshot={publication.run_id}/part-theirs.parquet"))
     theirs.parent.mkdir(parents=True)

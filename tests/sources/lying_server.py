@@ -18,10 +18,10 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
 
 KEY = rsa.generate_private_key(65537, 2048)
-"""The attacker's own."""
+"""The attacker's own key."""
 
 SOON_SECONDS = 40
-"""Whoever is told nonsense is done with it by then, on a busy machine too; the scripts have more patience."""
+"""A client that gets nonsense has given up by then, even on a busy machine. The scripts wait longer."""
 
 
 class Peer:
@@ -51,7 +51,7 @@ class Peer:
             self.heard += piece
 
     def encrypt(self) -> None:
-        """Be a TLS server, with a certificate that nobody has signed."""
+        """Act as a TLS server with a certificate that no authority has signed."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate(self._folder), self._folder / "lying.key")
         self.sock = context.wrap_socket(self.sock, server_side=True)

@@ -38,7 +38,7 @@ def _talks_nonsense(peer: Peer) -> None:
 
 
 WRONG: dict[str, dict[str, Any]] = {
-    "nobody listens": {"port": 1},
+    "no listener": {"port": 1},
     "no such host": {"host": "no-such-host.invalid"},
     "no authority": {"tls": {"ca": "/nowhere.pem"}},
     "an unknown mode": {"tls": {"mode": "on"}},

@@ -176,7 +176,7 @@ def test_a_form_tells_what_a_slot_may_be_called() -> None:
 
 
 def assert_refused(param: Param, value: Any, told: str) -> None:
-    """Whoever triggers the DAG is told an example, and no regular expression."""
+    """The message to the user who triggers the DAG has an example, and no regular expression."""
     with pytest.raises(ParamValidationError) as refusal:
         param.resolve(value)
     assert told in str(refusal.value)

@@ -1,4 +1,4 @@
-"""Waiting: outages are borne, but not for ever; and nobody finds a password where triggers are kept."""
+"""Triggers tolerate outages for a limited time, and no password is stored with them."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_an_outage_is_borne_for_as_long_as_was_said_and_counts_from_the_last_ans
 
 
 class Scripted(WaitingTrigger):
-    """Is told what to be told: None stands for no answer. ``clock`` says how often it has asked."""
+    """Gives scripted answers; None stands for no answer. ``clock`` returns how often it has asked."""
 
     def __init__(self, *answers: bool | None, outage_seconds: float) -> None:
         super().__init__(poll_seconds=0.0, outage_seconds=outage_seconds)

@@ -9,7 +9,7 @@ from airflow_provider_cdc.sources.mysql.log import segments
 
 @pytest.fixture(autouse=True)
 def read_together(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Of histories every other one has its files read together. Of other tests none has, unless it says so."""
+    """Read the log files of every other history together. Other tests do so only if they have the parameter."""
     cases = getattr(request.node, "callspec", None)
     together = bool(cases and cases.params.get("read_together", cases.params.get("seed", 1) % 2 == 0))
     if not together:

@@ -29,7 +29,7 @@ def test_no_row_differs_from_the_past(
 ) -> None:
     chance = random.Random(seed)
     replayed = Replayed(mysql, mysql_oracle, schema, seed, chance.choice([20, 200, 600]))
-    # Server times are told in whole seconds where definitions are concerned.
+    # For definitions, the server has times in whole seconds only.
     time.sleep(1.1)
     points: list[str] = []
     with Writing(history.write(mysql.connect, schema), seed, chance.choice([4, 5, 6])) as writers:

@@ -27,7 +27,7 @@ def run(mysql_long_ago: MysqlServer, spark: SparkSession, tmp_path: Path) -> Pip
 def mysql_long_ago(mysql_factory: MysqlFactory) -> MysqlServer:
     """A server where a transaction is prepared, three log files before the current one."""
     server = mysql_factory({})
-    # The server's start is told in whole seconds, and nothing is known of what was before it.
+    # The server reports its start in whole seconds, and has no information about the time before its start.
     time.sleep(1.1)
     with server.connect() as connection, connection.cursor() as cursor:
         for statement in (

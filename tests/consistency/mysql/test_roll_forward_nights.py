@@ -355,7 +355,7 @@ def test_a_damaged_log_does_not_stop_night_after_night(
     log = mysql.data / name
     log.write_bytes(log.read_bytes().replace(b"changed", b"cHanged", 1))
 
-    # Whoever looks through the log does not see it; whoever reads it does.
+    # The survey of the log does not detect the change; reading the log does.
     run = nights.night("auto")
     run.record()
     assert [bool(plan.base) for plan in run.plans] == [True]

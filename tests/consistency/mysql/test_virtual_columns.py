@@ -1,6 +1,6 @@
-"""VIRTUAL columns and columns that are left out, through whole runs, while sessions of other settings write.
+"""VIRTUAL columns and columns that are left out, in complete runs, while sessions with other settings write.
 
-The oracle is a SELECT at the run's position, when nobody writes.
+The oracle is a SELECT at the run's position, while no session writes.
 """
 
 from __future__ import annotations

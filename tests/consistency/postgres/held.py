@@ -1,4 +1,4 @@
-"""A commit that is held where nothing in SQL can hold it: its record is in the log, and nobody can see it yet.
+"""Holds a commit at a point that no SQL can reach: its record is in the log, and no session can see it yet.
 
 A session writes the commit's record, then marks the transaction as committed in pg_xact, and then takes it off the list
 of those that run. Readers whose snapshot came from the log, and not from that list, depend on the mark. So the session

@@ -91,9 +91,9 @@ def run(world: World, spark: SparkSession, tmp_path: Path) -> Iterator[Pipeline]
 
 
 def at(monkeypatch: pytest.MonkeyPatch, moment: str, act: Act) -> list[None]:
-    """Have something happen once: before the log is looked at for touched keys (``log``), likewise once the view's
-    position is fixed (``view``), or right before rows are searched in the view (``search``) or in a pass (``pass``).
-    Returns what has an item once it has happened."""
+    """Call ``act`` once: before the log is searched for touched keys (``log``), before it is searched again after the
+    view's position is fixed (``view``), or right before rows are searched in the view (``search``) or in a pass
+    (``pass``). Return a list that has an item once ``act`` was called."""
     happened: list[None] = []
     touched, look_up = reread_passes._touched, reread_passes._look_up
 
@@ -158,7 +158,7 @@ def test_what_is_written_after_the_view_s_position_is_not_in_the_copy(
     assert found["keys_again"] >= ROWS // 10 * 4
     told = run.target.read_json(f"{world.schema}.orders/_latest.json")
     head = decode_copy(told, "")
-    # Whoever takes the one for the other is not misled.
+    # A reader that uses one field in place of the other gets the same position.
     assert head.position == head.initial_lsn == found["snapshot_upper"] == run.found["consolidate"]["position"]
     assert Lsn.parse(head.position) > Lsn.parse(initial)
 
@@ -257,7 +257,7 @@ def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
 
             def searched(step: Any, source: Any, waiting: Any, view: Any, *rest: Any) -> Any:
                 found = look_up(step, source, waiting, view, *rest)
-                # If nobody waited before, the pass has looked by now.
+                # If the run did not wait before, the pass has searched by now.
                 server.set_standbys("")
                 return found
 
@@ -371,7 +371,7 @@ def test_a_try_that_is_killed_leaves_its_chunks_to_the_next_one_and_nothing_else
     assert kept
     assert set(read) == {f"{world.schema}.visits"}
     check(run, world, world.all_rows)
-    # Whoever clears the task of a run that is published reads nothing.
+    # Clearing the task of a published run reads nothing.
     assert run.snapshot()["snapshot_upper"] == run.found["consolidate"]["position"]
 
 

@@ -81,7 +81,7 @@ def test_a_publication_of_others_may_tell_of_partitions_as_it_likes(
 def test_a_partition_may_compute_a_virtual_column_otherwise(
     postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Whoever reads the root sees what the root computes: also a condition, and rows that are read again."""
+    """Reads of the root return what the root computes; so do conditions, and rows that are read again."""
     server = postgres_factory(None, _with_virtual_columns())
     server.query(
         """

@@ -111,7 +111,7 @@ def there(server: PostgresServer) -> dict[str, Counter[Any]]:
 
 @pytest.fixture
 def let_go(monkeypatch: pytest.MonkeyPatch) -> Callable[[HeldSession], None]:
-    """Lets a commit go on a second after somebody has begun to wait for it."""
+    """Lets a commit go on one second after the run has begun to wait for it."""
 
     def arrange(held: HeldSession) -> None:
         settle = transaction_waits.settle
@@ -169,14 +169,14 @@ def test_the_view_waits_for_commits_that_the_log_has_before_its_point_and_that_a
                     held.connection.execute(statement)
                 commits.append(pool.submit(held.connection.execute, "COMMIT"))
                 held.wait_until_held()
-                assert shop.query("SELECT n FROM shop.orders WHERE id = 5") == [(0,)], "somebody sees it already"
+                assert shop.query("SELECT n FROM shop.orders WHERE id = 5") == [(0,)], "the commit is already visible"
                 let_go(held)
 
         look_up = reread_passes._look_up
 
         def searched(*arguments: Any) -> Any:
             found = look_up(*arguments)
-            # If nobody has waited, the harm is done by now.
+            # If the run did not wait, it has missed the commit by now.
             held.let_go()
             return found
 

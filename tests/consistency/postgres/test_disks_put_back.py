@@ -1,6 +1,6 @@
-"""The server's disk is put back to an earlier moment, and the server goes on from there: past all that it had reached.
+"""The server's disk is put back to an earlier state, and the server then writes more log than it had written before.
 
-It is the same server to whoever asks, with the slots that it had then.
+To its clients it is the same server, with the slots that it had in the earlier state.
 """
 
 from __future__ import annotations

@@ -237,7 +237,7 @@ def test_what_the_log_goes_by_and_nobody_sees_yet_stops_the_run(
     settle, bound = transaction_waits.settle, PostgresSource.bound_reads
 
     def answering(*arguments: Any) -> None:
-        # The standby is back only once somebody waits for it.
+        # The standby answers again only after the run has begun to wait for it.
         later = threading.Timer(1, own_server.set_standbys, [""])
         later.start()
         settle(*arguments)

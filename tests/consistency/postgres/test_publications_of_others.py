@@ -1,6 +1,6 @@
-"""A publication that somebody else made may come to mean something else without being altered: the run stops.
+"""A run stops if a foreign publication changes its meaning, even without ALTER PUBLICATION.
 
-Where nobody else made one, another try of the run may drop the run's own.
+Without a foreign publication, another try of the run may drop the run's own one.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ HAZARDS = {
             "ALTER TABLE elsewhere.parts SET SCHEMA public; COMMIT"
         ),
     ),
-    "a table becomes a partition, and is told of as its root": (
+    "a table becomes a partition, and is logged as its root": (
         ALL_AS_ROOT,
         ("orders",),
         f"{ROOT}; {ATTACH}; {UPDATE}",

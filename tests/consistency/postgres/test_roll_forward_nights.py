@@ -162,7 +162,7 @@ def test_a_run_rests_on_what_it_was_begun_with_whatever_happens_later(nights: Ni
     name = nights.ask("SELECT pubname FROM pg_publication WHERE pubname LIKE 'cdc_standing%'")
     nights.do("TRUNCATE stock", "ALTER TABLE stock ADD n int", f"SELECT pg_drop_replication_slot('{name}')")
     assert run.finish()["rows"] == {"public.stock": 2}
-    # Nothing is wanted any more that is not there: the next night begins anew, and says so.
+    # No needed log is missing any more: the next night begins with a full read, and reports this.
     run = nights.night("auto")
     run.record()
     assert "it was lost" in run.plans[0].reason

@@ -1,4 +1,4 @@
-"""The latest copy is the one at the latest position of the source, whoever published when, and in whatever order."""
+"""The latest copy is the copy at the latest position of the source, in whatever order runs publish."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_what_does_not_tell_of_a_copy_is_named(data: Any) -> None:
 
 
 def test_times_without_a_zone_are_compared_as_utc() -> None:
-    """As somebody may have written them who restored a head by hand."""
+    """An operator who restored a head by hand may have written such times."""
     zoned, bare = copy(f"{A}:1-5", LATE), copy(f"{B}:1-5", EARLY.removesuffix("+00:00"))
     assert is_newer(zoned, bare)
     assert not is_newer(bare, zoned)

@@ -73,7 +73,7 @@ def as_written(text: str, base: str, kind: str, key: str) -> Any:
     [
         ("mysql", "initial_gtid_set", f"{SERVER}:1-9:tag:1", f"{SERVER}:1-5"),
         ("postgres", "initial_lsn", "16/B374D848", "0/9"),
-        # Not as we write it: whoever writes the record again must not change its digest.
+        # Not in this package's spelling: rewriting the record must not change its digest.
         ("mysql", "initial_gtid_set", f"{SERVER.upper()}:1-5:6-9", f"{SERVER}:1"),
         ("postgres", "initial_lsn", "0/000000a0", "0/00000009"),
     ],

@@ -112,7 +112,7 @@ def test_a_region_that_cannot_be_asked_for_may_be_later(monkeypatch: pytest.Monk
     """Without an endpoint, building the store asks AWS for the bucket's region."""
     for name in ("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_REGION"):
         monkeypatch.delenv(name, raising=False)
-    # Nobody listens there, wherever the test runs.
+    # Nothing listens on this port, wherever the test runs.
     monkeypatch.setenv("HTTPS_PROXY", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(StorageUnavailable):
         Storage("s3://cdc-no-such-bucket-anywhere/raw")

@@ -1,4 +1,4 @@
-"""Older copies are removed, those that somebody may still need are not, and whatever happens the others stay whole."""
+"""Older copies are removed, copies that may still be needed are kept, and no fault damages the remaining copies."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def night_id(number: int) -> str:
 def source(monkeypatch: pytest.MonkeyPatch) -> HistorySource:
     # It is the number of files that takes time here.
     monkeypatch.setattr(HistorySource, "plan_chunks", lambda self, table, chunk_rows: partition([]))
-    # Nobody but these runs reads their records.
+    # Only these runs read their records.
     monkeypatch.setattr(retention, "was_told", lambda run: True)
     return HistorySource(random_history(random.Random(5), LENGTH), 5, segment_length=20)
 
@@ -315,7 +315,7 @@ def test_a_run_that_decided_to_publish_is_never_taken_for_dead(
 def test_marks_of_copies_that_are_gone_say_nothing_of_a_run_that_is_made_again_under_their_id(
     late: str, night: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As when somebody clears a DAG run of last month."""
+    """For example, after a DAG run of last month was cleared."""
     one = night(1)
     first = Run.load(one.run)
     with monkeypatch.context() as patch:
@@ -380,7 +380,7 @@ def test_a_run_that_can_never_be_published_holds_nothing_up(
         with pytest.raises(FileDamaged, match="is gone"):
             stuck.steps()[2]()
     three = night(3, keep=1)
-    assert not any(1 in copies(three, other) for other in NAMES), "nobody can be made from these any more"
+    assert not any(1 in copies(three, other) for other in NAMES), "no copy can be made from these any more"
     assert 2 in runs(three), "it may not know yet"
     monkeypatch.setattr(retention, "LIFELESS", timedelta(seconds=-1))
     four = night(4, keep=1)

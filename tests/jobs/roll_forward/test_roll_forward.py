@@ -322,7 +322,7 @@ def test_a_copy_that_was_found_to_be_damaged_is_read_in_full_by_the_next_run(her
     found = planned()
     assert [plan.base for plan in found] == ["", FIRST, FIRST, FIRST]
     assert "read in full: the last copy is damaged: a file of the copy" in found[0].reason
-    # Whoever clears preflight and what follows need not wait for the next night.
+    # After preflight and the tasks after it are cleared, the same run reads the table in full.
     assert initial_position._goes_on(Run.load(night.run), source, before, options)
     assert not initial_position._goes_on(Run.load(night.run), source, found, options)
     night = here(source, 2, run_id=SECOND, bases=dict.fromkeys(NAMES[1:], FIRST))

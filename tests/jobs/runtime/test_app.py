@@ -153,7 +153,7 @@ def test_an_error_that_nobody_foresaw_names_the_step_and_the_table_and_is_retrie
     record = json.loads((tmp_path / "errors/snapshot.json").read_text())
     assert record["terminal"] == (code == 2)
     assert f"] snapshot, shop.orders, part 3: {type(error).__name__}: {error}" in record["message"]
-    assert "in job" in capsys.readouterr().err, "whoever investigates needs the trace"
+    assert "in job" in capsys.readouterr().err, "the log needs the traceback for the investigation"
     assert stopped
 
 

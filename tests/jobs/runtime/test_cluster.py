@@ -1,4 +1,4 @@
-"""On a real cluster: executors that have nothing of ours get it as a zip, and need no Airflow."""
+"""On a real cluster, executors without this package get it as a zip file, and need no Airflow."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def test_a_source_that_dies_while_a_step_is_planned_fails_it_after_one_budget(
     def refuse(self: HistorySource, *arguments: Any) -> None:
         # Each table is planned by itself.
         tries[str(arguments[0])] += 1
-        raise SourceUnavailable("nobody there")
+        raise SourceUnavailable("no answer")
 
     runner = here(HistorySource(random_history(random.Random(5), 40), 5), 15)
     steps = runner.steps()

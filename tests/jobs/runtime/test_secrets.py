@@ -87,7 +87,7 @@ def test_tasks_that_spark_writes_to_disk_hold_no_readable_password(tmp_path: Pat
         assert process.wait(240) == 0, (tmp_path / "log").read_text()[-3000:]
         assert "True" in (tmp_path / "log").read_text()
         assert holders(tmp_path) == []
-        # As it would of keys on the wire; this Spark talks to nobody.
+        # Spark would warn of keys on the network here; this Spark opens no connection.
         assert "WARN SparkEnv" not in (tmp_path / "log").read_text()
     finally:
         process.kill()

@@ -1,4 +1,4 @@
-"""A night whose past is missing copies the present and says so; what a person asked for is refused."""
+"""A nightly run whose past position is missing copies the present and logs this; a requested position is rejected."""
 
 from __future__ import annotations
 

@@ -168,7 +168,7 @@ def test_what_other_users_leave_under_names_like_ours_neither_stops_a_step_nor_i
         elsewhere = tmp_path / "elsewhere"
         for folder in (*theirs[:2], elsewhere):
             folder.mkdir()
-        # To open it would wait for somebody who writes.
+        # Opening it would wait for a writer.
         os.mkfifo(theirs[0] / LOCK)
         (theirs[1] / LOCK).touch()
         (elsewhere / LOCK).touch()

@@ -318,7 +318,7 @@ def test_what_the_app_said_is_what_the_task_says(run: Storage, monkeypatch: pyte
 
 @pytest.mark.parametrize("record", some("{}", "[]", '{"terminal": true}', "null", '"LogGone"'))
 def test_what_the_app_said_may_be_damaged(run: Storage, monkeypatch: pytest.MonkeyPatch, record: str) -> None:
-    """Then nobody knows whether a retry may help, so there is one."""
+    """It is then unknown whether a retry may help, so the task is retried."""
     monkeypatch.setenv("TEST_FAILURE", record)
     with pytest.raises(AirflowException) as failed:
         operator(run).execute(CONTEXT)
@@ -413,7 +413,7 @@ def test_a_step_does_not_take_the_finished_run_of_another_dag_run_for_its_own(
     monkeypatch.setattr(operator, "release", lambda run, settings: released.append(run.uri))
     callback: Any = {**CONTEXT, "ti": SimpleNamespace(**vars(CONTEXT["ti"]) | {"task": operator})}
     release_of_task(callback)
-    assert not released, "what the source keeps for the other run, which may be under way"
+    assert not released, "the slot of the other run, which may be in progress, must stay"
     operator.run_uri = lake.folder("_runs", own).uri
     release_of_task(callback)
     assert released == [operator.run_uri]

@@ -1,4 +1,4 @@
-"""Each kind of database is registered once, and whoever asks for a capability gets one that works."""
+"""Each kind of database is registered once, and each of its capabilities works when it is requested."""
 
 from __future__ import annotations
 

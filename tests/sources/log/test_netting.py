@@ -195,7 +195,7 @@ def test_what_a_prepared_transaction_left_counts_at_its_commit(
         left(net, KEYED + TABLES, key, b"first", 2)
         left(net, KEYED + TABLES, key, last, 3)
     stop = int(net.state[USED])
-    # Whoever else changes these keys meanwhile has to wait.
+    # Other transactions that change these keys meanwhile have to wait.
     others = {key: row for key, row in after.items() if key not in prepared}
     for key, row in others.items():
         left(net, KEYED, key, row, 4)

@@ -40,7 +40,7 @@ NOT_THERE: Sequence[tuple[Version, str]] = (
 class OlderServer:
     """Listens on ``port`` and passes connections on to ``server``. ``refused`` are the statements that it refused.
 
-    :param instead: what is asked in place of statements, by a part of theirs.
+    :param instead: statements to send instead: part of the client's statement -> replacement.
     """
 
     def __init__(self, server: MysqlServer, version: str, instead: Mapping[str, str] | None = None) -> None:

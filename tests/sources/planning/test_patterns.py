@@ -169,7 +169,7 @@ def test_stars_cost_nothing(pattern: str) -> None:
         ("shop.x*", ""),
         ("shop.invoices", ""),
         ("nothing", ""),
-        # A view is not misspelt, and nobody can mean one.
+        # The name of a view is not misspelt, but a view is never suggested.
         ("shop.seen", ""),
         ("shop.seem", ""),
     ],

@@ -93,7 +93,7 @@ class Kept:
         return self.source.record_past(self._parsed(point), self.plans(*tables), self.options, run_id)
 
     def position_of(self, when: datetime, table: str) -> str:
-        """The position that a time means; what a run would keep for it is dropped again."""
+        """Return the position that a time resolves to, and drop the slot that a run would keep for it."""
         found = self.record_at(when, table)
         self.source.release(RUN_ID)
         return str(found.position)

@@ -167,7 +167,7 @@ def test_keys_that_a_collation_takes_for_equal_find_a_row_once(postgres_factory:
 
 
 def test_an_index_with_an_equality_of_its_own(run: Run, source: PostgresSource) -> None:
-    """As those of extensions' types have: it lies in no search path of ours, and is wider than that of the bytes."""
+    """As in extensions: the operator is not in the session's search path, and equates more than equal bytes."""
     less = {"1": "< 0", "2": "<= 0", "3": "= 0", "4": ">= 0", "5": "> 0"}
     run(
         "CREATE SCHEMA other",

@@ -297,7 +297,7 @@ def test_row_events_of_version_1(recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("missing", range(2, 9))
 def test_an_event_that_is_missing(recorded: Recorded, missing: int) -> None:
-    """A transaction must have its GTID, BEGIN, table map and end. If only rows were missing, nobody could tell."""
+    """A transaction must have its GTID, BEGIN, table map and end. Missing rows alone could not be detected."""
     reading, parts, file = recorded
     kind = parts[missing][4]
     log = joined(parts[:missing] + parts[missing + 1 :])

@@ -47,7 +47,7 @@ def look(
 ) -> list[tuple[str, str]]:
     """The files that were looked through, in the order in which they came, and why each of them stopped."""
     settings = settings_of(server, user)
-    # As whoever looks through a log has a session of its own meanwhile.
+    # As in a run, the survey of the log has its own session meanwhile.
     with session(settings) as connection:
         end, files = end_of_log(settings, connection), log_files(connection)
         tables = read_tables(connection, [TableName("d", "t")])

@@ -1,4 +1,4 @@
-"""Values of every session variable that nobody expects, for all sessions of a server that is thrown away."""
+"""Unusual values of every session variable, for all sessions of a server that is discarded afterwards."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ LEFT_ALONE: Mapping[str, str] = {
     "innodb_tmpdir": "takes paths only",
     "max_allowed_packet": "refuses statements that are longer, as it should",
     "max_user_connections": "refuses sessions beyond it, as it should",
-    "gtid_owned": "nobody can set it",
+    "gtid_owned": "cannot be set",
     "rbr_exec_mode": "has no global value in truth",
 }
 
@@ -90,7 +90,7 @@ def session_variables(connection: pymysql.Connection[Any]) -> dict[str, str]:
 def hostile_values(connection: pymysql.Connection[Any]) -> dict[str, Sequence[str]]:
     """Other values of each session variable that also has a global one, as SQL.
 
-    :raises AssertionError: of a variable nobody has said which values it takes.
+    :raises AssertionError: for a variable whose values are not listed above.
     """
     with connection.cursor() as cursor:
         cursor.execute("SELECT VARIABLE_NAME, MIN_VALUE, MAX_VALUE FROM performance_schema.variables_info")

@@ -94,7 +94,7 @@ class TestWhoGetsThePassword:
 
     @pytest.mark.parametrize("trick", ["asks for it by mysql_clear_password", "asks for sha256_password"])
     def test_the_test_would_notice(self, trick: str, tmp_path: Path) -> None:
-        """Nobody can be between us and this machine, so here the same tricks reveal it."""
+        """No attacker can intercept connections to this machine, so here the same tricks reveal the password."""
         for tls in (True, False):
 
             def script(peer: Peer, tls: bool = tls) -> None:

@@ -349,7 +349,7 @@ def test_a_reset_log_begins_a_new_history_whose_copies_are_the_latest_at_once(ni
     # A run of the history that ended, which is published only now, does not take the head back.
     nights.publish(begun_before)
     assert nights.head["history"]["number"] == 2
-    # It is told once, and stays on record.
+    # It is reported once, and stays in the record.
     assert nights.next() == (True, {}, "")
     assert nights.head["history"]["superseded"] == [record]
     # The same GTIDs come again, and more of them.
@@ -403,7 +403,7 @@ def test_the_head_of_an_earlier_version_gives_way_if_the_server_lacks_what_it_ha
     nights.insert(13)
     latest, ended, _ = nights.next()
     assert (latest, [*ended]) == (True, [nights.table])
-    # What a later version, or somebody's hand, wrote as the mark tells nothing.
+    # A mark that a later version, or a user by hand, wrote is ignored.
     odd = {**nights.head, "history": {**nights.head["history"], "mark": "binlog.x:4@y - -"}}
     nights._lake.write_json(path, odd)
     assert nights.next()[:2] == (True, {})

@@ -198,7 +198,7 @@ PLAN = [TablePlan(TableName("d", "t"), "watermark", "")]
 @pytest.mark.parametrize(
     ("statements", "what", "again"),
     [
-        # The log says so; once the position is fixed, it is found when the log is read.
+        # The log shows this one; after the position is fixed, reading the log finds it.
         (["ALTER TABLE d.t ADD COLUMN w INT"], "ALTER TABLE", False),
         (["SET GLOBAL binlog_order_commits = OFF", "SET GLOBAL binlog_order_commits = ON"], "was set at", True),
     ],

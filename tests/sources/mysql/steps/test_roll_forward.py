@@ -1,4 +1,4 @@
-"""What keeps a copy from being rolled forward is told beforehand, table by table."""
+"""The reasons why a copy cannot be rolled forward are reported beforehand, for each table."""
 
 from __future__ import annotations
 
@@ -271,7 +271,7 @@ def test_ddl_after_the_position_hides_no_replacement_before_it(since: Since) -> 
     with pytest.raises(SchemaChanged, match="TABLE_ID") as stopped:
         source.check_replaced(base.identity, base.tables, point.identity, point.tables)
     assert stopped.value.where == f"{since.schema}.a"
-    # At a past position nobody knows.
+    # At a past position, the identities of the tables are unknown.
     source.check_replaced(base.identity, base.tables, point.identity, [])
 
 
@@ -312,7 +312,7 @@ def test_an_optimize_is_not_taken_for_a_replacement_before_it_is_logged(since: S
 
 
 def test_identities_do_not_wait_for_ddl_of_other_tables(since: Since) -> None:
-    """To show its INNODB_TABLES, the server waits for whoever alters any table, or makes one from a query."""
+    """To show INNODB_TABLES, the server waits for sessions that alter any table, or create one from a query."""
     since.do("CREATE TABLE other (id INT PRIMARY KEY)", "CREATE TABLE `ü#p#x` LIKE a")
     names = [TableName(since.schema, name) for name in ("a", "b", "ü#p#x")]
     with session(since.source.settings) as connection:

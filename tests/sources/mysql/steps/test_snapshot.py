@@ -212,7 +212,7 @@ class TestLock:
             trying = pool.submit(source.record_initial, [TablePlan(table.name, "lock", "")], policy)
             deadline = time.monotonic() + PATIENCE
             while not locks_of(mysql, table, "PENDING"):
-                assert time.monotonic() < deadline, "nobody waits for a lock"
+                assert time.monotonic() < deadline, "no session waits for a lock"
                 time.sleep(0.01)
             # This is queued behind the waiting lock, and is executed when that gives up.
             mysql.query(f"INSERT INTO {table.name} VALUES (0, 1)")

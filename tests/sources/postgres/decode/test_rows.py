@@ -153,7 +153,7 @@ def test_an_encrypted_session_gives_the_same_rows(
 
 
 def test_a_server_that_does_not_prove_itself_learns_nothing(encrypted: PostgresServer, tmp_path: Path) -> None:
-    """Its certificate is from another authority or for another host: libpq says so, and no session logs in."""
+    """Its certificate is from another authority or for another host: libpq reports it, and no session logs in."""
     described = describe(encrypted, DATABASE, "t")
     other = tmp_path / "other.pem"
     request = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=other -keyout /dev/null -out"

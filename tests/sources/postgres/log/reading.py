@@ -67,7 +67,7 @@ class LogReading:
         """The end of the log, when it is on disk."""
         end = self.server.query("SELECT pg_current_wal_insert_lsn()::text")[0][0]
         while self.server.query("SELECT pg_current_wal_flush_lsn() < %s::pg_lsn", (end,))[0][0]:
-            # Nobody writes a page to disk that has its header and no record yet.
+            # The server does not write a page to disk that has only its header and no record yet.
             self.server.query("SELECT pg_current_xact_id()")
         return Lsn.parse(end)
 

@@ -1,4 +1,4 @@
-"""Whatever happens to the slot that the log reader uses, the reader says so and leaves nothing behind."""
+"""Whatever happens to the slot of the log reader, the reader reports it and leaves nothing behind."""
 
 from __future__ import annotations
 

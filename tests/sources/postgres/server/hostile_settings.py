@@ -1,4 +1,4 @@
-"""Values of every setting that nobody expects, for all sessions of one role."""
+"""Unusual values of every setting, for all sessions of one role."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def session_settings(connection: psycopg.Connection[Any]) -> list[Setting]:
 def hostile_values(connection: psycopg.Connection[Any]) -> dict[str, Sequence[str]]:
     """Other values of each setting.
 
-    :raises AssertionError: of a setting nobody has said which values it takes.
+    :raises AssertionError: for a setting whose values are not listed above.
     """
     values: dict[str, Sequence[str]] = {}
     for name, _, kind, value, least, most, choices in session_settings(connection):

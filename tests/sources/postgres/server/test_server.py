@@ -48,7 +48,7 @@ def test_the_same_server_is_known_again_after_a_crash_and_unless_its_disk_is_put
     disk = Disk(server, tmp_path)
     for number in range(9):
         server.query(f"CREATE TABLE t{number} ()")
-    # Numbers of transactions that wrote nothing, and for which nobody flushes the log.
+    # Ids of transactions that wrote nothing, and for which the server does not flush the log.
     with server.connect() as session:
         for end in ("ROLLBACK", "COMMIT") * 9:
             session.execute(f"BEGIN; SELECT pg_current_xact_id(); {end}")

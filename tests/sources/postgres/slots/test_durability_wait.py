@@ -58,7 +58,7 @@ def crash(server: PostgresServer, what: str) -> None:
 
 
 def log_writer(server: PostgresServer) -> int:
-    """The process that writes the log to disk now and then: stopped, it leaves that to who commits."""
+    """The process that periodically writes the log to disk. While it is stopped, only committing sessions do so."""
     ((pid,),) = server.query("SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'")
     return int(pid)
 

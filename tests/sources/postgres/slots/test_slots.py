@@ -401,7 +401,7 @@ def test_a_slot_that_lost_its_log_may_be_dropped(
 
 
 def test_what_a_run_left_is_found_by_its_id_alone(postgres: PostgresServer, source: PostgresSource) -> None:
-    """Its manifest was never written, so nobody knows its identity."""
+    """The run's manifest was never written, so its identity is unknown."""
     initial = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), RUN_ID)
     source.release(RUN_ID[:-1] + "e")
     assert postgres.query("SELECT slot_name FROM pg_replication_slots") == [(initial.identity["slot"],)]

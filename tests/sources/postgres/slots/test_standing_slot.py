@@ -70,7 +70,7 @@ def test_transactions_hold_up_what_joins_for_a_bounded_time(kept: Kept) -> None:
         writer.execute("INSERT INTO stock VALUES (99, 0)")
         with pytest.raises(LockNotGranted):
             kept.keep("stock")
-    # What was made is unmade: nobody would know of it.
+    # The slot is dropped again, because no record would name it.
     assert kept.server.query("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", (kept.name,)) == []
 
 
@@ -171,7 +171,7 @@ def test_a_copy_that_is_read_in_full_between_others_is_rolled_forward_all_the_sa
     wanted = {(one.tables, one.wanted) for one in kept.record.copies[digest_of("lake")[:12]]}
     assert wanted == {(("public.stock",), True), (("public.other",), False)}
     assert not any(one.wanted for one in kept.record.copies[digest_of("another")[:12]])
-    # Unless nobody has come back to it for long.
+    # Unless no run has used the lake for a long time.
     days += 8
     night("full", "stock")
     assert not any(one.wanted for known in kept.record.copies.values() for one in known)

@@ -83,7 +83,7 @@ def begin_large(server: PostgresServer, publisher: Publisher) -> None:
 
 @contextmanager
 def committing(server: PostgresServer, publisher: Publisher, statement: str) -> Iterator[None]:
-    """As long as the block lasts, the commit is in the subscriber's log, and nobody sees it."""
+    """While the block runs, the commit is in the subscriber's log, and no session sees it."""
     server.set_standbys("nobody")
     publisher.execute(statement.encode())
     wait_for(server, f"{WORKER} AND wait_event = 'SyncRep'")
@@ -109,7 +109,7 @@ def test_a_commit_of_a_subscription_is_waited_for_until_it_can_be_seen_and_no_lo
     if begin is begin_large and version < 10_000 * PARALLEL_SINCE:
         pytest.skip("this server's subscriptions apply a transaction only once it has committed")
     begin(subscriber, publisher)
-    # Whoever has not begun to commit may take for ever.
+    # Transactions that have not begun to commit may take any time.
     settle(subscriber, 30)
     with committing(subscriber, publisher, end), pytest.raises(LockNotGranted):
         settle(subscriber, 0.5)

@@ -84,7 +84,7 @@ def commits_at(kept: Kept) -> Iterator[_Commits]:
 def test_a_time_means_all_that_was_committed_up_to_it_and_nothing_later(kept: Kept) -> None:
     kept.keep("stock")
     kept.run("UPDATE stock SET v = 1")
-    # In this order: the server commits something by itself now and then.
+    # In this order, because the server itself commits something periodically.
     between = kept.clock()
     first = Lsn.parse(kept.here())
     kept.run("UPDATE stock SET v = 2")

@@ -138,7 +138,7 @@ def test_the_grant_of_columns_that_is_named_suffices(
 
 @pytest.fixture
 def reader(postgres: PostgresServer, source: PostgresSource) -> Iterator[PostgresSource]:
-    """A source whose user may do nothing yet; the table belongs to somebody else."""
+    """A source whose user has no privileges yet; another role owns the table."""
     run(postgres, source, "CREATE ROLE owner_of_shop", "CREATE ROLE reader LOGIN PASSWORD 'p'", "CREATE SCHEMA shop")
     make(postgres, source, "shop.tree", "id int PRIMARY KEY, name text")
     run(postgres, source, "DROP TABLE shop.tree")

@@ -1,4 +1,4 @@
-"""What keeps a copy from being rolled forward is told beforehand, table by table; and the log since it is kept."""
+"""The reasons why a copy cannot be rolled forward are reported beforehand, for each table. The log since it is kept."""
 
 from __future__ import annotations
 

@@ -252,7 +252,7 @@ def test_a_session_that_ends_between_two_chunks_can_be_retried(
 def test_the_bound_does_not_wait_for_transactions_that_are_open(
     postgres_factory: PostgresFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a server where nobody else commits, since a commit would flush the log."""
+    """On a server where no other session commits, because a commit would flush the log."""
     # By itself, the server flushes what open transactions write within 15 s.
     monkeypatch.setattr(durability_wait, "FLUSH_SECONDS", 10.0)
     server = postgres_factory({"autovacuum": "off"})
@@ -298,7 +298,7 @@ def test_a_page_that_holds_no_record_yet_is_not_part_of_the_log(page: int) -> No
 
 
 def test_a_log_that_ends_with_a_page_is_whole(postgres: PostgresServer, source: PostgresSource) -> None:
-    """The server then says that the next record begins after the next page's header, which nobody flushes."""
+    """The server then reports that the next record begins after the next page's header, which it does not flush."""
     with postgres.connect() as writing:
 
         def insert() -> int:
@@ -316,7 +316,7 @@ def test_a_log_that_ends_with_a_page_is_whole(postgres: PostgresServer, source: 
             if before // PAGE == insert() // PAGE and left > 400:
                 emit(left - overhead)
             if insert() % PAGE == 24:
-                # It raises an error if it waits in vain.
+                # It raises an error if the wait times out.
                 with session(source.settings) as connection:
                     end, _ = durability_wait.wait(partial(query, connection), "the end of the log")
                 # Sessions that begin may write to the log, too.

@@ -1,4 +1,4 @@
-"""What preflight says of a server that works, and of one that somebody else runs."""
+"""What preflight warns of on a self-managed server, and on a managed one."""
 
 from __future__ import annotations
 

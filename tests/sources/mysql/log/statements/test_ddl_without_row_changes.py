@@ -218,7 +218,7 @@ FAILS_IN_ANOTHER_SESSION = [
 def test_partitions_that_cannot_be_computed_in_another_session(
     partitions: str, change: str, mysql: MysqlServer, schema: str
 ) -> None:
-    """The server drops a row if the sql_mode of whoever alters the table makes an error of its partition."""
+    """The server drops a row if the sql_mode of the altering session makes an error of its partition's expression."""
     window = Window(mysql, schema, f"(id INT, v INT UNSIGNED, PRIMARY KEY (id, v)) PARTITION {partitions}", [])
     window.do("SET sql_mode = 'NO_UNSIGNED_SUBTRACTION'", "INSERT INTO t VALUES (1, 0), (2, 3), (3, 30)")
     window.record()
@@ -358,7 +358,7 @@ def test_dropping_a_constraint_may_end_cascades(mysql: MysqlServer, schema: str)
 
 
 def test_a_table_of_which_its_user_sees_no_numbers(mysql: MysqlServer, schema: str) -> None:
-    """Without PROCESS, nobody knows whether partitions were exchanged around the position."""
+    """Without PROCESS, a user cannot see whether partitions were exchanged around the position."""
     window = Window(mysql, schema, DAILY, DAILY_ROWS)
     user = f"u_{schema[-8:]}"
     window.do(f"CREATE USER {user}", f"GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO {user}")
