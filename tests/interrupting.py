@@ -1,4 +1,4 @@
-"""Steps that end in the middle of what they do to a lake, as if they had been killed there."""
+"""Steps that end in the middle of an operation on a lake, as if they were killed there."""
 
 from __future__ import annotations
 

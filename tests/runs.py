@@ -1,4 +1,4 @@
-"""Runs as tests need them: manifests and results in which only what matters is spelt out."""
+"""Manifests and results of runs for tests, which specify only what matters to the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cases of a test `dev/test` runs, and which are left to `dev/soak`."""
+"""Which cases of a test `dev/test` runs, and which only `dev/soak` runs."""
 
 from __future__ import annotations
 

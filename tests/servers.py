@@ -1,4 +1,4 @@
-"""Servers of their own for tests that break, restart or configure them."""
+"""Private servers for tests that break, restart or configure them."""
 
 from __future__ import annotations
 

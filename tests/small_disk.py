@@ -1,4 +1,4 @@
-"""A real file system of some megabytes, which can be full, without root."""
+"""A real file system of some megabytes, which tests can fill, without root."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes so a moment later: a server goes on after it has answered, and after its connections have ended."""
+"""Waits for conditions that become true later: a server continues to work after it has answered or disconnected."""
 
 from __future__ import annotations
 

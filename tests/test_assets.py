@@ -1,4 +1,4 @@
-"""Assets: those that are sure to be copied are named when a DAG is parsed, and no event tells of what is no copy."""
+"""Assets: those that are certain to be copied are named when a DAG is parsed, and every event has a copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private interfaces of other libraries break without notice: only ``compat`` may use them."""
+"""Private interfaces of other libraries may break without notice, so only ``compat`` may use them."""
 
 from __future__ import annotations
 

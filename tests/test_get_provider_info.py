@@ -1,4 +1,4 @@
-"""One wrong key in the provider's description breaks every ``airflow`` command."""
+"""The provider's description is valid: one wrong key in it breaks every ``airflow`` command."""
 
 from __future__ import annotations
 

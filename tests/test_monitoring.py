@@ -1,4 +1,4 @@
-"""The dashboard and the alert rules ask for metrics that exist; a real backend gets what the documents say."""
+"""The dashboard and the alert rules use existing metrics, and a real backend receives the documented metrics."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The users that `docs/permissions.md` makes for PostgreSQL can copy, and leave nothing on the server. MySQL's is tried
-in tests/dags/test_documents.py."""
+"""The PostgreSQL users that `docs/permissions.md` creates can copy, and leave nothing on the server.
+tests/dags/test_documents.py tests the MySQL user.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a seed stands for, and a summary of the faults that they drew and of those that had an effect."""
+"""The seeds of chaos tests, and a summary of the faults that they drew and of those that took effect."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A process that does steps of a run on a Spark of its own, one request after the other, until it is killed.
+"""A process that runs steps of a run with its own Spark, one request after the other, until it is killed.
 
-It is the head of a session: with it the JVM and the Python workers, which have a process group of their own. Its parent
-may kill or stop all of them, or single ones, at any moment, as a failing or stalling machine would.
+It leads a session that includes the JVM and the Python workers, which have their own process group. Its parent may kill
+or stop all of these processes, or single ones, at any moment, as a failing or stalling machine would.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What can go wrong, and when: schedules drawn from a seed."""
+"""The faults of chaos tests, and schedules of them, drawn from a seed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The drivers of a chaos test: some that are ready, and those that were taken for dead and are not."""
+"""The drivers of a chaos test: idle ones, and those that were presumed dead and still run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the copies go: a folder of this machine, or a store behind a proxy that fails as networks and stores do."""
+"""The lakes of chaos tests: a local folder, or a store behind a proxy that fails as networks and stores do."""
 
 from __future__ import annotations
 

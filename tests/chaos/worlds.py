@@ -1,4 +1,4 @@
-"""The two databases as chaos needs them: writers that survive it, a way to crash the server, and an oracle."""
+"""The two databases of chaos tests: writers that survive faults, a way to crash the server, and an oracle."""
 
 from __future__ import annotations
 

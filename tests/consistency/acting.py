@@ -1,4 +1,4 @@
-"""Runs during which something happens."""
+"""Runs that call a function at a chosen moment."""
 
 from __future__ import annotations
 

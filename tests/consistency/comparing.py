@@ -1,4 +1,4 @@
-"""Published tables against the truth, row for row, and against each other, bit for bit."""
+"""Compares published tables with the expected rows, and with each other bit for bit."""
 
 from __future__ import annotations
 

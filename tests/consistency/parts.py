@@ -1,4 +1,4 @@
-"""Parts of the tables of histories: what a run is asked for, and the same in Python, for the truth."""
+"""Conditions for parts of the tables of histories, and the same conditions in Python, as the oracle."""
 
 from __future__ import annotations
 

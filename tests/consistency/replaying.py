@@ -1,4 +1,4 @@
-"""Published changes, replayed onto a copy by plain Python: nothing here shares code with what wrote them."""
+"""Replays published changes onto a copy in plain Python. It shares no code with the code that wrote them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run as the jobs make it, without Spark and without a lake: what its source promises, and nothing else."""
+"""A run as the jobs make it, without Spark and without a lake: only the contract of its source."""
 
 from __future__ import annotations
 

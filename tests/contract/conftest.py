@@ -1,4 +1,4 @@
-"""What each test of the contract gets: a fresh database of each kind in turn, and runs on it."""
+"""Fixtures of the contract tests: a new database of each kind, and runs on it."""
 
 from __future__ import annotations
 

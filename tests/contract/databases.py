@@ -1,6 +1,6 @@
-"""The databases that the contract is tested on: how their SQL differs, and nothing of the code under test.
+"""The databases of the contract tests and the differences of their SQL, without any code under test.
 
-Statements that are the same for all kinds stand in the tests; names of tables there are unqualified.
+Statements that are the same for all kinds are in the tests. Table names in them are unqualified.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The rows of a run, without Spark: those that were read, rewound by the log to the initial position."""
+"""The rows of a run, without Spark: the rows that were read, rewound by the log to the initial position."""
 
 from __future__ import annotations
 

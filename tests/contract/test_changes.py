@@ -1,4 +1,4 @@
-"""The log tells each single change of a window once, in the order of the commits, and none from before or after it."""
+"""The log yields each single change of a window once, in commit order, and no change from before or after it."""
 
 from __future__ import annotations
 

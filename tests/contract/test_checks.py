@@ -1,4 +1,4 @@
-"""Every check is declared once, whole, and where the documents and the runner find it."""
+"""Every check is declared once, completely, in the place where the documents and the runner find it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log gives for every key that a window touched the row that was there before it, bit for bit what SELECT read."""
+"""For every key that a window touched, the log yields the row before the window, bit for bit as SELECT read it."""
 
 from __future__ import annotations
 

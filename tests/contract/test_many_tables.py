@@ -1,4 +1,4 @@
-"""Hundreds of small tables cost the server a handful of sessions, and each is still read whole."""
+"""Hundreds of small tables take few sessions of the server, and each table is still read completely."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts of tables, on every kind of database: what may be asked for, and what the server is asked for in turn."""
+"""Parts of tables, on every kind of database: which conditions are accepted, and which the server evaluates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source is cheap to have and safe to send, and tells whatever would go wrong before it does, all at once."""
+"""A source is cheap to create and safe to pickle, and preflight reports all problems at once, before any work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far a server has come: neither sooner than it is true, nor never."""
+"""How far a server has come: reported no earlier than it is true, and always in the end."""
 
 from __future__ import annotations
 

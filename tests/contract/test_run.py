@@ -1,4 +1,4 @@
-"""A whole run, with changes between all of its steps: what is published are the rows of the initial position."""
+"""A complete run, with changes between all of its steps, publishes the rows of the initial position."""
 
 from __future__ import annotations
 

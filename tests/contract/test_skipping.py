@@ -1,4 +1,4 @@
-"""A table that turns out in mid-run to be impossible to copy is left out, and the others are exact."""
+"""A table that proves impossible to copy during a run is left out, and the other tables are exact."""
 
 from __future__ import annotations
 

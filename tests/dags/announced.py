@@ -1,4 +1,4 @@
-"""A DAG whose only task announces the copies of a run that is published already. For a test."""
+"""For a test: a DAG whose only task announces the copies of a run that is already published."""
 
 from __future__ import annotations
 

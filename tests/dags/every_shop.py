@@ -1,4 +1,4 @@
-"""A DAG as its author writes one, for the tests: a copy of each of several sources, and a task that uses them all."""
+"""For tests: a DAG as an author would write it, with copies of several sources and a task that uses all of them."""
 
 from __future__ import annotations
 

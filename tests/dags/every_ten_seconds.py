@@ -1,5 +1,6 @@
-"""A copy of each interval as it was at its end, whenever it is made. For a test: the intervals begin at a time in the
-environment."""
+"""For a test: a DAG that copies each interval as of its end, whenever the run is made. An environment variable sets the
+time at which the intervals begin.
+"""
 
 from __future__ import annotations
 

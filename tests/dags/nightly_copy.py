@@ -1,4 +1,4 @@
-"""A DAG as its author writes one, for the tests: templates, a stock connection, a task that uses what was published."""
+"""For tests: a DAG as an author would write it, with templates, a stock connection and a task that reads the copies."""
 
 from __future__ import annotations
 

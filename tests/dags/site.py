@@ -1,4 +1,4 @@
-"""An Airflow that is running, asked by its REST API."""
+"""A running Airflow, queried by its REST API."""
 
 from __future__ import annotations
 

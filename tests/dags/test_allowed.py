@@ -1,4 +1,4 @@
-"""The shipped DAGs accept what Airflow's administrator allows, and nothing that is merely a typo."""
+"""The shipped DAGs accept what Airflow's administrator allows, and reject typing errors."""
 
 from __future__ import annotations
 

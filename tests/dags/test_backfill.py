@@ -1,4 +1,4 @@
-"""Airflow's own Backfill over past intervals rebuilds each of them: in a real Airflow, with a scheduler."""
+"""Airflow's own Backfill over past intervals rebuilds each of them, in a real Airflow with a scheduler."""
 
 from __future__ import annotations
 

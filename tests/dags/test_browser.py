@@ -1,7 +1,8 @@
-"""What a person does in Airflow's UI, in a real browser, and the same by the REST API.
+"""Actions of a user in Airflow's UI, in a real browser, and the same actions by the REST API.
 
-Fills in the form, looks at the plan, copies, reads the report, tests connections, rebuilds past nights by Airflow's own
-Backfill. Pictures are kept in the folder that the test prints, or that ``CDC_PICTURES`` names."""
+The tests fill in the form, view the plan, copy, read the report, test connections, and rebuild past nights by Airflow's
+own Backfill. Screenshots are kept in the folder that the test prints, or that ``CDC_PICTURES`` names.
+"""
 
 from __future__ import annotations
 

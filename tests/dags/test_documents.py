@@ -1,5 +1,6 @@
-"""The DAGs that README and `docs/dag-authors.md` show, as they stand there: on a real server, into an object store,
-with the user that `docs/permissions.md` makes."""
+"""The DAGs in README and `docs/dag-authors.md`, run unchanged on a real server, into an object store, and as the user
+that `docs/permissions.md` creates.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A group for each of several sources, in a real Airflow."""
+"""One task group for each of several sources, in a real Airflow."""
 
 from __future__ import annotations
 

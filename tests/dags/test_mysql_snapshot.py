@@ -1,4 +1,4 @@
-"""The main job through Airflow and Spark, on a server that is written to all the while."""
+"""The main job through Airflow and Spark, on a server with concurrent writers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The DAG `nightly` as it runs by itself, and DAGs that wait for its copies: in a real Airflow with all its parts."""
+"""The DAG `nightly` on its own schedule, and DAGs that wait for its copies, in a real Airflow with all components."""
 
 from __future__ import annotations
 

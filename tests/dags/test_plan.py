@@ -1,4 +1,4 @@
-"""A plan that was asked for alone: the DAG run is green, nothing but preflight runs, and nothing is left behind."""
+"""Runs that only plan: the DAG run succeeds, only preflight runs, and nothing is left behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The main job on PostgreSQL through Airflow and Spark, with writers all the while, and nothing left on the server."""
+"""The main job on PostgreSQL through Airflow and Spark, with concurrent writers. Nothing is left on the server."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Bad input gets one clear error before any work: nothing but the preflight task ever runs.
+"""Invalid input causes one clear error before any work: only the preflight task runs.
 
-Each message is tested where it is made: ``tests/operators/test_preflight.py``.
+``tests/operators/test_preflight.py`` tests the messages themselves.
 """
 
 from __future__ import annotations

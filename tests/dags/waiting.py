@@ -1,4 +1,4 @@
-"""DAGs that others would write around copies. For a test, which gives names in the environment."""
+"""For a test: DAGs of consumers that wait for copies. Environment variables set the names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes on beside a DAG run, and what it leaves."""
+"""Observes activity during a DAG run, and what the DAG run leaves behind."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages are unpacked whole, and a failure names the hint."""
+"""Packages are unpacked completely, and a failure has the hint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every bench runs, and writes its JSON. The tables are tiny: no figure here means anything."""
+"""Every benchmark runs and writes its JSON. The tables are tiny, so the figures mean nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in the cache is whole."""
+"""Files in the cache are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers that everything else is tested on are what the tests believe them to be."""
+"""The private MySQL servers have the properties that the other tests rely on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The private PostgreSQL servers: every version that is here starts, logs logically, and ends with its owner."""
+"""The private PostgreSQL servers: every installed version starts, logs logically, and ends with its owner."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Spark's workers run this Python, with our packages."""
+"""Spark's workers run this Python, with the packages of this environment."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections as people write them, and what becomes of their TLS settings and passwords."""
+"""MySQL connections in the forms that users write, and how their TLS settings and passwords are read."""
 
 from __future__ import annotations
 

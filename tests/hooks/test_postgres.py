@@ -1,4 +1,4 @@
-"""PostgreSQL connections as people write them, and what becomes of their TLS settings, passwords and publication."""
+"""PostgreSQL connections in the forms that users write: TLS settings, passwords and the publication."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Spark standalone cluster on this machine: a master and a worker, in processes of their own."""
+"""A Spark standalone cluster on this machine: a master and a worker, each in its own process."""
 
 from __future__ import annotations
 

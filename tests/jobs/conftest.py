@@ -1,4 +1,4 @@
-"""Runs of the jobs on a history, in this process or on Spark."""
+"""Fixtures for runs of the jobs on a history, in this process or on Spark."""
 
 from __future__ import annotations
 

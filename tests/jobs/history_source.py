@@ -1,8 +1,8 @@
 """A source whose log, reads and truth are plain Python, for tests of the jobs.
 
-A `History` is a list of log entries over a few tables. The source reads each chunk as the tables were at some moment of
-its own choosing after the initial position, as on a busy server, and knows what the tables were at that position.
-``end`` is where the log ends when the reads are bounded; a source that is ``late`` reads after that.
+A `History` is a list of log entries over a few tables. The source reads each chunk as the tables were at a moment
+of its choice after the initial position, as on a busy server, and knows what the tables were at that position. ``end``
+is the end of the log when the reads are bounded; a source that is ``late`` reads after that.
 """
 
 from __future__ import annotations

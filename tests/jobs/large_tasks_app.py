@@ -1,6 +1,7 @@
 """A Spark app whose tasks are too large for Spark to keep them in memory: ``large_tasks_app.py FOLDER``.
 
-Its tasks hold the source's settings. They wait until the file ``go`` is in the folder; ``running`` says that they do.
+Its tasks contain the source's settings. They wait for the file ``go`` in the folder. The file ``running`` shows that
+they have started.
 """
 
 from __future__ import annotations

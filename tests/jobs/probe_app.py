@@ -1,4 +1,4 @@
-"""A Spark app that says what its executors run: from where our package comes, and what else is loaded."""
+"""A Spark app that reports what its executors run: from where they load this package, and what else is loaded."""
 
 from __future__ import annotations
 

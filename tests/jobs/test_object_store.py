@@ -1,4 +1,4 @@
-"""A whole run onto an object store, where there are no folders, no moves and no locks."""
+"""A complete run into an object store, which has no folders, no moves and no locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A source that is away for some seconds, or a worker that is killed, costs time and nothing else."""
+"""A source that is unreachable for some seconds, or a worker that is killed, only delays the run."""
 
 from __future__ import annotations
 

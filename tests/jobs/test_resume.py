@@ -1,4 +1,4 @@
-"""A step that was interrupted anywhere is finished by running it again, and a finished one is left alone."""
+"""Running an interrupted step again completes it, wherever it was interrupted. A finished step is left unchanged."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two tries of a step at the same time, or of two steps: whichever is quicker, the copy is exact and complete."""
+"""Two concurrent tries of one step, or of two steps: the copy is exact and complete, whichever is faster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Two tries of a run at the same time, in one process: a seed decides which of them may next touch the lake."""
+"""Two concurrent tries of a run, in one process: a seed decides which of them may access the lake next."""
 
 from __future__ import annotations
 

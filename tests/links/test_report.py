@@ -1,4 +1,4 @@
-"""The link to a report is one that a browser can follow, where the lake can be read over the web."""
+"""The link to a report is a link that a browser can open, if the lake is readable over HTTP."""
 
 from __future__ import annotations
 

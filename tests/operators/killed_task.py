@@ -1,4 +1,4 @@
-"""A task as Airflow runs it, in a process of its own below a supervisor: ``python killed_task.py RUN_URI``.
+"""A task as Airflow runs it, in its own process under a supervisor: ``python killed_task.py RUN_URI``.
 
 Prints the process ids of the supervisor and of the task.
 """

@@ -1,4 +1,4 @@
-"""What preflight refuses before any work: what the author does not allow, what would collide in the lake."""
+"""What preflight rejects before any work: what the author does not allow, and names that collide in the lake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that ends badly leaves nothing on its source, and one that will be tried again keeps what it needs."""
+"""A run that fails for good leaves nothing on its source, and a run that will be retried keeps what it needs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task waits for a server that restarts: its retries would be used up in seconds."""
+"""A task waits for a server that restarts. Otherwise its retries would be used up in seconds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the page of a task shows of an error: its class, what it says, and little else."""
+"""What the page of a task shows of an error: its class, its message, and little else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A template that cannot be rendered is an error that says which, and what to write instead."""
+"""A template that cannot be rendered causes an error that names it, and says what to write instead."""
 
 from __future__ import annotations
 

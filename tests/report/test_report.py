@@ -1,4 +1,4 @@
-"""The report tells what the records say, and a table's name can be anything but markup."""
+"""The report shows the contents of the records, and no table name can inject markup."""
 
 from __future__ import annotations
 

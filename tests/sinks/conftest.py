@@ -1,4 +1,4 @@
-"""The lakes on which sinks are held to what they promise: of every format, on a disk and on an object store."""
+"""The lakes of the sink tests: every format, on a disk and on an object store."""
 
 from __future__ import annotations
 

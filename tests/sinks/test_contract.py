@@ -1,6 +1,6 @@
-"""What every sink promises, whatever its format, on a disk and on an object store.
+"""The contract of every sink, for each format, on a disk and on an object store.
 
-A format that is registered is run through all of this; it only has to say how its copies are read.
+All tests run for each registered format. `READERS` has the function that reads the copies of a format.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What every sink promises of the changes that lead to a copy: they come with it, and they go with it."""
+"""The contract of every sink for the changes that lead to a copy: they appear and disappear with the copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is particular to plain Parquet: one folder per copy, with the copy's files and nothing else."""
+"""Properties of the plain Parquet sink: one folder per copy, with the copy's files and nothing else."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a log did to tables, in tests: rows as SELECT gives them."""
+"""The effects of a log on tables, in tests: rows as SELECT returns them."""
 
 from __future__ import annotations
 

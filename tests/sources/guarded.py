@@ -1,4 +1,4 @@
-"""Memory that must not be read beyond its end."""
+"""Memory with a guard page: a read beyond its end crashes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that follows a test's script and records what it hears, as an attacker in the network would."""
+"""A server that follows a test's script and records what it receives, as an attacker in the network would."""
 
 from __future__ import annotations
 

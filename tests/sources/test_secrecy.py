@@ -1,4 +1,4 @@
-"""No message, traceback or local variable that a traceback keeps shows a password, whatever it consists of."""
+"""No message, traceback or local variable in a traceback shows a password, whatever characters it has."""
 
 from __future__ import annotations
 

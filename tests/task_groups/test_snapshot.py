@@ -1,4 +1,4 @@
-"""The group as a DAG's author meets it, at parse time."""
+"""The task group as the author of a DAG uses it, at parse time."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Run by the Python of an installed wheel (``test_both_ends.py``): what this Airflow makes of our DAGs and of what we
-tell it. Prints JSON: ``dags``, ``problems``.
+"""Run by the Python of an installed wheel (``test_both_ends.py``): checks how this Airflow reads the package's DAGs and
+its provider description. Prints JSON: ``dags``, ``problems``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""The oldest and the newest Airflow that we claim to run on, each as it was on its day: what it makes of our DAGs, and
-copies by them.
+"""The oldest and the newest supported Airflow, each with the packages of its day: how it reads the package's DAGs, and
+copies that they make.
 
-``dev/oldest.txt`` and ``dev/newest.txt`` hold what an index had to offer on that day. The wheel is installed by what it
-declares itself, and they only say which versions there were. To pin anew:
+``dev/oldest.txt`` and ``dev/newest.txt`` list the versions of packages that were available on that day. The wheel is
+installed with the requirements that it declares; these files only limit the versions. To update them:
 
     uv pip compile pyproject.toml --extra postgres --extra openlineage --universal --python-version 3.11 \
         --exclude-newer DATE --no-header --no-annotate --no-emit-index-url --no-emit-find-links -o dev/newest.txt

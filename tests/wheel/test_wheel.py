@@ -1,4 +1,4 @@
-"""The built wheel, in an environment that holds nothing but its dependencies."""
+"""The built wheel, in an environment with only its dependencies."""
 
 from __future__ import annotations
 

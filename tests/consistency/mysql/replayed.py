@@ -1,4 +1,4 @@
-"""A random history whose every transaction another server can replay: MySQL's own tools are the oracle."""
+"""A random history whose transactions can all be replayed on another server: MySQL's own tools are the oracle."""
 
 from __future__ import annotations
 

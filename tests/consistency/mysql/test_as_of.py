@@ -1,7 +1,7 @@
-"""A copy as of a past time or GTID set is what the tables were then, row for row, whatever was written since.
+"""A copy as of a past time or GTID set has exactly the rows of that moment, whatever was written since.
 
-The oracle is MySQL itself: its own tools replay exactly the transactions of that position on a second server. That a
-time means the right position is held against mysqlbinlog in ``sources/mysql/log/test_prefixes.py``.
+The oracle is MySQL itself: its own tools replay exactly the transactions of that position on a second server.
+``sources/mysql/log/positions/test_prefixes.py`` compares the position of a time with mysqlbinlog.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What breaks the proof in mid-run stops the run, with an error that names the object; nothing is published."""
+"""Events that break the proof during a run stop it with an error that names the object. Nothing is published."""
 
 from __future__ import annotations
 

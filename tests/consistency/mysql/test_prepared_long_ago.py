@@ -1,4 +1,4 @@
-"""A transaction that was prepared long before the run, and is committed in its midst, is undone like any other."""
+"""A transaction that was prepared long before the run, and is committed during it, is undone like any other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy that is rolled forward night after night is, row for row, what the tables were at each night's position.
+"""A copy that is rolled forward every night has, row for row, the tables of each night's position.
 
 The oracle is MySQL itself: its own tools replay exactly the transactions of that position on a second server.
 """

@@ -1,4 +1,4 @@
-"""Nights on a real server, each against a copy that is read anew at the same position, bit for bit."""
+"""Nightly runs on a real server, each compared bit for bit with a full copy at the same position."""
 
 from __future__ import annotations
 

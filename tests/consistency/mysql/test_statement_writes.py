@@ -1,4 +1,4 @@
-"""A run beside which another tool writes statements: exact if they reach no copied table, stopped if they may."""
+"""Runs while another tool writes logged statements: exact if they reach no copied table, stopped if they may."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """Holds a commit at a point that no SQL can reach: its record is in the log, and no session can see it yet.
 
-A session writes the commit's record, then marks the transaction as committed in pg_xact, and then takes it off the list
-of those that run. Readers whose snapshot came from the log, and not from that list, depend on the mark. So the session
-is stopped right before it: until it is let go, the function that sets the mark begins with a jump to itself, in that
-session's memory alone.
+A session writes the commit's record, then marks the transaction as committed in pg_xact, and then removes it from the
+list of running transactions. Readers whose snapshot came from the log, and not from that list, depend on the mark. So
+the session is stopped right before it sets the mark: the function that sets it begins with a jump to itself, in that
+session's memory only, until the session is released.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Random histories on PostgreSQL: tables of every kind, and writers that do to them all that the log can record.
+"""Random histories on PostgreSQL: tables of every kind, and writers that make every change that the log can record.
 
-A history is drawn from a seed. The interleaving of its writers is the server's, so a seed names a family of histories,
-not one; a failure prints it all the same, because families differ in what they provoke.
+A history is drawn from a seed. The server determines how its writers interleave, so a seed names a family of histories,
+not one history. A failure prints the seed all the same, because families differ in what they provoke.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Nightly copies of one server, each compared with a copy that is read anew at the same position, bit for bit."""
+"""Nightly copies of one server, each compared bit for bit with a full copy at the same position."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The servers of random histories: one that is written to, of each version that is installed."""
+"""The servers of random histories: one server with writers for each installed version."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that are read again, while everything goes wrong that can: the copy is exact in the end, or the run stops."""
+"""Faults while rows are read again: the copy is exact in the end, or the run stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Without REPLICA IDENTITY FULL: whatever the writers do, the copy is what the tables were at the view's LSN.
+"""Without REPLICA IDENTITY FULL, the copy has the tables as they were at the view's LSN, whatever the writers do.
 
 The oracle is PostgreSQL's own recovery to that LSN.
 """

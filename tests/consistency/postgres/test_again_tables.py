@@ -1,4 +1,4 @@
-"""Tables without REPLICA IDENTITY FULL that the log tells of in odd ways: not all columns, others' publications."""
+"""Tables without REPLICA IDENTITY FULL that are logged in unusual ways: not all columns, foreign publications."""
 
 from __future__ import annotations
 

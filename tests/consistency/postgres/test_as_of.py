@@ -1,8 +1,8 @@
-"""A copy as of a past LSN or time is what the tables were then, row for row, whatever was written since.
+"""A copy as of a past LSN or time has exactly the rows of that moment, whatever was written since.
 
-The oracle is PostgreSQL itself: physical recovery brings a second server to that very LSN. That a time means the right
-LSN is held against commit times that the tests choose in ``sources/postgres/test_past.py``, and here against those that
-the rows themselves tell.
+The oracle is PostgreSQL itself: physical recovery brings a second server to exactly that LSN.
+``sources/postgres/steps/test_past.py`` compares the LSN of a time with commit times that the tests choose. This module
+compares it with commit times that the rows themselves contain.
 """
 
 from __future__ import annotations

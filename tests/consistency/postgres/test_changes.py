@@ -1,4 +1,4 @@
-"""Changes that are published, replayed onto the copy before by plain Python, give the next copy, on a real server."""
+"""On a real server, plain Python replays published changes onto the previous copy, which gives the next copy."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Transactions that are on their way while a slot finds its point: each is in a copy as a whole, or not at all."""
+"""Transactions that are committing while a slot finds its point: each is in a copy completely, or not at all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""DDL in the middle of a run, with the application at work: the copy is exact, or the run stops; nothing else happens.
+"""DDL during a run, while the application works: the copy is exact, or the run stops.
 
-Nor does the application ever notice the run: what it does goes on, on partitions made meanwhile too.
+The run never affects the application. Its statements succeed, also on partitions that are created during the run.
 """
 
 from __future__ import annotations

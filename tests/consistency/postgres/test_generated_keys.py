@@ -1,5 +1,6 @@
-"""Keys that the server computes. Before PostgreSQL 18 no generated column is in the log, so it tells such a key in part
-or not at all: these tables are read as a whole in the view, and all others by their keys."""
+"""Keys with generated columns. Before PostgreSQL 18, the log has no generated columns, so it has such a key in part
+or not at all. These tables are read as a whole in the view, and all others by their keys.
+"""
 
 from __future__ import annotations
 

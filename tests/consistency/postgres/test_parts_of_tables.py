@@ -1,7 +1,7 @@
-"""A part of a table is, row for row, what fulfils its condition at the run's position, night after night.
+"""A copy of a part of a table has exactly the rows that fulfil its condition at the run's position, in every run.
 
-Writers move rows in and out of it all the time. The oracle is PostgreSQL's own recovery to that LSN, and Python, which
-says of each row whether it belongs.
+Writers move rows into and out of the part all the time. The oracle is PostgreSQL's own recovery to that LSN, and
+Python, which evaluates the condition on each row.
 """
 
 from __future__ import annotations

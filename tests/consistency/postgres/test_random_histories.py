@@ -1,6 +1,6 @@
 """Whatever the writers do, the published tables are those of the initial LSN, row for row.
 
-The oracle is PostgreSQL itself: physical recovery brings a second server to that very LSN.
+The oracle is PostgreSQL itself: physical recovery brings a second server to exactly that LSN.
 """
 
 from __future__ import annotations

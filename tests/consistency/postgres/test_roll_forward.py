@@ -1,6 +1,6 @@
-"""A copy that is rolled forward night after night is, row for row, what the tables were at each night's position.
+"""A copy that is rolled forward every night has, row for row, the tables of each night's position.
 
-The oracle is PostgreSQL itself: physical recovery brings a second server to that very LSN.
+The oracle is PostgreSQL itself: physical recovery brings a second server to exactly that LSN.
 """
 
 from __future__ import annotations

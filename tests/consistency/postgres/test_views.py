@@ -1,4 +1,4 @@
-"""Copies of views and of the tables that they read are of one position, also where a view is refreshed meanwhile."""
+"""Copies of views and of the tables that they read have one position, even if a view is refreshed meanwhile."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""A column that is left out is in no file of a run, whatever its type, its privilege and the way that the run goes.
+"""A column that is left out is in no file of a run, whatever its type, its privileges and the kind of run.
 
-The rows are compared with what SELECT gave at the run's position, and every file that the run leaves is looked through.
+The rows are compared with the result of SELECT at the run's position, and every file that the run leaves is searched.
 """
 
 from __future__ import annotations

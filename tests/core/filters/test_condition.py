@@ -1,4 +1,4 @@
-"""Conditions mean what SQL says they mean, whatever the row; and what is not part of the language is refused."""
+"""Conditions mean what they mean in SQL, for every row. Anything outside the language is rejected."""
 
 from __future__ import annotations
 

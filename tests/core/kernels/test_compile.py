@@ -1,4 +1,4 @@
-"""Kernels where Spark's executors run them: from a zip, cached between processes, with or without a place to cache."""
+"""Kernels as Spark's executors run them: from a zip file, cached between processes, with or without a cache folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A file that is put together from pieces of another one reads as one that is written anew."""
+"""A file that is composed of pieces of another file reads like a file that is written anew."""
 
 from __future__ import annotations
 

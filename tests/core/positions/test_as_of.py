@@ -1,4 +1,4 @@
-"""What a run may be asked to be exact at: a date without a time is one point, whatever the zone of the machine."""
+"""Values of `as_of`: a date without a time is one point, whatever the time zone of the machine."""
 
 from __future__ import annotations
 

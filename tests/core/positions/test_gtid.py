@@ -1,7 +1,7 @@
-"""A GTID set must mean the same transactions to us and to the server.
+"""A GTID set must mean the same transactions to this package and to the server.
 
 The server is the oracle for text and algebra (GTID_SUBTRACT, GTID_SUBSET), for the bytes of a PREVIOUS_GTIDS
-event, and for what it takes COM_BINLOG_DUMP_GTID to say. A plain set of `Gtid` is the second oracle.
+event, and for the sets that COM_BINLOG_DUMP_GTID accepts. A plain set of `Gtid` is the second oracle.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An LSN must mean the same byte of the log to us and to the server, in every spelling."""
+"""An LSN must mean the same byte of the log to this package and to the server, in every spelling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Positions of all kinds behave alike, and records have them as the texts that every version reads."""
+"""Positions of all kinds behave alike, and records store them in the text form that every version reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The run's records are whole or absent, and what one try recorded no other one takes back."""
+"""The run's records are complete or absent, and no try reverses what another try recorded."""
 
 from __future__ import annotations
 

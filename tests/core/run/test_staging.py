@@ -1,4 +1,4 @@
-"""Staged files are of bounded size, have one schema, and are what their records say."""
+"""Staged files are of bounded size, have one schema, and match their records."""
 
 from __future__ import annotations
 

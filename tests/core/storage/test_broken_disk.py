@@ -1,9 +1,9 @@
-"""A disk that breaks (EIO): an error that may be retried, and no record that a later step could rest on.
+"""A disk that breaks (EIO) causes an error that may be retried, and no record that a later step could rely on.
 
-A device that fails on demand takes a kernel module (device-mapper) or a file system of our own (FUSE), and root, which
-tests must do without. The nearest thing is the kernel's own answer: from some moment on it refuses system calls of a
-process with EIO (seccomp, which needs no rights). What a disk fails to write back is reported by fsync, so that is the
-call that fails here; whose file it is, such a filter cannot see.
+A device that fails on demand requires a kernel module (device-mapper) or a custom file system (FUSE), and root, which
+tests must do without. Instead, the kernel itself rejects system calls of a process with EIO from some moment on
+(seccomp, which needs no privileges). fsync reports what a disk fails to write back, so fsync is the call that fails
+here. Such a filter cannot distinguish files.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Of several writers of one name exactly one makes the file, and whatever it rests on survives."""
+"""Of several writers of one name, exactly one creates the file, and everything that it depends on is durable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a store's error means, on the stores themselves: a full disk, a read-only folder, an S3 that fails."""
+"""How errors of stores are classified, on the stores themselves: a full disk, a read-only folder, an S3 that fails."""
 
 from __future__ import annotations
 

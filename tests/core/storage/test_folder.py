@@ -1,4 +1,4 @@
-"""A folder is one place for every process, and its files are whole or absent."""
+"""A folder is the same place for every process, and its files are complete or absent."""
 
 from __future__ import annotations
 

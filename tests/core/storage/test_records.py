@@ -1,4 +1,4 @@
-"""A record is read as it was written, or one clear error says that it is damaged."""
+"""A record is read as it was written, or one clear error reports that it is damaged."""
 
 from __future__ import annotations
 

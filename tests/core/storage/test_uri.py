@@ -1,4 +1,4 @@
-"""A target is taken apart once, joined by its parts, and never shows what could be a secret."""
+"""A target is parsed once, joined by its parts, and never shows anything that could be a secret."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks leave no gap and no overlap, and come back from JSON as they were."""
+"""Chunks have no gap and no overlap, and are unchanged by a round trip through JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every table has a folder of its own, whatever its name."""
+"""Every table has its own folder, whatever its name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The algebra that the fast paths are held to: a monoid, and a rewind that does not mind when rows were read."""
+"""The algebra with which fast paths are compared: a monoid, and a rewind that is independent of the time of reads."""
 
 from __future__ import annotations
 

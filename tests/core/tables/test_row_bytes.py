@@ -1,4 +1,4 @@
-"""Two rows must have equal bytes exactly if they are bit-equal: everything else is built on that."""
+"""Two rows must have equal bytes exactly if they are bit-equal. Everything else relies on this."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tasks compose net changes as ``core.net_change`` says, however the window was cut."""
+"""The tasks compose net changes as ``core.net_change`` does, however the window is divided."""
 
 from __future__ import annotations
 

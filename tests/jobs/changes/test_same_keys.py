@@ -1,4 +1,4 @@
-"""Changes of one key are found together, however many there are and in whatever pieces they come."""
+"""Changes of one key are found together, however many there are and however they are divided."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A touched row leaves its file whatever the type of its key, and no other row does."""
+"""A touched row is removed from its file, whatever the type of its key, and no other row is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The changes that are published lead from each copy to the next, whatever happens while they are written."""
+"""The published changes lead from each copy to the next, whatever happens while they are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Files and records that are not what was written are never published: they are read again, or end the run."""
+"""Files and records that differ from what was written are never published: they are read again, or end the run."""
 
 from __future__ import annotations
 

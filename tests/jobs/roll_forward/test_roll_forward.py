@@ -1,4 +1,4 @@
-"""A copy that is rolled forward, night after night, is what a fresh one at the same position would be."""
+"""A copy that is rolled forward every night equals a full copy at the same position."""
 
 from __future__ import annotations
 

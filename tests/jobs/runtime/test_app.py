@@ -1,4 +1,4 @@
-"""A Spark app ends with one clear message, a record of it and an exit code that says whether a retry may help."""
+"""A Spark app ends with one clear message, a record of it, and an exit code that shows whether a retry may help."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A task's log gets few lines, and each of them can be read."""
+"""A task's log gets few lines, and each of them is readable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How long a dead source keeps a step waiting: one budget, not one inside the other."""
+"""How long a step waits for an unreachable source: one time limit in total, not nested ones."""
 
 from __future__ import annotations
 

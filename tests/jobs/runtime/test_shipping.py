@@ -1,4 +1,4 @@
-"""The zip holds what executors run and nothing of Airflow, and unpacks itself once."""
+"""The zip file has what executors run and nothing of Airflow, and is unpacked once."""
 
 from __future__ import annotations
 

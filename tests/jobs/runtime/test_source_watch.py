@@ -1,4 +1,4 @@
-"""A read of hours does not go on for a log that is gone, or for a table that was altered."""
+"""A read of several hours stops early if the log is gone, or if a table was altered."""
 
 from __future__ import annotations
 

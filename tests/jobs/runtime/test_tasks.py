@@ -1,4 +1,4 @@
-"""Errors of tasks come home as what they are, terminal ones at once, and others only after further tries."""
+"""Errors of tasks reach the driver with their class, terminal ones at once, and others only after further tries."""
 
 from __future__ import annotations
 

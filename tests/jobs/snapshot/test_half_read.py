@@ -1,4 +1,4 @@
-"""Rows of a keyless table count at one exact position: parts read at another one are read again."""
+"""All rows of a keyless table are of one exact position: parts that were read at another one are read again."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks that overlap are noticed from the rows that were read, whatever was wrong with the bounds."""
+"""Overlapping chunks are detected from the rows that were read, whatever was wrong with the bounds."""
 
 from __future__ import annotations
 

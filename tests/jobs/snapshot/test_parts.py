@@ -1,4 +1,4 @@
-"""Every chunk is read by exactly one part, and no core waits for one late large part."""
+"""Each chunk is read by exactly one part, and no core waits for a large part that started late."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A table that is read in one part, or a log that is one segment, is not at 0 % until it ends."""
+"""A table that is read in one part, and a log of one segment, show progress before they end."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def test_each_segment_tells_how_far_it_is_read(here: MakeRunner, monkeypatch: py
     found = extract_delta()
     told = {name: runner.run.read_json(name) for name in runner.run.files("delta/under-way")}
     assert found.segments == len(told) > 1
-    # Progress is reported before the rows that it counts are complete.
+    # A task writes its progress before it has read everything, so the files may count fewer rows.
     assert 0 < sum(one["rows"] for one in told.values()) <= found.row_images
     # Those before the window, in which something was prepared, have negative numbers.
     names = {piece_of_segment(BACK, LogSegment(number, "", 0, None)).name for number in range(-100, 100)}

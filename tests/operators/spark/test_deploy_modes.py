@@ -1,6 +1,7 @@
-"""What `spark-submit` is given in each of the modes of docs/deploying.md, with the connections and properties there.
+"""The arguments of `spark-submit` in each mode of docs/deploying.md, with the connections and properties of that page.
 
-A script takes the place of spark-submit, and records its arguments."""
+A script takes the place of spark-submit, and records its arguments.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log of a step: warnings look like warnings, and noise is not there. The real Spark is heard in tests/dags."""
+"""The log of a step: warnings appear as warnings, and noise is filtered out. tests/dags cover the real Spark."""
 
 from __future__ import annotations
 

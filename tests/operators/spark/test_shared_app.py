@@ -1,4 +1,4 @@
-"""One Spark application for several steps: only where nothing that an author put around their tasks is passed over."""
+"""One Spark application for several steps, only where this skips nothing that an author added around the tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Submitting a Spark app: what it is given, what must not show, and what becomes of its errors.
+"""Submitting a Spark app: its arguments, what must stay secret, and how its errors are reported.
 
 A script takes the place of spark-submit; the real one runs in tests/dags.
 """

@@ -1,4 +1,4 @@
-"""A segment's net change as batches: bounded, of one table each, and in an order that holds across segments."""
+"""A segment's net change as batches: bounded, each of one table, and in an order that is the same across segments."""
 
 from __future__ import annotations
 

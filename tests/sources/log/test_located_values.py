@@ -1,4 +1,4 @@
-"""Located values that are copied one after the other: the same bytes, and nothing beyond them."""
+"""Located values that are copied one after the other have the same bytes, and no bytes beyond them are read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A MySQL server that encrypts its log (``binlog_encryption``), with its keys in a file of its own."""
+"""A MySQL server that encrypts its log (``binlog_encryption``), with its own key file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a lying MySQL server says."""
+"""The packets of a lying MySQL server."""
 
 from __future__ import annotations
 

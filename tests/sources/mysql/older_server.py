@@ -1,7 +1,7 @@
-"""A MySQL of an older version, as far as statements go: stands before a newer one, and knows only what the older knew.
+"""Simulates an older MySQL version in front of a newer server, as far as statements are concerned.
 
-No server before 8.4 can be had where these tests run. This one tells another version in its greeting, refuses what
-came later, and answers what the newer one no longer knows.
+No server before 8.4 is available where these tests run. This one sends another version in its greeting, rejects
+statements of later versions, and answers statements that the newer server no longer supports.
 """
 
 from __future__ import annotations

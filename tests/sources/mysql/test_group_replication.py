@@ -1,4 +1,4 @@
-"""Members of a group name all transactions after the group, and none of them says that it is a replica."""
+"""Members of a group name all transactions after the group, and none of them is reported as a replica."""
 
 from __future__ import annotations
 

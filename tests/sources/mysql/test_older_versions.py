@@ -1,6 +1,6 @@
-"""A run says nothing to a server that its version does not know.
+"""A run sends no statement to a server that the server's version does not support.
 
-What this cannot show is what an older server answers.
+These tests cannot show what an older server answers.
 """
 
 from __future__ import annotations

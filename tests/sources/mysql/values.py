@@ -1,4 +1,4 @@
-"""Every supported type, with values that are hard to decode, and how to ask the server for them independently."""
+"""Every supported type, with values that are hard to decode, and independent queries of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run that its scheduler starts on time is not refused because the server's clock is a little behind."""
+"""A run that its scheduler starts on time is not rejected because the server's clock is slightly behind."""
 
 from __future__ import annotations
 

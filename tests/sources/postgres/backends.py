@@ -1,4 +1,4 @@
-"""Waiting for what sessions of a server are at, and statements that wait for a standby."""
+"""Waits until sessions of a server reach a state, and runs statements that wait for a standby."""
 
 from __future__ import annotations
 

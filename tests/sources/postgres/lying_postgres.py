@@ -1,4 +1,4 @@
-"""What a lying PostgreSQL server says."""
+"""The messages of a lying PostgreSQL server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A database with a standing slot, for tests: what runs ask of it, step by step."""
+"""A database with a standing slot, for tests: the calls that runs make, step by step."""
 
 from __future__ import annotations
 

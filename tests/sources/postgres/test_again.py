@@ -1,4 +1,4 @@
-"""Tables without REPLICA IDENTITY FULL: which way they go, how their rows are found by key, and what stops the view."""
+"""Tables without REPLICA IDENTITY FULL: how they are read, how rows are found by key, and what stops the view."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TLS for a server of the tests."""
+"""TLS certificates and settings for a server of the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hard values of every type, as SQL literals: what a type's name in a declaration can hold."""
+"""Hard values of every type, as SQL literals: the values that a column declared with the type can hold."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Chunks must hold every row exactly once, whatever the key; and they should be even.
+"""Chunks must hold every row exactly once, whatever the key, and should be of even size.
 
-The oracle for the first is the same transaction's read of the whole table, under concurrent writers. The tables are
-hard in ways that tables are: holes, skew, values that fill a column, all types, collations in which texts are equal.
+The oracle for the first is a read of the whole table in the same transaction, with concurrent writers. The tables are
+as difficult as real ones: holes, skew, values that fill a column, all types, collations in which texts are equal.
 """
 
 from __future__ import annotations

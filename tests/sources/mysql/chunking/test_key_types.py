@@ -1,8 +1,7 @@
-"""Whatever type a key has, and whatever values: chunks together hold each row exactly once.
+"""Chunks together have each row exactly once, whatever the type and the values of the key.
 
-Tables are planned when they hold random values, and read when they have got their type's extremes besides, in chunks of
-very few rows, through the very reader that copies. The whole table, read by a SELECT without a condition, is the
-oracle.
+Tables are planned when they have random values, and read when they also have the extreme values of the type, in chunks
+of very few rows, by the same reader as in runs. The oracle is a SELECT of the whole table, without a condition.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rows in a partition that is not theirs: the server passes them over where it looks for a range of keys."""
+"""Rows in a wrong partition: the server does not find them when it searches a range of keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A condition on the key makes MySQL read that range of it, and no more; and some columns are those of the rows."""
+"""With a condition on the key, MySQL reads only that range; chosen columns have the same values as in full rows."""
 
 from __future__ import annotations
 

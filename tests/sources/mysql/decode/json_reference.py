@@ -1,4 +1,4 @@
-"""A second reading of binary JSON, in plain Python and as slow as that, to hold the kernels against.
+"""A second, slow reader of binary JSON in plain Python, with which the kernels are compared.
 
 It shares no code with them: strings are Python's, doubles are ``repr``, and containers nest by recursion.
 """

@@ -1,7 +1,7 @@
-"""mysql-replication as a second reader of row images: what it gives, and in which form it gives the same values.
+"""mysql-replication as a second reader of row images, and the conversion of its values to this package's form.
 
-It needs a server with ``binlog_row_metadata=FULL``. Where it is wrong, `WRONG` says; a test holds each entry
-against the server itself.
+It needs a server with ``binlog_row_metadata=FULL``. `WRONG` lists where it is wrong; a test checks each entry against
+the server itself.
 """
 
 from __future__ import annotations

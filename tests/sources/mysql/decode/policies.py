@@ -1,4 +1,4 @@
-"""Reading and decoding with a policy for values that no Arrow type holds, and what such a value becomes."""
+"""Reads and decodes with a policy for values that no Arrow type holds, and the result for such a value."""
 
 from __future__ import annotations
 

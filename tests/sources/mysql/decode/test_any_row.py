@@ -1,4 +1,4 @@
-"""Any row of any types is the same by SELECT and in every image of the log, and two other readers agree."""
+"""Rows of any types are the same by SELECT and in every image of the log, and two other readers agree."""
 
 from __future__ import annotations
 

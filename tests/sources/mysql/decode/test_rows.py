@@ -1,4 +1,4 @@
-"""Rows by prepared statements: streaming, its limits, and what happens to the session when something goes wrong."""
+"""Rows by prepared statements: streaming, its limits, and the state of the session after an error."""
 
 from __future__ import annotations
 

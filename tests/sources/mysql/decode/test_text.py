@@ -1,4 +1,4 @@
-"""Character sets: every code converts as in the server, and rows and images give the same text."""
+"""Character sets: every code is converted as by the server, and rows and images give the same text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bytes that are no character of their column's set: the same copy whichever rows are touched, by every policy."""
+"""Bytes that are not valid in their column's character set: every policy gives the same copy, whichever rows change."""
 
 from __future__ import annotations
 

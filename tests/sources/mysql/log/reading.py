@@ -1,4 +1,4 @@
-"""Reading a server's log in tests: from a mark to an end, as one net change, with rows as SELECT gives them."""
+"""Reads a server's log in tests, from a mark to an end, as one net change, with rows as SELECT returns them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each single change of a segment, however little of it is held in memory at a time."""
+"""Each single change of a segment, however little of the segment is in memory at a time."""
 
 from __future__ import annotations
 

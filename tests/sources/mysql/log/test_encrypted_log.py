@@ -1,4 +1,4 @@
-"""A log that the server encrypts is read like any other: its files are longer than what they hold."""
+"""A log that the server encrypts is read like any other, although its files are longer than their contents."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files of the log are read together, and that this changes nothing of what they say."""
+"""Which log files are read together, and that reading them together does not change the result."""
 
 from __future__ import annotations
 

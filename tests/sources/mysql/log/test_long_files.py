@@ -1,4 +1,4 @@
-"""Log files of more than 4 GiB, as one huge transaction makes them: sparse, so they take no room on the disk."""
+"""Log files of more than 4 GiB, as one huge transaction creates them. They are sparse, so they use no disk space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever in the log breaks an assumption of the proof stops the run, with an error that says where and what to do."""
+"""Log events that break an assumption of the proof stop the run, with an error that has the place and a hint."""
 
 from __future__ import annotations
 

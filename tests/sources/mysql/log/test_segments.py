@@ -1,4 +1,4 @@
-"""The log reader on a real server: it finds what was done."""
+"""The log reader on a real server finds the changes that were made."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Changes that are logged as statements pass if they provably wrote to no copied table, and only then."""
+"""Changes that are logged as statements are accepted only if they provably wrote to no copied table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is looked through before any work is read by several threads, and still told in the order of the log."""
+"""Several threads read the log for the survey, and its results are still in the order of the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""XA transactions are logged when prepared and effective when committed, perhaps much later and in another file."""
+"""XA transactions are logged when prepared and take effect when committed, possibly much later and in another file."""
 
 from __future__ import annotations
 

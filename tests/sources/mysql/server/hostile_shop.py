@@ -1,4 +1,4 @@
-"""A small shop on a MySQL server of its own, to be copied under whatever values its session variables have."""
+"""A small shop on a private MySQL server, to be copied under any values of its session variables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several servers may share an address: every session of a run uses the one that it began on, or fails."""
+"""Several servers may share an address: every session of a run uses the server on which the run began, or fails."""
 
 from __future__ import annotations
 

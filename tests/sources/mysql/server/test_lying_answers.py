@@ -1,4 +1,4 @@
-"""An impostor of the server cannot make us hang, fill the memory, or hand over files."""
+"""An impostor of the server cannot make the client hang, fill its memory, or send files."""
 
 from __future__ import annotations
 

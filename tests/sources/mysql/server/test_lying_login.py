@@ -1,4 +1,4 @@
-"""An impostor of the server learns no password, and cannot keep us in a login that never ends."""
+"""An impostor of the server learns no password, and cannot keep the client in an endless login."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A copy must not hold what a crash of the server took back, nor miss what happened between two unobserved starts."""
+"""A copy must not have what a crash of the server lost, and must not lack changes between two unobserved starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Later steps must notice another server, a lost history or log, and changed settings."""
+"""Later steps must detect another server, a lost history or log, and changed settings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A session inherits nothing that alters or shortens a read; a failure is one clear error without the password."""
+"""A session inherits nothing that alters or truncates a read. A failure is one clear error without the password."""
 
 from __future__ import annotations
 

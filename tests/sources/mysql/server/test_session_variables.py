@@ -1,4 +1,4 @@
-"""Session variables: every one is pinned or known to be harmless, and no value of any changes what a run reads."""
+"""Every session variable is pinned or known to be harmless, and no value of any variable changes what a run reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A replica has come as far as it has applied, whatever its source says and its own clock."""
+"""A replica has reached what it has applied, whatever its source reports and whatever its own clock shows."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A copy at a past position needs that nothing that it rests on changed since; what did is named, with the earliest
-time that is possible."""
+"""A copy at a past position requires that nothing on which it depends has changed since. The error names what changed,
+and the earliest possible time.
+"""
 
 from __future__ import annotations
 

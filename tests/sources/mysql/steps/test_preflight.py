@@ -1,4 +1,4 @@
-"""Whatever would make a copy wrong must be found before the run, all at once, each with a hint that works."""
+"""Preflight must find everything that would make a copy wrong, all at once, each with a hint that works."""
 
 from __future__ import annotations
 

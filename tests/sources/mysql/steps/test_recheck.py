@@ -1,4 +1,4 @@
-"""What preflight found may no longer hold once the position is fixed, so the checks for exactness are repeated."""
+"""The results of preflight may be outdated once the position is fixed, so the checks for exactness are repeated."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""A position read under the lock must be exactly what the transaction sees, and a lock must never outlive its need.
+"""A position read under the lock must be exactly what the transaction sees, and a lock must not be held for longer than
+necessary.
 
-The oracle knows which transaction wrote which row: every writer gives its transactions GTIDs of its own choosing, and
-each inserts one row that holds its number.
+The oracle knows which transaction wrote which row: every writer chooses the GTIDs of its transactions, and each
+transaction inserts one row that has its number.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Foreign keys whose changes the server does not log: a copy of their tables is exact, or there is none."""
+"""Foreign keys whose changes the server does not log: copies of their tables are exact, or the run stops."""
 
 from __future__ import annotations
 

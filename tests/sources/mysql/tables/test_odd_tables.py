@@ -1,4 +1,4 @@
-"""The widest tables possible, tables that were altered in place, and whole runs over rows of all types."""
+"""The widest possible tables, tables that were altered in place, and complete runs over rows of all types."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that logs cascades does not log those of changes that it was handed from one that does not."""
+"""A server that logs cascades does not log those of changes received from a server that does not log them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Schemas must match the log: every column, in its order, and a key that really distinguishes rows."""
+"""Schemas must match the log: every column, in order, and a key that really distinguishes rows."""
 
 from __future__ import annotations
 

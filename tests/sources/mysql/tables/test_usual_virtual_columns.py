@@ -1,4 +1,4 @@
-"""Usual expressions of VIRTUAL columns. Whatever session writes a row, the log says of it what our SELECT shows."""
+"""Common expressions of VIRTUAL columns: the log has the value that SELECT returns, whichever session wrote the row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A partitioned table has a past only where no other partition can have come and gone; the server is asked."""
+"""A partitioned table can be copied as of the past only if no other partition can have been added and removed."""
 
 from __future__ import annotations
 

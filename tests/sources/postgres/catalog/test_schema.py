@@ -1,4 +1,4 @@
-"""Tables as the server describes them, and every change to one that a run must not overlook."""
+"""Tables as the server describes them, and every change of a table that a run must detect."""
 
 from __future__ import annotations
 

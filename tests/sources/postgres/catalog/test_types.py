@@ -1,4 +1,4 @@
-"""The table of types: what it takes from the catalog, what it refuses, and any row of any types."""
+"""The table of types: what it derives from the catalog, what it rejects, and rows of any types."""
 
 from __future__ import annotations
 

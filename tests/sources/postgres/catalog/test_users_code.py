@@ -1,4 +1,4 @@
-"""Code of the database's users that the server runs in our sessions: it works where it can, and else is named."""
+"""Code of database users that the server runs in the sessions of a run: it works if possible, and else is named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a condition leaves a range of the key, that is what PostgreSQL looks at: each row once, whatever the key."""
+"""PostgreSQL reads only the range of the key that a condition allows: each row once, whatever the key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables of a real server in tests: described without the help of the code under test, and read through ADBC."""
+"""Tables of a real server in tests: described without the code under test, and read through ADBC."""
 
 from __future__ import annotations
 

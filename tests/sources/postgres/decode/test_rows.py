@@ -1,4 +1,4 @@
-"""Rows read from the socket: the same as by ADBC, in pieces of any size, and with every kind of end."""
+"""Rows read from the socket are the same as by ADBC, in pieces of any size, and with every kind of end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the log says rows became, for copies that are rolled forward: held against the tables themselves."""
+"""New rows from the log, for copies that are rolled forward, compared with the tables themselves."""
 
 from __future__ import annotations
 

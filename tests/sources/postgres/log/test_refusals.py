@@ -1,4 +1,4 @@
-"""What breaks the proof during a run, done on a real server: the log shows it, and reading stops."""
+"""Events on a real server that break the proof during a run: the log shows them, and reading stops."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log, read on and on for its keys: what was touched, whether a row was left there, and nothing lost in between."""
+"""Continuous reads of the log for its keys: which were touched, whether a row was left, and no loss in between."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small shop on a PostgreSQL server of its own, to be copied under whatever settings its user's sessions have."""
+"""A small shop on a private PostgreSQL server, to be copied under any settings of its user's sessions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several servers may share an address: every session of a run makes sure that it reached the right one."""
+"""Several servers may share an address: every session of a run checks that it reached the right one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that wants a client's certificate: the right one logs in, over our own TLS too, and any other is refused."""
+"""Servers that require a client certificate: the right one logs in, also over the TLS relay; others are rejected."""
 
 from __future__ import annotations
 

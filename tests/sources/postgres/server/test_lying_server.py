@@ -1,4 +1,4 @@
-"""An impostor of the server learns no password, and cannot make us hang or fill the memory."""
+"""An impostor of the server learns no password, and cannot make the client hang or fill its memory."""
 
 from __future__ import annotations
 

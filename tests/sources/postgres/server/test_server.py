@@ -1,4 +1,4 @@
-"""Every step makes sure that the server, its log and the publication are still those that the run began with."""
+"""Every step checks that the server, its log and the publication are still those with which the run began."""
 
 from __future__ import annotations
 

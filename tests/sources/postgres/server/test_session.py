@@ -1,4 +1,4 @@
-"""Sessions inherit nothing that alters a read, both drivers reach the server alike, and errors have hints."""
+"""Sessions inherit nothing that alters a read, both drivers connect alike, and errors have hints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of sessions: every one is pinned, required or known to be harmless, and none changes what a run reads."""
+"""Every session setting is pinned, required or known to be harmless, and none changes what a run reads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A read counts once no crash can take it back; a crash before that ends the session that read."""
+"""A read counts once no crash can undo what it saw. A crash before that ends the session that read."""
 
 from __future__ import annotations
 

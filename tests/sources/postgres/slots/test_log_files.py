@@ -1,4 +1,4 @@
-"""Files of the log that are gone although the server did not throw them away: pg_resetwal, a restored disk, `rm`."""
+"""Log files that disappeared although the server did not remove them: pg_resetwal, a restored disk, `rm`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The standing slot: made once, kept from run to run, moved on only as far as it may be, and anew when it is lost."""
+"""The standing slot: created once, kept from run to run, advanced only as far as allowed, recreated when lost."""
 
 from __future__ import annotations
 

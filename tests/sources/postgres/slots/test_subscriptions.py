@@ -1,6 +1,6 @@
-"""A source that is itself a subscriber: what its workers apply is in a copy as a whole, or not at all.
+"""A source that is itself a subscriber: what its workers apply is in a copy completely, or not at all.
 
-They tell less of themselves than sessions do: one that commits may seem idle, or idle in a transaction.
+Workers show less about themselves than sessions do: a worker that commits may seem idle, or idle in a transaction.
 """
 
 from __future__ import annotations

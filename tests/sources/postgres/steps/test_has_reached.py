@@ -1,4 +1,4 @@
-"""A standby has come as far as it has replayed, whatever the primary says and its own clock."""
+"""A standby has reached what it has replayed, whatever the primary reports and whatever its own clock shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A position in the past: what a time means, and every reason why a copy cannot be exact there."""
+"""Past positions: which position a time means, and every reason why a copy cannot be exact there."""
 
 from __future__ import annotations
 

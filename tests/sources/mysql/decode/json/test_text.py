@@ -1,4 +1,4 @@
-"""JSON in row images must become exactly the text that a SELECT of the column gives, or be refused."""
+"""JSON in row images must become exactly the text that a SELECT of the column returns, or be rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Statements as real servers log them: names in any character set and case, and what changes no copied row."""
+"""Statements from real logs: names in any character set and case, and statements that change no copied row."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What statements do to copied tables: whatever is not known to be harmless must stop a run."""
+"""The effect of statements on copied tables: a statement that is not known to be harmless must stop a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the text of a statement alone tells of the tables that it writes to and reads."""
+"""Which tables a statement writes and reads, as far as its text alone shows."""
 
 from __future__ import annotations
 
