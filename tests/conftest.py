@@ -32,7 +32,7 @@ from tests.servers import throw_away_mysql, throw_away_postgres
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# How long an example takes, or takes to be drawn, says more about the machine than about the code.
+# No deadlines: the time that an example takes depends more on the machine than on the code.
 settings.register_profile(
     "cdc",
     deadline=None,
@@ -48,11 +48,11 @@ settings.load_profile("cdc")
 # Importing Airflow writes into its home folder, so use a separate one and leave the developer's own folder alone.
 os.environ["AIRFLOW_HOME"] = str(cache_directory() / "tests-airflow")
 
-# Of every JVM that a test has started, unless it says otherwise.
+# For every JVM that a test starts, unless the environment sets other options.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-XX:TieredStopAtLevel=1 {jvm_options()}".strip())
 
 
-# Kernels take seconds to compile so, and each process compiles its own.
+# Opt-in: watched kernels take seconds to compile, and each process compiles its own.
 if os.environ.get("CDC_WATCH_KERNELS"):
     from harness.watched_kernels import KernelWatch
 
@@ -67,23 +67,23 @@ LONGEST_FIRST = [ROOT / "tests" / name for name in ("dags", "consistency", "cont
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Several processes take file after file: what begins last must be short, or one of them ends long before the other.
+    # Several processes take one file after the other. Files that start last must be short, so that all end together.
     items.sort(key=lambda item: next((i for i, at in enumerate(LONGEST_FIRST) if at in item.path.parents), 99))
-    # Of what is chosen on the command line, dev/soak runs so many tests, which its seed draws.
+    # dev/soak runs only this number of the selected tests. Its seed draws them.
     if SOAK_SEED is not None and (count := int(os.environ.get("CDC_SOAK_TESTS", "0"))):
         drawn = random.Random(SOAK_SEED).sample(sorted(item.nodeid for item in items), min(count, len(items)))
         items[:] = [item for item in items if item.nodeid in drawn]
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Keep the modules and the tests, a million objects that stay, out of all garbage collections that follow."""
+    """Exclude the modules and the tests, a million permanent objects, from all later garbage collections."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 20)
 
 
 class OneAirflow(LoadFileScheduling):
-    """Gives each process file after file, and all DAG runs to one process: an Airflow takes long to start."""
+    """Gives each process one file after the other, and all DAG runs to one process, because Airflow starts slowly."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = str(super()._split_scope(nodeid))
@@ -112,8 +112,8 @@ MysqlFactory = Callable[[Mapping[str, str | None]], MysqlServer]
 
 @pytest.fixture(scope="session", autouse=True)
 def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Where temporary files go, of this process and of those that it starts; nothing may be left in it."""
-    # That of pytest is elsewhere, and shows what failed tests wrote.
+    """The folder for temporary files of this process and its children. Tests must leave nothing in it."""
+    # pytest's own folder is elsewhere, and keeps the files of failed tests.
     tmp_path_factory.getbasetemp()
     folder = Path(tempfile.mkdtemp(prefix="cdc-tests-"))
     with pytest.MonkeyPatch.context() as patch:
@@ -134,7 +134,7 @@ def mysql() -> Iterator[MysqlServer]:
 
 @pytest.fixture(scope="session")
 def mysql_oracle() -> Iterator[MysqlServer]:
-    """A second server, to replay on, with a log and GTIDs of its own."""
+    """A second server, for replaying, with its own log and GTIDs."""
     with throw_away_mysql() as server:
         yield server
 
@@ -164,7 +164,7 @@ def postgres_factory() -> Iterator[PostgresFactory]:
 def database(postgres: PostgresServer) -> Iterator[str]:
     """The name of a fresh database on `postgres`, dropped after the test; the test must leave no slot behind."""
     name = f"t_{uuid.uuid4().hex[:12]}"
-    # Less work than to write the copy to the log.
+    # Cheaper than writing the copy to the log.
     postgres.query(f"CREATE DATABASE {name} STRATEGY file_copy")
     yield name
     slots = postgres.drop_database(name)
@@ -194,7 +194,7 @@ def spark() -> Iterator[SparkSession]:
     from pyspark.sql import SparkSession
 
     with tempfile.TemporaryDirectory(prefix="cdc-spark-") as scratch, pytest.MonkeyPatch.context() as patch:
-        # A JVM does not go by TMPDIR.
+        # A JVM ignores TMPDIR.
         patch.setenv("SPARK_SUBMIT_OPTS", f"{os.environ['SPARK_SUBMIT_OPTS']} -Djava.io.tmpdir={scratch}")
         session = (
             SparkSession.builder.master("local[2]")
@@ -209,12 +209,12 @@ def spark() -> Iterator[SparkSession]:
         )
         patch.undo()
         yield session
-        # Its connections are closed when this process ends, which has no log any more by then.
+        # py4j closes its connections when this process ends, and there is no log to write to by then.
         logging.getLogger("py4j").setLevel(logging.WARNING)
         context = session.sparkContext
         gateway = context._gateway
         session.stop()
-        # The JVM would end with this process, and remove its temporary files only then.
+        # End the JVM now. Otherwise it would remove its temporary files only when this process ends.
         gateway.shutdown()
         gateway.proc.stdin.close()
         gateway.proc.wait()
@@ -222,11 +222,11 @@ def spark() -> Iterator[SparkSession]:
 
 @pytest.fixture(scope="session")
 def dag_runner() -> Iterator[DagRunner]:
-    """A process that runs our DAGs, and those of the tests, in an Airflow of its own."""
+    """A process that runs the shipped DAGs, and those of the tests, in its own Airflow."""
     with tempfile.TemporaryDirectory(prefix="cdc-airflow-") as directory:
         home = AirflowHome(Path(directory), {})
-        # Spark's event log holds all properties and environment settings that Spark knows of. The options are not in a
-        # file: its folder would come before Spark's jars, and the archive of classes is for these alone.
+        # Spark's event log has all properties and environment settings of Spark. The options are not in a file, because
+        # its folder would precede Spark's jars, and the archive of classes is valid only for these jars.
         events = home.home / "events"
         events.mkdir()
         log = {"enabled": "true", "compress": "false", "dir": events.as_uri()}

@@ -10,7 +10,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 
 
 class Interrupted(BaseException):
-    """Not an Exception: nothing may catch it on its way, as nothing catches a kill."""
+    """Not an Exception: no code may catch it, as no code catches a kill."""
 
 
 def interrupt_at(patch: pytest.MonkeyPatch, number: int) -> None:

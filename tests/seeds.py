@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 SOAK_SEED = int(os.environ["CDC_SOAK_SEED"]) if "CDC_SOAK_SEED" in os.environ else None
-"""The seed of the piece of work that `dev/soak` runs; None: this is no soak."""
+"""The seed of the work that `dev/soak` runs; None: this is no soak."""
 
 
 def seeds(*fixed: int) -> list[Any]:

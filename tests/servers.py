@@ -23,17 +23,17 @@ SMALL_MYSQL = {
     "performance_schema_hosts_size": "10",
     "performance_schema_users_size": "50",
 }
-"""Their data are a few rows, and lie in memory. Half of the time that a server takes to start goes into memory for
-buffers and for statistics of which no test reads any."""
+"""Options for servers with a few rows. By default, half of a server's start-up time is spent on memory for buffers and
+for statistics that no test reads."""
 
-# A launcher that looks for work each second takes as much of the processor as thirty tests do. When it comes must not
-# matter, so dev/soak has it come often.
+# An autovacuum launcher that wakes up every second uses as much CPU time as thirty tests. Results must not depend on
+# when it runs, so dev/soak runs it often.
 QUIET_POSTGRES = {"autovacuum_naptime": "1min"} if SOAK_SEED is None else {}
 
 
 @contextmanager
 def throw_away_mysql(options: Mapping[str, str | None] | None = None) -> Iterator[MysqlServer]:
-    """A server whose data go with it."""
+    """A server whose data are removed when it ends."""
     with (
         throw_away("cdc-mysql-") as directory,
         MysqlServer.start(directory, options={**SMALL_MYSQL, **(options or {})}) as server,
@@ -47,7 +47,7 @@ def throw_away_mysql(options: Mapping[str, str | None] | None = None) -> Iterato
 def throw_away_postgres(
     options: Mapping[str, str | None] | None = None, version: int | None = None
 ) -> Iterator[PostgresServer]:
-    """A server whose data go with it, of the given major version."""
+    """A server of the given major version, whose data are removed when it ends."""
     with (
         throw_away("cdc-postgres-") as directory,
         PostgresServer.start(directory, options={**QUIET_POSTGRES, **(options or {})}, version=version) as server,

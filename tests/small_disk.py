@@ -14,7 +14,7 @@ _HOLD = f'mount -t tmpfs -o size={_MEGABYTES}m none "$1" && echo ready && exec c
 
 
 class SmallDisk:
-    """What lies in ``folder`` shares ``_MEGABYTES`` with a file that `fill` makes."""
+    """A disk of ``_MEGABYTES``: ``folder``, and a file that `fill` writes to use up the space."""
 
     def __init__(self, root: Path) -> None:
         self.folder = root / "lake"
@@ -22,7 +22,7 @@ class SmallDisk:
         self._ballast = root / "ballast"
 
     def fill(self) -> None:
-        """From now on the disk is full, to the last byte."""
+        """Fill the disk to the last byte."""
         with self._ballast.open("ab", buffering=0) as ballast:
             for piece in (_PIECE, b"\0"):
                 try:
@@ -32,14 +32,14 @@ class SmallDisk:
                     continue
 
     def make_room(self) -> None:
-        """The end of `fill`."""
+        """Free the space again."""
         self._ballast.unlink(missing_ok=True)
 
 
 @contextmanager
 def small_disk(folder: Path) -> Iterator[SmallDisk | None]:
-    """Mount a disk in memory in the mount namespace of a process of its own; other processes access it through that
-    process. None: on this machine, only root can mount file systems.
+    """Mount a disk in memory in the mount namespace of a child process; other processes access it through ``/proc``.
+    Yield None if only root can mount file systems on this machine.
 
     :param folder: an existing, empty folder.
     """

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 
 SECONDS = 60.0
-"""Far more than anything takes: the machine may be busy."""
+"""A generous limit, because the machine may be busy."""
 
 
 def soon(look: Callable[[], object], wanted: object) -> None:
-    """Wait until ``look()`` is ``wanted``, and fail if it does not become so."""
+    """Wait until ``look()`` returns ``wanted``, and fail if it never does."""
     deadline = time.monotonic() + SECONDS
     while (seen := look()) != wanted and time.monotonic() < deadline:
         time.sleep(0.01)

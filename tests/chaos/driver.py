@@ -36,7 +36,7 @@ class Outcome:
 
 
 class Driver:
-    """The process, as its parent sees it. ``damaged`` tells whether it suffered something that lasts."""
+    """The process, as its parent sees it. ``damaged``: a fault had a lasting effect on it."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.damaged = False
@@ -60,7 +60,7 @@ class Driver:
             )
 
     def begin(self, step: str, run: Mapping[str, Any]) -> None:
-        """Have it do ``step``; `outcome` tells what came of it."""
+        """Start ``step`` in the process; `outcome` returns its result."""
         assert self._process.stdin
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(json.dumps({"step": step, **run}).encode() + b"\n")

@@ -41,12 +41,12 @@ class Fleet:
             self._ready.append(driver)
 
     def freeze(self, driver: Driver, seconds: float) -> None:
-        """Stop a driver; it goes on after so long, when `wake` is called."""
+        """Stop a driver. It goes on when `wake` is called after this time."""
         driver.stop()
         self._zombies.append((driver, time.monotonic() + seconds))
 
     def keep_running(self, driver: Driver) -> None:
-        """Another try has finished the step: what becomes of this one is for `settle` to see."""
+        """Another try has finished the step; `settle` checks the result of this try."""
         self._zombies.append((driver, 0.0))
 
     def wake(self, *, everyone: bool = False) -> None:

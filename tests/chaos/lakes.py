@@ -23,26 +23,26 @@ class Disk:
         self._small = small
 
     def fill(self) -> bool:
-        """From now on there is no room; whether that could be had."""
+        """Fill the store; return whether this is supported."""
         if self._small is not None:
             self._small.fill()
         return self._small is not None
 
     def make_room(self) -> None:
-        """The end of `fill`."""
+        """Free the space again."""
         if self._small is not None:
             self._small.make_room()
 
     def names(self) -> set[str]:
-        """What lies in it."""
+        """The paths of all files of the lake."""
         return {os.path.join(at, name) for at, _, names in os.walk(self._folder) for name in names}  # noqa: PTH118
 
     def deny(self) -> bool:
-        """From now on nothing can be made, moved or removed below it; whether that could be had."""
+        """Make the lake read-only; return whether this is supported."""
         return self._change("+i", "a-w")
 
     def allow(self) -> None:
-        """The end of `deny`."""
+        """Make the lake writable again."""
         self._change("-i", "u+w")
 
     def _change(self, attribute: str, mode: str) -> bool:
@@ -52,22 +52,22 @@ class Disk:
 
 
 class Store:
-    """An S3; ``proxy`` stands between it and the processes that work. The test itself asks the store directly."""
+    """An S3 store. The processes of the run access it through ``proxy``, and the test itself directly."""
 
     def __init__(self, endpoint: str, proxy: Proxy) -> None:
         self.proxy = proxy
         self.own_environment = s3_environment(endpoint)
         self.environment = s3_environment(f"http://{proxy.host}:{proxy.port}")
-        """What has processes find it by way of the proxy."""
+        """Environment variables that direct processes to the proxy."""
 
     def answer(self, status: int, seconds: float) -> None:
-        """For so long it answers everything with this HTTP status."""
+        """Answer every request with this HTTP status for ``seconds``."""
         self.proxy.go_down(seconds, f"HTTP/1.1 {status} No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n".encode())
 
 
 @contextmanager
 def store() -> Iterator[Store]:
-    """A store of its own."""
+    """A private store."""
     with tempfile.TemporaryDirectory(prefix="cdc-chaos-s3-") as directory, s3_server(Path(directory)) as endpoint:
         port = urlsplit(endpoint).port
         assert port is not None

@@ -84,7 +84,7 @@ def rolls(seed: int) -> bool:
 
 
 class Chaos:
-    """One run under one schedule. ``story`` tells what happened, ``bit`` which faults had an effect."""
+    """One run under one schedule. ``story`` lists what happened, and ``bit`` the faults that had an effect."""
 
     def __init__(
         self,
@@ -285,7 +285,7 @@ def test_the_copy_is_exact_or_the_run_has_failed(
             "chunk_rows": chance.choice([15, 60]),
             "chunk_pause": chance.choice([0.0, 0.02]),
         }
-        # The steps run in processes of their own.
+        # The steps run in separate processes.
         rolling = world.rolling if rolls(seed) else {}
         run = Pipeline(None, settings, target, tables, **options, **{**rolling, "refresh": "full"})
         stack.enter_context(world.writing(schema, seed))

@@ -158,7 +158,7 @@ class MysqlWorld(World):
 
 class PostgresWorld(World):
     kind = "postgres"
-    # Tables whose keys the log does not tell are read in full where rows are read again.
+    # Tables whose keys the log does not have are read in full where rows are read again.
     rolling: ClassVar[Mapping[str, Any]] = {"refresh": "auto", "standing_slot": "chaos"}
 
     def __init__(self, directory: Path) -> None:
@@ -242,7 +242,7 @@ def _plain(value: Any) -> Any:
 
 
 class Worlds:
-    """One world of each kind, made when it is first asked for."""
+    """One world of each kind, created on first use."""
 
     def __init__(self) -> None:
         self._directory = tempfile.TemporaryDirectory(prefix="cdc-chaos-")

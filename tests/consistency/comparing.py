@@ -13,7 +13,7 @@ from airflow_provider_cdc.core.tables import row_bytes
 
 
 def assert_same_rows(where: str, copied: Counter[Any], truth: Counter[Any]) -> None:
-    """Compare two multisets of rows; ``where`` is said where they differ."""
+    """Compare two multisets of rows; the failure message has ``where``."""
     missing, extra = truth - copied, copied - truth
     assert not missing, f"{where}: missing {list(missing)[:3]}, instead {list(extra)[:3]}"
     assert not extra, f"{where}: extra {list(extra)[:3]}"

@@ -12,8 +12,8 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """Some rows and columns of a table. ``keeps`` says of a row, with all its columns, whether it is one of them;
-    ``columns`` are those that are asked for; empty: all."""
+    """Some rows and columns of a table. ``keeps`` returns whether a row, with all its columns, is one of them.
+    ``columns`` are the requested columns; empty: all."""
 
     table: str
     where: str

@@ -17,10 +17,10 @@ def rows_of(table: pa.Table) -> Counter[Row]:
 
 
 def replayed(rows: Counter[Row], key: Sequence[str], changes: pa.Table) -> Counter[Row]:
-    """What ``changes``, in the order of their column ``order``, make of ``rows``.
+    """Return ``rows`` after ``changes``, applied in the order of their column ``order``.
 
-    Each change has to fit what is there at its turn: a row that is removed is there, and of a table with a ``key`` no
-    row is added beside one with the same key.
+    Each change must fit the rows at its turn: a removed row exists, and in a table with a ``key``, no row is added
+    whose key exists.
     """
     kind = changes.schema.field("after").type
     places = [kind.get_field_index(name) for name in key]

@@ -27,7 +27,7 @@ class _Asked(threading.Event):
 
 
 class Writing(Background):
-    """``count`` threads, each with a generator of its own, while the block is open."""
+    """``count`` threads, each with its own random generator, which run until the block ends."""
 
     def __init__(self, write: Write, seed: int, count: int) -> None:
         super().__init__(count)

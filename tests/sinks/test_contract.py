@@ -62,7 +62,7 @@ READERS: dict[str, Callable[[Storage, TableName], list[int] | None]] = {"parquet
 
 
 class Lake:
-    """A lake, and runs that publish in it."""
+    """A lake, and runs that publish into it."""
 
     def __init__(self, format: str, storage: Storage) -> None:
         self.storage = storage
@@ -74,9 +74,9 @@ class Lake:
         return open_sink(self.format, self.storage)
 
     def stage(self, number: int, count: int = 3, run_id: str = "", before: Publication | None = None) -> Publication:
-        """A run at position ``number``, whose copies hold that number ``count`` times, in a file each; and those two
-        files of the copies ``before`` that come first."""
-        # The order of the runs is the reverse of that of their positions.
+        """Stage a run at position ``number``. Its copies have that number ``count`` times, each in its own file, and
+        the first two files of the copies ``before``."""
+        # The order of the run ids is the reverse of the order of their positions.
         run_id = run_id or f"202601{99 - number:02}T000000Z-00000000"
         staging = Staging(self.scratch.folder(run_id))
         changes = []
@@ -98,7 +98,7 @@ class Lake:
 
 
 def heads_fail(patch: pytest.MonkeyPatch, write: Callable[..., None]) -> None:
-    """Have ``write`` do in place of whatever a sink shows a copy to readers by."""
+    """Replace the function by which sinks make a copy visible to readers by ``write``."""
     patch.setattr(durable, "write", write)
 
 
@@ -256,7 +256,7 @@ def test_publishing_that_is_interrupted_anywhere_is_completed_by_the_next_call(l
                 interrupted = False
             except Interrupted:
                 pass
-        # Of each table, readers see all of the one copy or all of the other.
+        # Of each table, readers see one of the two copies completely.
         old = [number] if number > 1 else [1, 1, 1]
         assert all(seen in (old, [1 + number]) for seen in lake.seen())
         lake.sink.publish(publication)
@@ -386,7 +386,7 @@ def test_a_lake_that_cannot_be_written_to_is_a_publication_to_be_completed(tmp_p
 
 
 def test_every_file_is_as_its_writer_left_it(tmp_path: Path) -> None:
-    """Publishing changes no byte of what was checked before the commit."""
+    """Publishing changes no byte of the files that were checked before the commit."""
     lake = Lake("parquet", Storage(tmp_path.as_uri()))
     publication = lake.stage(5)
     staged = publication.staging.folder

@@ -22,7 +22,7 @@ CHANGES = feed_schema(SCHEMA)
 
 
 def stage(lake: Lake, number: int, before: Publication, first: int = 1) -> Publication:
-    """`Lake.stage`, with the changes since the copy ``before``: three of each table, in a file each."""
+    """`Lake.stage`, with three changes of each table since the copy ``before``, each in its own file."""
     publication = lake.stage(number)
     tables = []
     for change in publication.tables:
@@ -63,7 +63,7 @@ def remove(lake: Lake, publication: Publication) -> list[str]:
 
 @pytest.fixture
 def first(lake: Lake) -> Publication:
-    """A copy without changes, which is published."""
+    """A published copy without changes."""
     publication = lake.stage(1)
     lake.sink.publish(publication)
     return publication

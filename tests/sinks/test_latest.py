@@ -35,7 +35,7 @@ POSTGRES = source_of("postgres", {"system_identifier": "7", "database": "shop", 
 def copy(number: int, published_at: datetime | None = None) -> dict[str, Any]:
     position = f"{SERVER}:1-{number}"
     return {
-        # The order of the runs is the reverse of that of their positions.
+        # The order of the run ids is the reverse of the order of their positions.
         "run_id": f"202601{99 - number:02}T000000Z-00000000",
         "initial_gtid_set": position,
         "position": position,
@@ -81,7 +81,7 @@ def test_the_head_goes_by_position_and_never_back(target: Storage) -> None:
 
 
 def test_runs_that_publish_at_once_leave_the_newest(target: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each write and read takes its time, as an object store's do."""
+    """Delays each read and write, as an object store does."""
 
     def slowly(method: Callable[..., Any]) -> Callable[..., Any]:
         def slow(*arguments: Any) -> Any:
@@ -117,8 +117,8 @@ def test_runs_that_publish_at_once_leave_the_newest(target: Storage, monkeypatch
 def test_whoever_overwrote_a_newer_copy_puts_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: timedelta
 ) -> None:
-    """Without a lock: the newer run comes and goes between the older one's look and its write. It may have been decided
-    days before it is published, or by a machine whose clock is wrong."""
+    """Without a lock: the newer run publishes between the older run's read and its write. The newer run may have been
+    committed days before, or by a machine whose clock is wrong."""
     monkeypatch.setattr(latest, "_locked", no_lock)
     target = Storage(tmp_path.as_uri())
     write = Storage.write_json
@@ -179,7 +179,7 @@ def test_another_source_s_copies_are_left_alone(target: Storage) -> None:
 
 
 def test_a_run_that_was_refused_leaves_nothing_that_others_take_for_a_newer_copy(target: Storage) -> None:
-    """Both began when there was no copy yet. The other database is at a later LSN, which says nothing of this one's."""
+    """Both began before there was a copy. The other database has a later LSN, which is unrelated to this one's."""
     other = POSTGRES | {"server": "8"}
 
     def of(source: dict[str, str], lsn: str, day: int) -> dict[str, Any]:

@@ -43,8 +43,8 @@ def changes_of(target: str, table: str, since: str = "") -> pa.Table:
 
 
 def commits(server: MysqlServer, first_log: str) -> list[tuple[str, int]]:
-    """Every transaction in the log, in its order, with the time of its commit in microseconds, as MySQL's own tool
-    tells them."""
+    """All transactions of the log, in its order, with their commit times in microseconds, as MySQL's own tool
+    prints them."""
     command = [*server.tool("mysqlbinlog"), "--no-defaults", "--read-from-remote-server", f"--host={server.host}"]
     command += [f"--port={server.port}", "--user=root", "--to-last-log", "--base64-output=decode-rows", first_log]
     told = subprocess.run(command, capture_output=True, check=True).stdout.decode(errors="replace")
@@ -269,7 +269,7 @@ def test_what_cannot_be_told_whole_is_refused_before_any_work(nights: Nights) ->
     nights.do("TRUNCATE stock", "INSERT INTO stock VALUES (2, 20)")
     with pytest.raises(PreflightError, match=r"its changes since the last copy cannot be published: .*TRUNCATE"):
         nights.night("auto", changes=True).preflight()
-    # As the hint says: once without, and the changes begin at that copy.
+    # As the hint says, one run without `changes`; the changes begin at its copy.
     run = publish(nights, changes=False)
     nights.do("CREATE TABLE late (id INT PRIMARY KEY)", "INSERT INTO stock VALUES (3, 30)")
     publish(nights)

@@ -64,7 +64,7 @@ PARTS = (
         ("doubled",),
     ),
     Part("parted", "day >= '2026-04-01'", lambda row: row["day"] >= "2026-04-01", ("note",)),
-    # Ranges of the key, and columns that are looked at but not published.
+    # Ranges of the key, and columns that the condition uses but that are not published.
     Part(
         "integers",
         "id BETWEEN 20 AND 90 AND text IS NOT NULL OR id = 1000000005",

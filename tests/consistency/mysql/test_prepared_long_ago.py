@@ -77,7 +77,7 @@ def test_a_log_that_does_not_reach_back_to_the_preparation_stops_the_run(
 def test_a_night_after_the_rows_of_a_prepared_transaction_were_purged_reads_in_full(
     mysql_long_ago: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Its commit lies between the copies, and its rows before both of them: no night could ever roll forward again."""
+    """Its commit is between the copies, and its rows are before both of them, so the run cannot roll forward."""
 
     def night(number: int, refresh: str) -> Pipeline:
         run_id = f"2026010{number}T000000Z-00000000"
@@ -140,7 +140,7 @@ def test_a_past_before_the_commit_of_rows_that_were_purged_is_refused_before_any
 def test_rows_that_are_purged_while_they_are_looked_for_are_rows_that_were_purged(
     way: str, mysql_long_ago: MysqlServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The server purges old files when it likes, also one that is on the list of those to be looked through."""
+    """The server may purge old files at any time, even a file that the survey was about to read."""
     (position,) = mysql_long_ago.query("SELECT @@global.gtid_executed")[0]
     current = mysql_long_ago.query("SHOW BINARY LOG STATUS")[0][0]
 

@@ -42,7 +42,7 @@ class Nights:
         return Pipeline(self.spark, settings, lake, [f"{self.schema}.*"], run_id=run_id, refresh=refresh, **more)
 
     def rolled(self) -> None:
-        """Roll forward, and compare with a copy that is read anew."""
+        """Roll forward, and compare with a full copy."""
         run = self.night()
         run.record()
         assert {bool(plan.base) for plan in run.plans} == {True}

@@ -32,7 +32,7 @@ PLAIN = (
 )
 READ = ["qty", "total", "host", "day", "flag", "code", "shop", "uuid", "mood"]
 COLUMNS = {"keyed": ["id", *READ], "keyless": READ}
-"""What is copied of each table; the key is a text in a set where two codes may stand for one character."""
+"""The copied columns of each table. The key is text in a character set in which two codes may mean one character."""
 
 INSERT = (
     "INSERT INTO {0} ({1}qty, price, email, at, seen, c, doc, uid, mood, hidden) VALUES ({2}{3}, {3} * 1.5, "

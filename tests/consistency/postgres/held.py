@@ -50,7 +50,7 @@ class HeldSession:
             pytest.skip(f"the memory of other processes cannot be changed here: {error}")
 
     def wait_until_held(self) -> None:
-        """Wait until the session stands at the mark: until then it needs next to no time of a processor."""
+        """Wait until the session is held at the mark: before that it uses almost no CPU time."""
         begun, deadline = self._ticks(), time.monotonic() + _SECONDS
         while self._ticks() < begun + _BUSY_TICKS:
             assert time.monotonic() < deadline, "the session does not come to its commit"
@@ -75,7 +75,7 @@ class HeldSession:
 
 @contextmanager
 def held_session(server: PostgresServer) -> Iterator[HeldSession]:
-    """A session whose next commit is held; at the end it is let go."""
+    """A session whose next commit is held. It is released at the end."""
     held = HeldSession(server)
     try:
         yield held
@@ -84,7 +84,7 @@ def held_session(server: PostgresServer) -> Iterator[HeldSession]:
 
 
 def _base(pid: int, program: Path) -> int:
-    """Where the first byte of the program lies in the memory of a process."""
+    """Return the address of the program's first byte in the memory of a process."""
     for line in Path(f"/proc/{pid}/maps").read_text().splitlines():
         place, _, offset, *_, name = line.split()
         if Path(name) == program and int(offset, 16) == 0:
@@ -93,12 +93,12 @@ def _base(pid: int, program: Path) -> int:
 
 
 def _offset(program: Path) -> int:
-    """Where the function begins, in bytes from the program's first one: as its table of dynamic symbols (ELF) says."""
+    """Return the offset of the function in the program, from its table of dynamic symbols (ELF)."""
     data = program.read_bytes()
     segments, sections = struct.unpack_from("<QQ", data, 0x20)
     segment, parts, size, count = struct.unpack_from("<HHHH", data, 0x36)
     loaded = [struct.unpack_from("<IIQQ", data, segments + number * segment) for number in range(parts)]
-    # Programs that lie at a fixed place count from there.
+    # Programs with a fixed load address use absolute addresses.
     (begin,) = (place for kind, _, offset, place in loaded if kind == 1 and offset == 0)
     headers = [struct.unpack_from("<IIQQQQIIQQ", data, sections + number * size) for number in range(count)]
     for _, kind, _, _, at, length, names, *_ in headers:

@@ -246,7 +246,7 @@ def create(
         for table in (subject.name, *subject.leaves):
             connection.execute(f"ALTER TABLE {table} REPLICA IDENTITY {identity}")
         for table in subject.leaves or (subject.name,):
-            # A recovery that pauses while empty pages are cut off keeps the lock: who reads there waits for ever.
+            # A recovery that pauses while empty pages are truncated keeps the lock, so its readers would wait forever.
             connection.execute(f"ALTER TABLE {table} SET (vacuum_truncate = off, toast.vacuum_truncate = off)")
         if subject.identity:
             connection.execute(subject.identity)
@@ -280,7 +280,7 @@ def write(
 
 
 def vacuum(connect: Callable[..., Connection], schema: str, subjects: Sequence[Subject] = SUBJECTS) -> Write:
-    """VACUUM between the chunks: it prunes and frees line pointers, and places are used anew."""
+    """VACUUM between the chunks: it prunes and frees line pointers, and their space is reused."""
 
     def writing(chance: random.Random, stop: threading.Event) -> None:
         with contextlib.closing(connect()) as connection:
@@ -373,7 +373,7 @@ def _update(
 
 
 def _copy(connection: Connection, chance: random.Random, subject: Subject) -> None:
-    """A few rows by COPY, in a subtransaction of their own: one duplicate ends them all."""
+    """Insert a few rows by COPY, in a subtransaction: one duplicate aborts all of them."""
     with (
         connection.transaction(),
         connection.cursor() as cursor,

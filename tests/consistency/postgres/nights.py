@@ -46,7 +46,7 @@ class Nights:
         run.finish()
 
     def rolled(self, **more: Any) -> dict[str, Any]:
-        """Roll forward, and compare with a copy that is read anew."""
+        """Roll forward, and compare with a full copy."""
         run = self.night(**more)
         run.record()
         assert {bool(plan.base) for plan in run.plans} == {True}
@@ -56,7 +56,7 @@ class Nights:
         return found
 
     def check(self, tables: dict[str, str], patterns: Sequence[str] = ("public.*",)) -> None:
-        """Compare with a copy that is read anew; nothing is written meanwhile."""
+        """Compare with a full copy; nothing is written in the meantime."""
         lake = (self.folder / f"anew-{self.number}").as_uri()
         anew = Pipeline(self.spark, settings_of(self.server), lake, patterns)
         anew.record()

@@ -35,7 +35,7 @@ ROWS = 2000
 
 @dataclass(frozen=True)
 class World:
-    """A server of its own, and a schema with tables without REPLICA IDENTITY FULL."""
+    """A private server, and a schema with tables without REPLICA IDENTITY FULL."""
 
     server: PostgresServer
     schema: str
@@ -130,7 +130,7 @@ CHANGES = (
     "DELETE FROM parts WHERE id = 2",
     "UPDATE parts SET id = 2 WHERE id = 99",
     "INSERT INTO visits VALUES (8)",
-    # One that has no row at the position stops nothing, whatever went through it.
+    # A partition without rows at the position does not stop the run, whatever rows it had in between.
     "CREATE TABLE parts_late PARTITION OF parts FOR VALUES FROM (200) TO (300)",
     "UPDATE parts SET id = 250 WHERE id = 7",
     "UPDATE parts SET id = 99 WHERE id = 250",
@@ -229,7 +229,7 @@ def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A commit that waits for a standby is in the log, where the pass finds its key, and a read would still show the
-    row as it was. Nothing touches that row again, so no later look would put it right."""
+    row as it was. Nothing touches that row again, so no later search would correct it."""
     server = world.server
     monkeypatch.setattr(reread_passes, "FEW_KEYS", 0)
     run.record()
@@ -378,7 +378,7 @@ def test_a_try_that_is_killed_leaves_its_chunks_to_the_next_one_and_nothing_else
 def test_what_is_touched_after_a_pass_is_read_again(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pass may see it or not: only the last look at a key counts, also if it finds nothing."""
+    """A pass may see it or not: only the last search of a key counts, even if it finds nothing."""
     monkeypatch.setattr(reread_passes, "FEW_KEYS", 0)
     run.record()
     world.run(*CHANGES)
@@ -419,7 +419,7 @@ def test_a_key_that_comes_back_in_other_bytes_is_another_key(
 def test_a_table_whose_rows_turn_out_to_fit_no_type_is_skipped_alone(
     moment: str, world: World, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A task that has no other table then cannot say which server it read from."""
+    """A task without another table then cannot report which server it read from."""
     world.run("ALTER TABLE orders ADD at timestamptz")
     tables = [f"{world.schema}.{table}" for table in ("orders", "parts")]
     run = Pipeline(spark, settings_of(world.server), tmp_path.as_uri(), tables, on_table_error="skip")

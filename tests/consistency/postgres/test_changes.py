@@ -163,7 +163,7 @@ def test_every_change_is_told_in_the_order_of_the_commits_with_its_time(nights: 
     for one in changes_of(lake(nights), "public.stock").to_pylist()[:5]:
         asked = "SELECT pg_xact_commit_timestamp(%s::text::xid)"
         ((when,),) = nights.server.query(asked, (one["after"]["xid"],))
-        # The record of a prepared transaction's commit has a time of its own.
+        # The record of a prepared transaction's commit has its own time.
         assert one["commit_time"] == when, one
 
 

@@ -76,7 +76,7 @@ class Midway:
 
     @contextmanager
     def acting(self) -> Iterator[None]:
-        """Whatever goes wrong, the slot does not wait for ever."""
+        """After any failure, the slot does not wait forever."""
         try:
             self._wait_for(self.first)
             yield
@@ -153,8 +153,8 @@ def test_the_view_waits_for_commits_that_the_log_has_before_its_point_and_that_a
     monkeypatch: pytest.MonkeyPatch,
     let_go: Callable[[HeldSession], None],
 ) -> None:
-    """The snapshot of a slot takes from the log who has committed, and readers take from pg_xact that it is so. Who
-    reads in between takes such rows for those of a transaction that failed, and marks them so for everybody."""
+    """The snapshot of a slot learns from the log which transactions have committed, and readers look up their state
+    in pg_xact. A reader in between treats such rows as rows of an aborted transaction, and marks them as such."""
     run.record()
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(4))

@@ -143,7 +143,7 @@ EITHER = {
     ),
     "a column for a while": "ALTER TABLE orders ADD more int; SELECT pg_sleep(0.3); ALTER TABLE orders DROP more",
 }
-"""The run stops if anything was read or logged meanwhile, and else the copy is exact."""
+"""The run stops if anything was read or logged in the meantime. Otherwise the copy is exact."""
 
 _ENDED = (psycopg.errors.DeadlockDetected, psycopg.errors.UniqueViolation)
 _NOT_NOW = (psycopg.errors.CheckViolation, psycopg.errors.UndefinedColumn)
@@ -151,7 +151,7 @@ _NOT_NOW = (psycopg.errors.CheckViolation, psycopg.errors.UndefinedColumn)
 
 
 class Application:
-    """Writers that can be told to pause; what ought not to happen to them is raised when the block ends."""
+    """Writers that can be paused. Their unexpected errors are raised when the block ends."""
 
     def __init__(self, database: PostgresDatabase) -> None:
         self._database = database
@@ -175,7 +175,7 @@ class Application:
     @staticmethod
     def _one(connection: psycopg.Connection[Any], chance: random.Random) -> set[str]:
         table, key = chance.choice([("orders", "id"), ("parts", "id"), ("journal", "at")])
-        # What lies beyond 400 fits into no partition of `parts` at first.
+        # At first, `parts` has no partition for values beyond 400.
         one, other = chance.randrange(600), chance.randrange(600)
         note = chance.choice(["short", "y" * 300])
         statement, arguments = chance.choice(
@@ -325,7 +325,7 @@ def test_what_was_altered_and_altered_back_stops_the_run_or_did_not_matter(
 def test_schemas_that_swap_their_names_while_a_chunk_is_read_stop_the_run(
     shop: PostgresDatabase, monkeypatch: pytest.MonkeyPatch, consistency: str, rows: int
 ) -> None:
-    """No lock on a table keeps the name of its schema: what was read need not be what the name stands for then."""
+    """A lock on a table does not protect the name of its schema, so the name may mean another table later."""
     shop.execute(
         "CREATE SCHEMA other",
         "CREATE TABLE other.orders (LIKE orders INCLUDING ALL)",

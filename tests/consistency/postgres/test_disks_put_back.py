@@ -40,7 +40,7 @@ class Disk:
         server.restart()
 
 
-# Beyond whatever position the server had reached before.
+# Beyond every position that the server had reached before.
 BEYOND = "SELECT pg_switch_wal()"
 
 
@@ -91,7 +91,7 @@ def test_after_a_copy_at_the_end_of_its_reads_the_copy_is_not_rolled_forward(sto
     run, disk = read(stock, tmp_path, standing_slot="night")
     run.extract_delta()
     disk.put_back()
-    # The copy is of what is lost, at the position that it tells.
+    # The copy has the lost state, at the position that its record names.
     assert rows(run.consolidate()) == [(1, 100), (2, 0), (3, 0)]
     stock.do(BEYOND, "UPDATE stock SET v = 7 WHERE id = 2")
     following = stock.night("auto")
@@ -102,7 +102,7 @@ def test_after_a_copy_at_the_end_of_its_reads_the_copy_is_not_rolled_forward(sto
 
 @pytest.mark.long
 def test_a_run_is_cleared_on_a_server_whose_disk_was_put_back_to_before_it(stock: Nights, tmp_path: Path) -> None:
-    """The copy is not of this history, whatever the run tells the server of it now."""
+    """The copy is not of this history, whatever the run records about it on the server now."""
     stock.first()
     disk = Disk(stock.server, tmp_path)
     stock.do("UPDATE stock SET v = 11 WHERE id = 1")

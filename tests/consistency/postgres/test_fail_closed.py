@@ -55,7 +55,7 @@ HAZARDS = (
     Hazard("truncate", ("TRUNCATE orders",), SchemaChanged),
     Hazard("vacuum full", ("VACUUM FULL orders",), SchemaChanged),
     Hazard("cluster", ("CLUSTER orders USING orders_pkey",), SchemaChanged),
-    # Whatever drops a table takes it out of the publication, which is looked at first.
+    # Dropping a table removes it from the publication, which is checked first.
     Hazard("drop", ("DROP TABLE orders",), ExactnessError, ""),
     Hazard(
         "drop and make anew",
@@ -191,7 +191,7 @@ def test_a_hazard_inside_the_run_stops_it(
 def test_a_transaction_that_waits_for_a_standby_is_not_lost_between_log_and_reads(
     own_server: PostgresServer, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Its commit lies in the log before the slot's point, and no read sees it until the standby answers."""
+    """Its commit is in the log before the slot's point, and no read sees it until the standby answers."""
     _prepare(own_server)
     own_server.set_standbys("nobody")
     run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.orders"])

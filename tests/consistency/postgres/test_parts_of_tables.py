@@ -70,7 +70,7 @@ PARTS = (
     Part("blobs", "body IS NOT NULL", lambda row: row["body"] is not None, ("flags",)),
     Part("parted", "place > 10 AND note IS NOT NULL", lambda row: row["place"] > 10 and row["note"] is not None),
     Part("parted", "id IN (1, 2, 3, 4, 5)", lambda row: 1 <= row["id"] <= 5, ("note",)),
-    # Ranges of the key, and columns that are looked at but not published.
+    # Ranges of the key, and columns that the condition uses but that are not published.
     Part(
         "integers",
         "id BETWEEN 20 AND 90 AND ok IS NOT NULL OR id = -7",

@@ -147,7 +147,7 @@ def test_a_publication_that_tells_less_since_preflight_stops_the_run(
 def test_a_publication_that_is_altered_while_the_slot_waits_stops_the_run(
     publication: str, postgres_factory: PostgresFactory
 ) -> None:
-    """A publication that is not there tells nothing since PostgreSQL 18, and no server tells what one lacked once."""
+    """Since PostgreSQL 18, a missing publication is no error, and no server reports what a publication once lacked."""
     server = postgres_factory(version=18)
     shop = _made(server, "postgres", "FOR TABLE orders, parts")
     shop.settings = replace(shop.settings, options={"publication": publication} if publication else {})

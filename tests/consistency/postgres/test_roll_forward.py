@@ -40,7 +40,7 @@ SETTINGS = [
     pytest.param((OLDEST, "keys"), marks=pytest.mark.long),
 ]
 READ_IN_THE_VIEW = ("keyless", "unnamed")
-"""Tables whose keys the log does not tell without REPLICA IDENTITY FULL."""
+"""Tables whose keys the log does not have without REPLICA IDENTITY FULL."""
 
 
 @pytest.fixture(scope="module", params=SETTINGS, ids=str)

@@ -179,7 +179,7 @@ def test_a_change_that_the_log_lost_stops_the_run(nights: Nights) -> None:
     name = nights.ask("SELECT pubname FROM pg_publication")
     nights.do(f"ALTER PUBLICATION {name} DROP TABLE stock", "UPDATE stock SET v = 7 WHERE id = 2")
     nights.do(f"ALTER PUBLICATION {name} ADD TABLE stock", "UPDATE stock SET v = 8 WHERE id = 2")
-    # The record is forged: nothing else would say that the log was silent for a while.
+    # The record is forged, because nothing else would show that the log lacked the table for a while.
     with session(settings) as connection:
         record = load(connection, name)
         assert record is not None
