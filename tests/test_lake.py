@@ -77,7 +77,7 @@ def test_a_copy_whose_files_are_gone_is_not_a_smaller_table(lake: Lake) -> None:
 
 
 def test_a_reader_whom_a_newer_copy_overtakes_is_told_of_that_one(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With keep = 1 the copy that it was led to is removed before it has looked at its files."""
+    """With keep = 1, the copy to which the reader was directed is removed before the reader has listed its files."""
     nights = [lake.stage(number) for number in (1, 2, 3)]
     lake.sink.publish(nights[0])
     original = latest.read_latest
@@ -181,7 +181,7 @@ def test_the_snippets_of_a_report_read_the_rows_and_columns_of_the_copy(
 
 
 def with_changes(lake: Lake, publication: Publication, before: Publication, first: int, count: int) -> Publication:
-    """The same run with ``count`` changes since ``before``, in a file each, of which the first has the order
+    """The same run with ``count`` changes since ``before``, each in its own file. The first has the order number
     ``first``."""
     schema, tables = feed_schema(SCHEMA), []
     for change in publication.tables:
@@ -280,7 +280,7 @@ def test_what_is_damaged_or_gone_among_changes_is_said(lake: Lake) -> None:
         lake.storage.write_json(record, other)
         with pytest.raises(ManifestError):
             read_changes(lake.storage.uri, "shop.orders", nights[0].run_id)
-    # What a later version tells besides does not matter.
+    # Fields that a later version adds do not matter.
     lake.storage.write_json(record, {**told, "more": 1})
     assert read_changes(lake.storage.uri, "shop.orders", nights[0].run_id).rows == 14
     lake.storage.delete_file(record)

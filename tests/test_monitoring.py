@@ -38,7 +38,7 @@ SENT = {
 
 
 def mapped(name: str) -> tuple[str, frozenset[str]]:
-    """What statsd_exporter makes of a name: the metric and its labels."""
+    """The metric and labels to which statsd_exporter maps a name."""
     for mapping in MAPPINGS:
         pattern = re.escape(mapping["match"]).replace(r"\*", r"([^.]+)")
         if found := re.fullmatch(pattern, name):
@@ -60,7 +60,7 @@ ASKED = [rule["expr"] for rule in RULES] + [target["expr"] for panel in PANELS f
 
 @pytest.mark.parametrize("asked", ASKED)
 def test_prometheus_can_read_every_expression(asked: str) -> None:
-    # Grafana puts durations in the place of its own variables.
+    # Grafana replaces its own variables by durations.
     shown = re.sub(r"\$__\w+", "1h", asked)
     found = set()
 

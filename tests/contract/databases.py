@@ -30,7 +30,7 @@ LOCK_SECONDS = 10
 
 
 class Database(ABC):
-    """A database of its own on a real server, and an account with a password for the code under test."""
+    """A private database on a real server, and an account with a password for the code under test."""
 
     kind: ClassVar[str]
     position_key: ClassVar[str]
@@ -124,7 +124,7 @@ class Database(ABC):
         return TableName(self.schema, table)
 
     def execute(self, *statements: str) -> None:
-        """Run statements, each in a transaction of its own."""
+        """Run statements, each in its own transaction."""
         with self.connect() as connection, connection.cursor() as cursor:
             for statement in statements:
                 cursor.execute(statement)

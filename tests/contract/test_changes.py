@@ -59,7 +59,7 @@ class Shop:
 
 @dataclass
 class Told:
-    """What a source tells of a window."""
+    """The changes that a source yields for a window."""
 
     changes: list[list[Change]]
     positions: list[str]
@@ -138,5 +138,5 @@ def test_each_change_of_the_window_is_told_once_and_in_order(db: Database, begin
     # The clocks of the servers are that of this machine.
     slack = timedelta(seconds=1)
     assert all(began - slack <= when <= datetime.now(UTC) + slack for when in found.times)
-    # As often as they are asked for.
+    # Every read yields the same changes.
     assert told(run, end, bound.upper) == found

@@ -102,7 +102,7 @@ class Before:
         self.tables = run.read_all()
 
     def check(self) -> None:
-        """The window's net change tells exactly how to come from the tables as they are now to what they were."""
+        """The window's net change leads exactly from the current tables back to the earlier ones."""
         window = self.run.window()
         for name, now in self.run.read_all().items():
             then, key = self.tables[name], self.run.tables[name].key

@@ -169,7 +169,7 @@ WIDE = "id INT PRIMARY KEY, kind INT NOT NULL, day DATE, large TEXT, a INT, b IN
 
 
 def make_wide(db: Database, rows: int, large: int) -> None:
-    """A table of ten columns, one of them a text of so many characters."""
+    """A table of ten columns, one of which is a text of this many characters."""
     db.create("wide", WIDE)
     for start in range(0, rows, 500):
         some = range(start, min(start + 500, rows))
@@ -349,7 +349,7 @@ def test_a_row_that_is_left_out_may_hold_what_it_will_whether_or_not_it_is_touch
             published_rows = decode_published(run.source, table, images).to_pylist()
             for row, count in zip(published_rows, there["count"].to_pylist(), strict=True):
                 found[tuple(row.values())] = found.get(tuple(row.values()), 0) + (1 if key else count)
-        # The source may tell of a row that nothing happened to, with a count of 0, or not.
+        # For a row without changes, the source may yield an entry with a count of 0, or none.
         counted_rows = {row: count for row, count in found.items() if count}
         assert counted_rows == (back if key else did), where
 

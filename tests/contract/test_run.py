@@ -49,7 +49,7 @@ def bank(db: Database) -> Database:
 
 
 def write(db: Database, moment: int) -> None:
-    """Something of everything; each moment touches rows of its own and rows that all of them touch."""
+    """Changes of every kind. Each moment touches its own rows, and rows that all moments touch."""
     first = 20 * moment
     db.transaction(
         f"UPDATE accounts SET amount = amount + {moment + 1}, note = CONCAT(note, '!')",
@@ -108,7 +108,7 @@ def test_every_table_is_published_as_it_was_at_the_initial_position_although_eac
         assert step() == found, "a step that is done is done"
     assert rows_of(bank) != expected
     assert published_of(bank, run) == expected
-    # The copy that readers find is the one that says at which position it is.
+    # The copy that readers find names its position.
     for name in TABLES:
         latest = run.target.read_json(f"{bank.name(name)}/_latest.json")
         assert latest[run.source.position_key] == position
@@ -256,7 +256,7 @@ def test_two_tries_of_every_step_publish_what_one_does(bank: Database, run: Pipe
 def test_a_run_whose_records_are_gone_puts_no_file_beside_those_of_its_copy(
     bank: Database, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Who lists the folder of the published copy would find each row twice."""
+    """A reader that lists the folder of the published copy would find each row twice."""
     lake, tables = (tmp_path / "lake").as_uri(), [f"{bank.schema}.accounts"]
     first = Pipeline(spark, bank.settings, lake, tables)
     first.record()
@@ -277,7 +277,7 @@ def test_a_run_whose_records_are_gone_puts_no_file_beside_those_of_its_copy(
 
 
 def test_a_file_that_was_cut_short_is_not_published(bank: Database, run: Pipeline, tmp_path: Path) -> None:
-    """One of a table that the window does not touch, so that nothing else would open it."""
+    """A file of a table that the window does not touch, so that nothing else would open it."""
     run.record()
     run.snapshot()
     run.extract_delta()

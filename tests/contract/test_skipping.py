@@ -22,12 +22,12 @@ def survivor(db: Database, odd: str) -> None:
 
 
 def key_of_a_read(db: Database, odd: str) -> None:
-    """The value lies in a key when it is read, and cannot be noted there."""
+    """The value is in a key when it is read, and cannot be marked as unrepresentable there."""
     db.execute(f"INSERT INTO keyed VALUES ({odd})")
 
 
 def key_in_the_log(db: Database, odd: str) -> None:
-    """The value lies in a key that was gone again before the read: only the log has it."""
+    """The value is in a key that was deleted before the read, so only the log has it."""
     db.execute(f"INSERT INTO keyed VALUES ({odd})", f"DELETE FROM keyed WHERE day = {odd}")
 
 

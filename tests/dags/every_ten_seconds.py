@@ -18,7 +18,7 @@ with DAG(
     "every_ten_seconds",
     schedule=INTERVAL,
     start_date=BEGIN,
-    # The scheduler makes no runs of its own: it is over.
+    # The end date is past, so the scheduler creates no runs itself.
     end_date=BEGIN + 5 * INTERVAL,
     catchup=False,
     max_active_runs=1,

@@ -37,9 +37,9 @@ from tests.dags.watching import STEPS
 
 ROWS = 60_000
 CONDITION, COMPARED = "v = 7", '"v" = 7'
-"""In the form, and as the plan and the report tell it."""
+"""In the form, and as the plan and the report show it."""
 CHUNK_ROWS = 10
-"""Of so many chunks that there is something to see while they are read."""
+"""It has enough chunks for progress to be visible while they are read."""
 MINUTE = timedelta(minutes=1)
 NIGHTLY = """
 schedule: "{minutes} * * * *"
@@ -55,7 +55,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 
 @dataclass
 class Nights:
-    """A schema that is written to all the time, and minutes that stand for nights.
+    """A schema with constant writes, and minutes that represent nights.
 
     ``first_log`` and ``before``: where its log begins, and the GTID set then.
     """

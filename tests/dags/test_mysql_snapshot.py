@@ -73,7 +73,7 @@ def transfers(mysql: MysqlServer) -> Iterator[None]:
 
 @dataclass
 class Copied:
-    """What one run of the DAG left, and the argv of every process seen meanwhile."""
+    """The results of one run of the DAG, and the argv of every process seen during it."""
 
     first: DagRunResult
     again: DagRunResult

@@ -99,7 +99,7 @@ def night(mysql: MysqlServer, schema: str, tmp_path: Path) -> Iterator[Night]:
     (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/dag-authors.md").read_text(), re.DOTALL)[:1]
     shown = shown.replace('"shop.orders"', f'"{schema}.orders"').replace('DAG("report"', 'DAG("shown"')
     (folder / "shown.py").write_text(shown)
-    # The run that is due at once is as of the minute before, when there was nothing to copy.
+    # The run that is due immediately is as of the previous minute, when there was nothing to copy.
     time.sleep(61 - time.time() % 60)
     start = datetime.now(UTC) - timedelta(days=1)
     (folder / "nightly.yaml").write_text(NIGHTLY.format(schema=schema, lake=lake.as_uri(), start=f"{start:%Y-%m-%d}"))

@@ -24,7 +24,7 @@ def cache(tmp_path: Path) -> Path:
 
 
 def venv(cache: Path, name: str, checkout: Path | None, age: float = 2 * DAY) -> Path:
-    """An environment that was used ``age`` seconds ago; without ``checkout`` it does not say whose it is."""
+    """An environment that was used ``age`` seconds ago; without ``checkout`` it does not name its checkout."""
     made = cache / f"venv-{name}"
     (made / "bin").mkdir(parents=True)
     (made / "bin/python").touch()

@@ -21,7 +21,7 @@ START_SECONDS = 240.0
 
 @dataclass(frozen=True)
 class Cluster:
-    """``environment`` is for `submit`; the worker has one of its own."""
+    """``environment`` is for `submit`; the worker has its own."""
 
     master: str
     environment: Mapping[str, str]

@@ -166,7 +166,7 @@ def random_history(rng: random.Random, length: int) -> History:
         changes = [one for _ in range(rng.randrange(1, 5)) if (one := change(touched)) is not None]
         keyed = all(table != KEYLESS for table, _, _ in changes)
         if keyed and changes and rng.random() < 0.15:
-            # The state above moves on as if it were committed: its keys stay locked until it is, or for good.
+            # The state above changes as if it were committed: its keys stay locked until it is, or forever.
             locked[f"x{number}"] = touched
             history.entries.append(Entry("prepare", tuple(changes), f"x{number}"))
         else:
@@ -197,7 +197,7 @@ def key_bytes(table: int, row: Row) -> bytes:
 
 
 def at(place: int) -> GtidSet:
-    """The position before the log's entry ``place``. Positions do not tell which one is later."""
+    """The position before the log's entry ``place``. These positions have no order."""
     return GtidSet.parse(f"{SERVER}:{place + 1}")
 
 

@@ -120,7 +120,7 @@ def test_older_copies_are_removed_on_s3_but_those_of_a_table_that_was_left_out(
     def left() -> list[list[int]]:
         folders = {name: lake.folders(name) for name in lake.folders() if not name.startswith("_")}
         found = [[one.rpartition("=")[2] for one in own if "=" in one] for own in folders.values()]
-        # This store goes on listing folders in which nothing is left.
+        # This store still lists empty folders.
         runs = [one.rpartition("/")[2] for one in lake.folders("_runs") if lake.exists(f"{one}/manifest.json")]
         return [[ids.index(one) for one in own] for own in [*found, runs]]
 
@@ -184,7 +184,7 @@ def test_changes_are_published_on_s3_and_go_with_their_copies(
     with pytest.raises(ChangesMissing):
         read_changes(target, name, ids[0])
     lake, folder = Storage(target), f"{folder_name(TableName.parse(name))}/_changes"
-    # This store goes on listing folders in which nothing is left.
+    # This store still lists empty folders.
     assert sorted(one.rpartition("/")[2] for one in lake.folders(folder) if lake.files(one)) == ids[2:]
 
 

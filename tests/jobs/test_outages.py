@@ -108,7 +108,7 @@ def test_workers_that_are_killed_do_not_fail_the_step(
                 if b"pyspark.daemon" in command and daemon and _is_ours(parent):
                     os.kill(int(place.name), signal.SIGKILL)
             except OSError:
-                # It has ended by itself.
+                # It has already ended.
                 continue
 
     reading = SLEEPING

@@ -132,7 +132,7 @@ def test_a_finished_run_holds_its_manifest_and_what_it_published(here: MakeRunne
     digest = Run.load(runner.run).digest[:16]
     steps = {f"steps/{digest}/{name}.json" for name in ("snapshot", "extract_delta", "commit", "consolidate")}
     own = {"manifest.json", "latest.json", "timeline.json"}
-    # On a slow machine a step had time to say how far it was.
+    # On a slow machine, the step had time to write its progress.
     kept -= {"progress.json"}
     (files,) = kept - steps - own
     assert kept == {*own, files} | steps
@@ -184,7 +184,7 @@ def test_a_slow_try_of_a_step_does_not_replace_what_a_quick_one_found(
     original = HistorySource.bound_reads
 
     def slow(self: HistorySource) -> Any:
-        # Meanwhile the other try does the whole step.
+        # In the meantime, the other try does the whole step.
         monkeypatch.setattr(HistorySource, "bound_reads", original)
         quick.append(first())
         self.seed += 1

@@ -49,7 +49,7 @@ def race(runner: Runner, monkeypatch: pytest.MonkeyPatch, seed: int, steps: list
     turns = Turns(seed, pause)
     with monkeypatch.context() as patch:
         turns.patch(patch)
-        # Files are moved in threads of their own, which take no turns.
+        # Files are moved in other threads, which take no turns.
         patch.setattr(parquet, "_MOVERS", 1)
         patch.setattr(parquet, "ThreadPoolExecutor", _Inline)
         return turns.run([runner.steps()[step] for step in steps])
@@ -71,7 +71,7 @@ class _Inline:
 
 
 def check(runner: Runner) -> None:
-    """The copy is exact, in every folder that readers see, and holds what it is said to hold."""
+    """The copy is exact in every folder that readers see, and matches its record."""
     assert runner.published() == runner.expected()
     found = Run.load(runner.run).found(ConsolidateResult)
     for name in NAMES:
@@ -99,7 +99,7 @@ def test_two_tries_of_a_step(
 def test_a_step_that_wakes_up_beside_later_ones(
     late: int, seed: int, here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The try that was presumed dead began before its step was done, and goes on while later steps are at work."""
+    """The try that was presumed dead began before its step was done, and goes on while later steps run."""
     runner = begin(here, source, late)
     own = runner.steps()[late]
     turns = Turns(seed, 0.1)
@@ -120,7 +120,7 @@ def test_a_step_that_wakes_up_beside_later_ones(
 def test_a_try_of_a_beginning_that_was_given_up_never_publishes(
     seed: int, here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """lock_and_record begins anew while consolidate still works for the first beginning: one of them counts."""
+    """lock_and_record starts over while consolidate still works for the first start: only one of them counts."""
     runner = begin(here, source, 2)
     first = Run.load(runner.run)
     anew = replace(

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def taken(function: Callable[..., Any]) -> set[str]:
-    """The names of the arguments that a function takes, without those that it takes whatever they are called."""
+    """The names of the arguments of a function, without those of ``**kwargs``."""
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
     return {name for name, one in inspect.signature(function).parameters.items() if one.kind in kinds} - {"self"}
 

@@ -44,7 +44,7 @@ def source(postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPa
 
 @pytest.fixture
 def begin(source: PostgresSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Begins a run of the DAG run `EARLIER`, or of what the arguments say in its place, and never ends it."""
+    """Begins a run of the DAG run `EARLIER`, or of another one that the arguments name, and never ends it."""
     begun = []
 
     def begin(
@@ -79,7 +79,7 @@ def begin(source: PostgresSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def preflight(tmp_path: Path) -> Preflight:
-    """Does preflight of the next DAG run; ``state``: what Airflow says of the one before."""
+    """Runs preflight of the next DAG run. ``state`` is Airflow's state of the previous DAG run."""
 
     def preflight(state: Any, *, map_index: int = -1, **options: Any) -> None:
         target = (tmp_path / "lake").as_uri()

@@ -106,7 +106,7 @@ def test_a_published_run_whose_records_are_gone_is_not_begun_again(source: FakeS
     assert not source.calls, "nothing was locked or made on the server"
     (copy / "part-0.parquet").unlink()
     operator(tmp_path).execute(context())
-    # With its manifest it goes on.
+    # With its manifest, the run goes on.
     (copy / "part-0.parquet").write_bytes(b"rows")
     operator(tmp_path).execute(context())
 
@@ -120,7 +120,7 @@ def test_manifest_holds_what_later_steps_need(source: FakeSource, tmp_path: Path
     assert manifest.initial_position == str(position(1))
     assert asdict(manifest.options) == {**asdict(StepOptions()), **OPTIONS}
     assert source.calls == [LockPolicy(wait_seconds=1)]
-    # The source may return tables in an order of its own.
+    # The source may return tables in another order.
     assert {table.table.name: (table.consistency, table.reason) for table in manifest.tables} == {
         ORDERS: ("watermark", "it has a key"),
         CLICKS: ("lock", "it has none"),

@@ -246,7 +246,7 @@ def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog
     tell_leftovers(lake.folder("_runs"))
     assert not caplog.records
     begin(lake, f"{now:%Y%m%dT%H%M%SZ}-00000000", now)
-    # A backfill of last year that goes on right now.
+    # A backfill of last year that is in progress.
     begin(lake, "20250102T000000Z-00000000", now)
     published = begin(lake, "20250103T000000Z-00000000", long_ago)
     published.finish_step("consolidate", consolidate_result())
@@ -260,7 +260,7 @@ def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog
         tell_leftovers(lake.folder("_runs"))
     assert f"{lake.uri}/_runs/{RUN}\n" in caplog.text
     assert f"{lake.uri}/shop.orders/snapshot={RUN}" in caplog.text
-    # The try that published it was killed before it could say so: readers are led to that copy.
+    # The try that published it was killed before it could record this; readers are directed to that copy.
     lake.write_json("shop.orders/_latest.json", {"run_id": RUN})
     assert [found.folders for found in find_leftovers(lake.folder("_runs"))] == [(f"{lake.uri}/_runs/{RUN}",)]
 

@@ -200,7 +200,7 @@ def test_a_killed_step_releases_the_slot_and_one_that_timed_out_does_not(
 def test_a_killed_step_releases_the_slot_before_it_waits_for_spark(
     postgres: PostgresServer, source: PostgresSource, run: Storage, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Airflow kills the task at once if it takes longer than some seconds to end."""
+    """Airflow kills the task if it takes more than a few seconds to end."""
     seen: list[int] = []
 
     class Guarding(subprocess.Popen[bytes]):
@@ -314,7 +314,7 @@ def test_a_failed_dag_run_releases_the_slots_of_all_groups_of_a_mapped_one(
 def test_a_run_whose_manifest_was_never_written_leaves_nothing(
     postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any
 ) -> None:
-    """The task was killed at once, right after the server had made the slot."""
+    """The task was killed right after the server had created the slot."""
     with DAG("d", schedule=None) as dag:
         group = SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target=tmp_path.as_uri())
     (release,) = dag.on_failure_callback
@@ -427,7 +427,7 @@ def test_a_kill_while_the_position_is_recorded_leaves_no_slot(
 ) -> None:
     operator = recording(source, tmp_path)
     operator.on_kill()
-    # Airflow calls it from a signal handler, which interrupts whatever the task does at the moment.
+    # Airflow calls it from a signal handler, which interrupts the task at any point.
     settle = "airflow_provider_cdc.sources.postgres.slots.transaction_waits.settle"
     seen: list[int] = []
 

@@ -26,7 +26,7 @@ class Changes:
     counts: dict[str, Counter[Row]] = field(default_factory=dict)
 
     def take(self, table: Table, changes: Iterable[Mapping[str, Any]], decode: Decoder) -> None:
-        """Add what ``DELTA_SCHEMA`` says of ``table``, in the order of the log.
+        """Add ``changes`` of ``table``, rows of ``DELTA_SCHEMA`` in the order of the log.
 
         :param decode: the source's ``decode_images``.
         """

@@ -132,7 +132,7 @@ def test_the_signature_and_the_docstring_say_of_each_option_what_is_declared() -
         assert parameter.default == (inspect.Parameter.empty if one.required else one.default)
         own = {str: "str", int: "int", float: "float", bool: "bool"}.get(one.type) or str(one.type)
         own = own.replace("collections.abc.", "").replace("typing.", "")
-        # A template is text, whatever it will be.
+        # A template is text, whatever it renders to.
         wanted = own if one.fixed else " | ".join(dict.fromkeys([*own.split(" | "), "str"]))
         assert sorted(str(parameter.annotation).split(" | ")) == sorted(wanted.split(" | ")), one.name
         kind = f"{only(one.feature)}: " if one.feature else ""
@@ -200,7 +200,7 @@ def test_what_cannot_differ_from_source_to_source_is_refused(mapped: Any, what: 
 
 
 def test_parsing_a_dag_does_not_import_what_only_its_tasks_need(tmp_path: Path) -> None:
-    """Airflow parses the files of DAGs all the time, each time in a process of its own."""
+    """Airflow parses DAG files all the time, each time in a new process."""
     file = tmp_path / "nightly.yaml"
     file.write_text("sources:\n  - {kind: mysql, source_conn_id: a, tables: [b.c], target: /lake}\n")
     code = """

@@ -47,7 +47,7 @@ def folder() -> Iterator[Path]:
 
 
 class Installed:
-    """The wheel in an environment of its own, with an Airflow that has the shipped DAGs.
+    """The wheel in its own environment, with an Airflow that has the shipped DAGs.
 
     :param connections: JSON fields by id.
     """
@@ -169,7 +169,7 @@ def _lineage_is_told(installed: Installed, mysql: MysqlServer, schema: str, late
 
 
 def _install(folder: Path, pins: Path) -> Path:
-    """The wheel, with what it declares, in an environment of its own."""
+    """The wheel with its declared requirements, in its own environment."""
     _run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
     (wheel,) = folder.glob("*.whl")
     assert version("airflow-provider-cdc") in wheel.name

@@ -30,7 +30,7 @@ def copy(
 
 
 def old(position: str, run_id: str) -> Any:
-    """A record of a version that knew neither ``position``, nor ``source``, nor when it was recorded."""
+    """A record of a version that had no ``position``, no ``source`` and no ``recorded_at``."""
     return copy(position, run_id=run_id)
 
 
@@ -44,16 +44,16 @@ SCHEDULED_EARLY, SCHEDULED_LATE = "20260101T020000Z-ffffffff", "20260101T150000Z
         # A nightly for 02:00 that began at 19:41, and a run of 15:00.
         (copy(f"{A}:1-9", LATE, SCHEDULED_EARLY), copy(f"{A}:1-5", EARLY, SCHEDULED_LATE)),
         (copy("0/1000000", LATE, SCHEDULED_EARLY), copy("0/FFFFFF", EARLY, SCHEDULED_LATE)),
-        # Positions count, whatever clocks say.
+        # Positions decide, whatever the times are.
         (copy(f"{A}:1-9,{B}:1", EARLY), copy(f"{A}:1-9", LATE)),
         (copy("1/0", EARLY), copy("0/FFFFFFFF", LATE)),
         (copy(f"{A}:1", EARLY), copy("", LATE)),
-        # Where they do not tell, the time does.
+        # If the positions do not decide, the times do.
         (copy(f"{A}:1-9", LATE), copy(f"{A}:1-8,{B}:1", EARLY)),
         (copy(f"{A}:1-9", LATE), copy(f"{A}:1-9", EARLY)),
         (copy("0/5", LATE, timeline="2"), copy("0/9", EARLY)),
         (copy("0/5", "2026-01-01T12:00:00-08:00"), copy("0/5", LATE)),
-        # Positions of histories that ended say nothing of those of later ones.
+        # Positions of ended histories are unrelated to positions of later ones.
         (copy(f"{A}:1-5", EARLY, number=2), copy(f"{A}:1-9", LATE, number=1)),
         (copy("0/5", EARLY, number=3), copy("0/9", LATE, number=2)),
         (copy(f"{A}:1-9", EARLY, number=2), copy(f"{A}:1-5", LATE, number=2)),

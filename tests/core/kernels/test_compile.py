@@ -49,7 +49,7 @@ def package_zip(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(package_zip: Path, home: Path, **environment: str) -> str:
-    """What a process says whose user's home is ``home``: an earlier run may have left code in the real one."""
+    """The output of a process with the home folder ``home``. An earlier run may have left code in the real one."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith(("NUMBA", "XDG_"))}
     clean: Mapping[str, str] = {**kept, "HOME": str(home)}
     done = subprocess.run(

@@ -111,7 +111,7 @@ def test_no_value_differs_whatever_is_put_in(folder: Storage, seed: int) -> None
     metadata = pq.read_metadata(folder.path(after.name))
     wanted = pq.read_metadata(folder.folder("plain").path(plain.name))
     for number, group in enumerate(expected):
-        # By bits: neither a NaN nor -0.0 is like itself to `equals`.
+        # Compare bits: `equals` does not distinguish -0.0 from 0.0, and no NaN equals itself.
         assert values(file.read_row_group(number)) == values(group)
         for column in range(len(KINDS)):
             statistics = metadata.row_group(number).column(column).statistics

@@ -26,7 +26,7 @@ def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Ite
 @pytest.mark.parametrize("given", ["2026-03-29", " 2026-03-29\n", date(2026, 3, 29)])
 def test_a_date_is_its_beginning_in_utc(zone: str, given: str | date) -> None:
     assert is_as_of(given)
-    # What is recorded says it in full.
+    # The record has the complete form.
     assert AS_OF.plain(given) == "2026-03-29T00:00:00+00:00"
     assert parse(AS_OF.plain(given)) == datetime(2026, 3, 29, tzinfo=UTC)
     if isinstance(given, str):

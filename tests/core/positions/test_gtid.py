@@ -58,7 +58,7 @@ tags = st.sampled_from([*TAGS[1:], "A", "Z_9"])
 
 @st.composite
 def texts(draw: st.DrawFn) -> str:
-    """Text that the grammar allows, spelled in every way at once."""
+    """Text that the grammar allows, in all spellings."""
     sets = []
     for uuid in draw(st.lists(st.sampled_from(UUIDS), max_size=4)):
         parts = [draw(spellings(uuid)), *draw(st.lists(st.one_of(intervals, intervals, tags), max_size=6))]
@@ -377,7 +377,7 @@ class TestBytes:
 
 
 def commit(cursor: Cursor, gtid_next: str) -> None:
-    """Commit one transaction, of which nothing is left but its GTID."""
+    """Commit one transaction that leaves nothing but its GTID."""
     cursor.execute("SET gtid_next = %s", (gtid_next,))
     cursor.execute("DROP DATABASE IF EXISTS no_such_database")
     cursor.execute("SET gtid_next = 'AUTOMATIC'")

@@ -101,7 +101,7 @@ def test_a_list_that_lags_behind_loses_nothing(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_call_that_was_carried_out_twice_is_no_defeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS repeats a call whose answer was lost, and then says that the name is taken."""
+    """NFS repeats a call whose answer was lost, and then reports that the name exists."""
     original = os.link
 
     def answer_lost(source: str, target: str) -> None:

@@ -25,7 +25,7 @@ def use(monkeypatch: pytest.MonkeyPatch, endpoint: str, credentials: tuple[str, 
 
 @contextmanager
 def answering(status: int) -> Iterator[str]:
-    """A server that says the same to everyone; 0: it hangs up."""
+    """A server that gives every client the same answer; 0: it closes the connection."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def answer(self) -> None:

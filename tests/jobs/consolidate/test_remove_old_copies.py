@@ -56,7 +56,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> HistorySource:
 
 @pytest.fixture
 def night(here: MakeRunner, source: HistorySource) -> Callable[..., Runner]:
-    """Makes the run of a night, at a position of its own, that is rolled forward from another one's copies."""
+    """Creates a nightly run with its own position that rolls forward another run's copies."""
 
     def make(number: int, base: int = 0, run: bool = True, id: int = 0, **more: Any) -> Runner:
         source.end = 5 * number
@@ -129,7 +129,7 @@ def test_copies_are_as_old_as_their_positions_in_the_last_history(night: Callabl
     one = night(3, id=10, keep=2, histories=new)
     assert (copies(one), [*one.steps()[2]().superseded]) == ([7, 10], NAMES)
     assert copies(night(4, id=11, keep=2, histories=new)) == runs(one) == [10, 11]
-    # A copy that did not become the latest removes nothing, nor does one of before that is published only now.
+    # A copy that did not become the latest removes nothing. Nor does an earlier copy that is published only now.
     assert copies(night(9, id=12, keep=1)) == [10, 11, 12]
 
 
@@ -347,7 +347,7 @@ def test_a_removal_that_had_stalled_takes_nothing_from_a_run_that_is_made_again_
     retention.remove_folder(first, "late")
     assert rows_of(again, 1) == again.source.history.state(15)
     assert Run.load(again.run).digest != first.digest
-    # Where nothing lies yet, there is nothing to take away either.
+    # Where there are no files yet, none can be removed.
     again.target.make_folder(f"{NAMES[0]}/snapshot={night_id(7)}")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Storage, "rename_folder", None)
@@ -427,7 +427,7 @@ def test_a_run_that_waits_for_its_own_end_keeps_its_records(
 def test_runs_that_are_published_and_remove_older_copies_at_the_same_time(
     seed: int, night: Callable[..., Runner], source: HistorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the order in which their looks and their changes to the lake come."""
+    """In whatever order they read and change the lake."""
     chance = random.Random(seed)
     for number in (1, 2, 3):
         night(number)

@@ -179,7 +179,7 @@ def test_a_run_that_is_made_again_under_its_id_is_told_by_its_position(
     for number in (1, 2, 3):
         runner = night(number, keep=1)
     assert not runner.run.parent().folder(night_id(1)).exists("manifest.json")
-    # Its DAG run is cleared: it is at another position now. These positions do not tell that it is the latest.
+    # Its DAG run is cleared and gets another position. These positions do not show that it is the latest.
     for name in NAMES:
         runner.target.delete_file(f"{name}/_latest.json")
     again = night(1, base=3, position=70)
@@ -187,7 +187,7 @@ def test_a_run_that_is_made_again_under_its_id_is_told_by_its_position(
     name = NAMES[0]
     assert read_changes(again.target.uri, name, str(at(70))).rows == 0
     assert read_changes(again.target.uri, name, str(at(60))).rows
-    # Who has the first copy still is not told that nothing has changed since.
+    # A reader with the first copy still gets an error, not an empty result.
     with pytest.raises(ChangesMissing):
         read_changes(again.target.uri, name, str(at(20)))
 
@@ -242,7 +242,7 @@ def test_a_step_that_is_killed_anywhere_and_done_again_leaves_one_feed(
 ) -> None:
     night(1)
     for number in range(1, 400, stride):
-        # Each time in a night of its own, from the same copy.
+        # Each time in another nightly run, from the same copy.
         runner = night(number + 1, base=1, position=40, run=False)
         for one in runner.steps()[:step]:
             one()

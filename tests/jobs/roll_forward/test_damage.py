@@ -34,7 +34,7 @@ def flip(path: Path) -> None:
 
 
 def lose_rows(path: Path) -> None:
-    """A sound file, with a row less: only its record can tell."""
+    """A valid file that lacks one row: only its record shows this."""
     rows = pq.read_table(path)
     pq.write_table(rows.slice(1), path)
 
@@ -71,7 +71,7 @@ def test_a_damaged_file_that_was_read_is_not_published(damage: Callable[[Path], 
     snapshot()
     extract()
     damage(files_of(runner, "chunks/*/*.parquet")[-1])
-    # It is not retried for ever: a second try says the same.
+    # It is not retried forever: a second try reports the same.
     for _ in range(2):
         with pytest.raises(FileDamaged, match=r"chunks/.*\.parquet: .*\n  Hint: .* trigger a new run"):
             publish()
@@ -82,7 +82,7 @@ def test_a_damaged_file_that_was_read_is_not_published(damage: Callable[[Path], 
 def test_a_damaged_file_of_untouched_tables_is_not_published(
     damage: Callable[[Path], None], here: MakeRunner, source: HistorySource
 ) -> None:
-    """Nothing else would ever open it."""
+    """Nothing else would open it."""
     runner = here(source, LENGTH)
     snapshot, extract, publish = runner.steps()
     snapshot()

@@ -60,7 +60,7 @@ def make_source(seed: int, length: int = 90) -> tuple[HistorySource, random.Rand
 def test_chains_of_nights(here: MakeRunner, monkeypatch: pytest.MonkeyPatch, small: int, seed: int) -> None:
     monkeypatch.setattr(forward, "SMALL_BYTES", small)
     source, rng = make_source(small % 7 * 100 + seed)
-    # Rows for which memory has no room go into files of their own.
+    # Rows that do not fit into memory go into separate files.
     monkeypatch.setattr(roll, "HELD_BYTES", rng.choice([0, 400, 10**6]))
     for number, night in enumerate(nights(here, source, rng, "lake", 4)):
         assert night.published() == night.expected(), f"seed {seed}, night {number}"
@@ -131,7 +131,7 @@ def test_a_change_that_the_log_lost_stops_the_run(here: MakeRunner, lost: Entry,
     change = Entry("commit", ((0, row, (row[0], "paid", "later")),)) if row else inserted((2, "new", "again"))
     assert row in later.values()
     night = two_nights(here, inserted(*ROWS), lost, change, first=1)
-    # The server changed the row, and the log does not say so.
+    # The server changed the row without a trace in the log.
     night.source.history.entries[1] = Entry("commit")
     with pytest.raises(CopyMismatch, match=message):
         night.all()
@@ -157,7 +157,7 @@ def test_a_file_in_which_rows_were_changed_keeps_all_rows_whoever_wrote_it(
         monkeypatch.setattr(splice, "_written_now", lambda schema: now(schema.remove(0)))
     night.all()
     assert night.published() == night.expected()
-    # The row groups of a file with four changed rows: each either as it was, or with one column of three encoded anew.
+    # The row groups of a file with four changed rows: each is unchanged, or has one of three columns encoded again.
     assert (set(encoded) == {0, 1} and encoded.count(1) >= 3) if known else not encoded
 
 
@@ -186,7 +186,7 @@ def test_a_base_file_that_is_gone_or_damaged_stops_the_run(here: MakeRunner) -> 
         with pytest.raises(FileDamaged, match="bytes, not"):
             consolidate()
         path.write_bytes(data)
-    # The file that is written anew is read whole, and compared with its checksum.
+    # The file that is rewritten is read completely, and compared with its checksum.
     for name, data in whole.items():
         at = data.index(b"x" * 9) if b"x" * 9 in data else 4
         Path(folder.path(name)).write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])

@@ -14,7 +14,7 @@ from airflow_provider_cdc.jobs.runtime.progress import PROGRESS, Progress, Progr
 
 
 class Watched:
-    """Progress by a clock of its own."""
+    """Progress with a fake clock."""
 
     def __init__(self, total: int, weight: float, then: str = "") -> None:
         self.now = 0.0
@@ -63,7 +63,7 @@ def test_a_step_that_hangs_goes_on_telling_and_its_rate_falls() -> None:
     for second in range(1, 186):
         watched.now = float(second)
         watched.progress.tick()
-    # Each line is printed when it says something new, and once a minute otherwise.
+    # Each line is printed when its contents change, and otherwise once a minute.
     assert (len(watched.lines), len(set(watched.lines))) == (15, 13)
     assert len(watched.notes) == 37
     assert watched.notes[0]["rows_per_second"] == 1200

@@ -23,7 +23,7 @@ def test_a_source_that_dies_while_a_step_is_planned_fails_it_after_one_budget(
     tries: Counter[str] = Counter()
 
     def refuse(self: HistorySource, *arguments: Any) -> None:
-        # Each table is planned by itself.
+        # Each table is planned separately.
         tries[str(arguments[0])] += 1
         raise SourceUnavailable("no answer")
 

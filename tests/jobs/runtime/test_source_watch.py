@@ -25,11 +25,11 @@ from tests.jobs.history_source import HistorySource, random_history
 
 SECONDS = 3.0
 PATIENCE = 60.0
-"""Whatever is waited for has come by then, on a busy machine too."""
+"""A time limit that suffices for every wait, even on a busy machine."""
 
 
 class Failing(HistorySource):
-    """Tells ``error`` from the second time on that it is asked whether it still has what the run needs."""
+    """Raises ``error`` from the second check of whether it still has what the run needs."""
 
     error: Exception
     about = "check_identity"

@@ -70,7 +70,7 @@ def test_a_terminal_error_stops_the_job_and_keeps_its_words(spark: Any, tmp_path
         run_tasks(spark, "stop", orders, work)
     assert str(caught.value) == "[CDC-1101] s.t at log:4: a column was added\n  Hint: run again"
     stopped.touch()
-    # The next job comes after whatever is left of this one.
+    # The next job starts after the rest of this one.
     assert run_tasks(spark, "next", [1], lambda number: number) == [1]
     assert len(list(begun.iterdir())) < 30
 
@@ -181,7 +181,7 @@ def _unpack(path: str) -> int:
 
 def test_the_budget_is_time_without_any_success(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last order is refused for longer than the budget, but never are all of them."""
-    # A clock by which every look at it takes a second: there is one after each job, and one at each success.
+    # A clock on which each reading takes a second. It is read after each job and at each success.
     seconds = itertools.count()
     clock = SimpleNamespace(monotonic=lambda: float(next(seconds)), sleep=time.sleep)
     monkeypatch.setattr(retry, "time", clock)

@@ -86,7 +86,7 @@ def test_bounds_that_mean_something_else_where_they_are_read(
     read = ReadPart(Staging(run), "plan", source, (entry,), LockPolicy(), 0.0)
     with pytest.raises(CopyMismatch, match="overlap"):
         read(Part(0, 0, tuple(plan), 1))
-    # Nor does it pass unseen if each chunk is read by another task.
+    # It is also detected if each chunk is read by another task.
     records = [read(Part(chunk.number, 0, (chunk,), 1)) for chunk in plan]
     assert sum(record.rows for record in records) > table.rows * 1.2
     with pytest.raises(CopyMismatch, match="overlap"):

@@ -188,7 +188,7 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
         "latest": False,
         "missed_as_of": MISSED.as_of,
     }
-    # The run is green, yet readers see another copy: the log must say so plainly.
+    # The run succeeds, but readers see another copy, so the log must state this clearly.
     said = capfd.readouterr().out
     assert f"{tmp_path.as_uri()} is not a production target of shop" in said
     assert f"not at {MISSED.as_of}" in said
@@ -231,7 +231,7 @@ def test_what_the_app_of_an_earlier_task_did_is_handed_on_and_done_again_only_if
 def test_what_an_app_did_counts_once_and_only_for_the_manifest_that_counts(run: Storage) -> None:
     task, context = shared(run)
     run.write_json(done_file("snapshot"), {})
-    # The run began anew since: nothing is recorded for the manifest that it has now.
+    # The run has started over since, so nothing is recorded for its current manifest.
     task.execute(context)
     assert run.exists("seen.json"), "the step is done"
     run.delete_file("seen.json")

@@ -38,7 +38,7 @@ def test_a_kind_is_what_its_source_and_its_hook_say_it_is(kind: Kind) -> None:
 
 
 def test_what_core_says_of_kinds_is_what_is_registered() -> None:
-    """`core` may not ask the registry: options say for which kind they are, and heads of old copies say no kind."""
+    """`core` must not use the registry: options declare their kinds, and heads of old copies have no kind."""
     assert set(core_kinds.KINDS) == {kind.name for kind in KINDS}
     assert all(core_kinds.kinds_with(option.feature) for option in declared())
     keys = {kind.name: kind.load(kind.source).position_key for kind in KINDS}

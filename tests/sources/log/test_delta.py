@@ -144,7 +144,7 @@ def test_batches_hold_at_most_so_many_bytes_unless_one_row_is_larger(sizes: list
         patch.setattr(delta, "BATCH_BYTES", limit)
         found = batches(net)
     taken = [
-        # As the arena has them: the key's image, the row's, and one that says that there is a row.
+        # As in the arena: the image of the key, the image of the row, and a flag that there is a row.
         [len(image(*values_of(row["before"])[:1])) + len(row["before"]) + 1 for row in batch.to_pylist()]
         for batch in found
     ]
@@ -259,7 +259,7 @@ def test_segments_cut_anywhere_compose_to_the_net_change_of_the_whole(
             elif change.after is not None:
                 changed(net, KEYED, None, image(key), b"", number)
             if ends_part:
-                # What a reader does when memory is full: the segment goes on, and so do its orders.
+                # As a reader does when memory is full: the segment continues, and so do its order numbers.
                 found += rows_of(batches(net, segment))
                 net.clear()
         found += rows_of(batches(net, segment))

@@ -26,7 +26,7 @@ class EncryptedServer(MysqlServer):
         component = next((usr / folder / f"{COMPONENT}.so" for folder in _PLUGINS if (usr / folder).is_dir()), None)
         if component is None or not component.exists():
             pytest.skip(f"the MySQL on this machine has no {COMPONENT}")
-        # Which keyring to load stands beside the program, and how to use it beside the component.
+        # A file beside the program names the keyring to load, and a file beside the component configures it.
         own, plugins = self.directory / "program", self.directory / "plugins"
         if not own.exists():
             for folder in (own, plugins):

@@ -65,19 +65,19 @@ class MysqlPeer:
         return self.hear()
 
     def let_in(self) -> None:
-        """End the login, and answer whatever is asked before the test's own part begins."""
+        """Complete the login, and answer all requests before the test's own part begins."""
         self.say(OK)
 
     def answer(self, statements: int) -> None:
-        """Answer so many statements that return nothing."""
+        """Answer this many statements that return nothing."""
         for _ in range(statements):
             self.hear()
             self.say(OK)
 
     def answer_opening(self, other: Mapping[str, str] | None = None) -> None:
-        """Answer all that a session is opened with: the reset, SET NAMES, the pins, and the look at them.
+        """Answer everything that opens a session: the reset, SET NAMES, the pins, and the check of the pins.
 
-        :param other: what it is to see of some variables, in place of what it set.
+        :param other: values to return for some variables, instead of the values that were set.
         """
         self.answer(2)
         reading = b"character_set_results = NULL" in self.hear()

@@ -28,7 +28,7 @@ SINCE: Sequence[tuple[Version, str]] = (
     ((8, 0, 32), r"\bexplain_format\b"),
     ((8, 3, 0), r"explain_json_format_version"),
 )
-"""What a statement must not say before a version."""
+"""Patterns that a statement must not contain before a version."""
 NOT_THERE: Sequence[tuple[Version, str]] = (
     ((8, 0, 29), "binlog_expire_logs_auto_purge"),
     ((9, 6, 0), "innodb_native_foreign_keys"),

@@ -197,7 +197,7 @@ GAPS = {
     "gb18030": "fe39fe39", "euckr": "c9a1", "big5": "f9fe", "sjis": "f040", "cp932": "81ad", "ujis": "8fa2a1",
     "eucjpms": "8fa2a1",
 }  # fmt: skip
-"""Codes that the server stores in columns of these sets, and that stand for no character."""
+"""Codes that the server stores in columns of these character sets although they are not assigned to a character."""
 
 UNREPRESENTABLE = (*_no_dates(), *_wide_decimals())
 """Types some of whose values no Arrow type holds, with such values."""
@@ -218,7 +218,7 @@ def rows_of(cases: Sequence[Case]) -> list[list[str]]:
 
 
 def independent(declaration: str, column: str) -> str:
-    """The expression by which the driver's own decoding is asked for ``column`` without loss."""
+    """The expression that selects ``column`` so that the driver's own decoding loses nothing."""
     # The text protocol prints six digits of a float, and the driver takes a vector for text.
     if declaration.startswith("vector"):
         return f"HEX({column})"

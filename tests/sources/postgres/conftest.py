@@ -27,7 +27,7 @@ def follow(postgres: PostgresServer, database: str) -> Iterator[Follow]:
 
 @pytest.fixture
 def run(postgres: PostgresServer, database: str) -> Run:
-    """Runs statements, each in a transaction of its own, on one connection each time."""
+    """Runs statements, each in its own transaction, on one connection per call."""
 
     def execute(*statements: str) -> None:
         with postgres.connect(database=database) as connection:

@@ -44,7 +44,7 @@ class PostgresPeer:
         self.hear()
 
     def let_in(self, version: bytes = b"16.4", more: bytes = b"") -> None:
-        """:param more: said on the way."""
+        """:param more: messages to send in between."""
         self.say(b"R", OK.to_bytes(4, "big"))
         self.peer.send(more)
         for name, value in ((b"server_version", version), (b"client_encoding", b"UTF8"), (b"integer_datetimes", b"on"),

@@ -99,7 +99,7 @@ class Kept:
         return str(found.position)
 
     def refusals(self, point: str | datetime, *tables: str) -> Sequence[Problem]:
-        """Why a copy cannot be exact there. Preflight and the recording of the position say the same."""
+        """Why a copy cannot be exact there. Preflight and the recording of the position give the same reasons."""
         found = []
         for refused in (self.check, self.record_at):
             try:
@@ -123,7 +123,7 @@ class Kept:
         self.source.give_up_past(options)
 
     def forget(self) -> None:
-        """Drop everything, as a user does who wants no past any more."""
+        """Drop everything, as a user does who no longer needs the past."""
         self.source.release(RUN_ID)
         slots.drop(self.source.settings, self.name, self.name)
 

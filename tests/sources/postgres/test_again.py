@@ -115,7 +115,7 @@ def test_rows_are_found_by_keys_of_every_kind(run: Run, source: PostgresSource, 
 
 
 def test_keys_without_overlaps_are_searched_by_equality(postgres_factory: PostgresFactory) -> None:
-    """Their index is no B-tree, and asked for an overlap it would never find what is empty."""
+    """Their index is not a B-tree, and a search for overlaps would never find an empty range."""
     if VERSIONS[-1] < 18:
         pytest.skip("no PostgreSQL here has keys WITHOUT OVERLAPS")
     server = postgres_factory(None, VERSIONS[-1])
@@ -285,7 +285,7 @@ def test_what_rests_on_the_initial_position_is_refused(run: Run, source: Postgre
     assert "exact where its reads end" in problem.what
     assert "REPLICA IDENTITY FULL" in problem.hint
     assert late_problems(source.preflight(["public.b"]), options) == []
-    # What the standing slot keeps tells at least which rows to read again the next night.
+    # The log of the standing slot still shows which rows the next night must read again.
     assert late_problems(source.preflight(["public.a"]), StepOptions(standing_slot="past")) == []
 
 

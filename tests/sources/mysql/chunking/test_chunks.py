@@ -211,7 +211,7 @@ def test_planning_costs_little_and_touches_no_rows(source: MysqlSource, mysql: M
     table = tables_of(source, schema)
     with session(source.settings) as connection:
         query(connection, "FLUSH STATUS")
-        # What it costs itself, whatever else the machine does.
+        # The CPU time of this thread, which is independent of the load of the machine.
         before = time.thread_time()
         plan = chunks.plan_chunks(connection, table, 1000)
         seconds = time.thread_time() - before

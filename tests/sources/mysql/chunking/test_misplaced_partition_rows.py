@@ -55,7 +55,7 @@ def test_rows_that_were_exchanged_into_a_partition_of_others_are_not_lost(
     ],
 )
 def test_rows_beyond_the_ends_of_a_list_or_hash_are_told(mysql: MysqlServer, schema: str, by: str, stray: int) -> None:
-    """A range of few values has the server look only into the partitions that these belong to."""
+    """For a range of few values, the server searches only the partitions to which these values belong."""
     mysql.query(f"CREATE TABLE {schema}.t (id int, n int, PRIMARY KEY (id, n)) PARTITION BY {by}")
     mysql.query(f"CREATE TABLE {schema}.x (id int, n int, PRIMARY KEY (id, n))")
     mysql.query(f"INSERT INTO {schema}.t VALUES (1, 1), (5, 1), (2, 1), (8, 1)")

@@ -33,7 +33,7 @@ def test_one_percent_of_a_table_is_read_where_one_percent_is_copied(mysql: Mysql
     (whole,) = source.tables_of(plans)
 
     def read(condition: str) -> tuple[int, int]:
-        """The rows that the server sends, and those that it looks at."""
+        """The rows that the server sends, and the rows that it reads."""
         table = replace(whole, selection=Selection(parse(condition)))
         chunks = source.plan_chunks(whole, 1000)
         assert len(chunks) > 10
@@ -54,7 +54,7 @@ def test_one_percent_of_a_table_is_read_where_one_percent_is_copied(mysql: Mysql
 
 
 def filled(mysql: MysqlServer, schema: str, columns: str, expressions: str, rows: int) -> tuple[MysqlSource, Table]:
-    """A table of so many rows, n = 1, 2, …"""
+    """A table of this many rows, n = 1, 2, …"""
     mysql.query(f"CREATE TABLE {schema}.t ({columns})")
     with mysql.connect(database=schema, sql_mode="") as connection, connection.cursor() as cursor:
         cursor.execute("SET cte_max_recursion_depth = 100000, time_zone = '+00:00'")
@@ -113,7 +113,7 @@ def test_a_plan_of_a_range_of_the_key_has_all_of_it_and_little_else(name: str, m
     assert len(every) > 150
     term = parse(where)
     if name == "zero dates":
-        # Dates are texts then, of which nothing is asked.
+        # Dates are then texts, and no condition on them is sent.
         assert source.plan_chunks(replace(whole, selection=Selection(term)), 20) == every
         return
     table = replace(whole, selection=Selection(term))

@@ -23,7 +23,7 @@ from harness.mysql_server import MysqlServer
 Values = dict[str, Any]
 
 Wrong = Callable[[str], bool]
-"""Whether the reader fails at a value, of which the server prints this text."""
+"""Return whether the reader fails at a value that the server prints as this text."""
 
 
 def _is_no_date(text: str) -> bool:

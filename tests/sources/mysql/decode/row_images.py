@@ -39,7 +39,7 @@ def describe(server: MysqlServer, schema: str, name: str) -> Table:
 
 
 def logged(server: MysqlServer, schema: str, statements: Sequence[str]) -> list[RowsEvent]:
-    """The rows events of ``statements``, each run by itself."""
+    """The rows events of ``statements``, each of which is run separately."""
 
     def run(connection: Connection[Any]) -> None:
         with connection.cursor() as cursor:

@@ -85,13 +85,13 @@ class LogReading:
     def read(self, end: LogPlace | None = None, upper: GtidSet | None = None, *, forward: bool = False) -> Window:
         """The net change up to ``end`` (now), of keyless tables, or ``forward``, up to ``upper`` (now).
 
-        Files that are read one by one and files that are read together have to say the same.
+        Files that are read one by one and files that are read together must give the same result.
         """
         end, tracked = end or log_end(self.server), self.tracked(upper, forward=forward)
         apart, together = (self._window(self.segments(end, slots), tracked) for slots in (0, 1))
         assert len(together.summaries) == 1
         assert (together.before, together.after) == (apart.before, apart.after)
-        # Rows that came and went: files that are read together say nothing of them.
+        # Rows that were added and removed: files that are read together do not yield them.
         one, other = ({name: rows for name, rows in way.counts.items() if rows} for way in (apart, together))
         assert one == other
         assert together.images == apart.images

@@ -145,7 +145,7 @@ def test_a_file_whose_keys_do_not_fit_into_memory_is_netted_in_parts(
     keyed, _ = rows_of(server)
     reading = LogReading(server, "histories", "a", "k", mode="disabled")
     run(db, "UPDATE a SET v = 'second'", "INSERT INTO k VALUES (1, 'a')", "UPDATE a SET v = 'third' WHERE id > 3")
-    # A prepared transaction must wait for its end, and with it everything that is netted meanwhile.
+    # A prepared transaction must wait for its end, and so must everything that is netted in the meantime.
     run(db, "XA START 'w'", "UPDATE a SET v = 'w' WHERE id < 3", "XA END 'w'", "XA PREPARE 'w'")
     with server.connect(database="histories") as other, other.cursor() as cursor:
         for number in range(5, 20):

@@ -80,7 +80,7 @@ def test_membership_is_that_of_the_set(sets: list[list[Gtid]], asked: list[Gtid]
 
 
 def variable(value: int) -> bytes:
-    """``mysql::serialization``'s variable-length integer, written as its readme says."""
+    """A variable-length integer of ``mysql::serialization``, encoded as in its readme."""
     for more in range(8):
         if value < 1 << (7 * (more + 1)):
             return (value << (more + 1) | (1 << more) - 1).to_bytes(more + 1, "little")

@@ -28,7 +28,7 @@ _LARGEST = 1 << 24
 
 
 def test_the_log_beyond_4_gib_of_a_file(mysql: MysqlServer, schema: str, db: Connection) -> None:
-    """The server never splits a transaction over files. Events tell the low 32 bits of where they end."""
+    """The server never splits a transaction over files. Events have the low 32 bits of their end position."""
     run(db, "CREATE TABLE a (id INT PRIMARY KEY)")
     reading = LogReading(mysql, schema, "a")
     file, ends, _ = full_file(reading, db)

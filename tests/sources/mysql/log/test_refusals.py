@@ -176,7 +176,7 @@ def test_transactions_without_gtids(mysql_factory: Any) -> None:
         reading = LogReading(server, "s", "a")
         run(connection, "INSERT INTO a VALUES (1)")
     assert "gtid_mode" in refusal(reading, UnknownEvent).hint
-    # What lies beyond 4 GiB of a file is asked for by a command that needs GTIDs.
+    # Events beyond 4 GiB of a file are requested by a command that needs GTIDs.
     with pytest.raises(LogGone) as raised:
         reading.batches(LogSegment(0, log_end(server).file, 1 << 32, None), reading.tracked())
     assert "gtid_mode" in raised.value.hint
@@ -213,7 +213,7 @@ def joined(parts: list[bytes]) -> bytes:
     log = b""
     for part in parts:
         event = part[:13] + struct.pack("<I", 4 + len(log) + len(part)) + part[17:-4]
-        # The server leaves the flag that says that a file is in use out of the first event's checksum.
+        # The server excludes the flag for a file in use from the first event's checksum.
         event = event[:17] + bytes([event[17] & ~1]) + event[18:]
         log += event + struct.pack("<I", zlib.crc32(event))
     return log
@@ -314,7 +314,7 @@ def query(text: bytes, schema: bytes = b"") -> bytes:
 
 @pytest.mark.parametrize("text", [b"ROLLBACK", b"ROLLBACK TO `s`"])
 def test_a_rollback_after_rows(recorded: Recorded, text: bytes) -> None:
-    """A server logs it when part of the transaction could not be undone. The log does not say which part."""
+    """A server logs it when part of the transaction could not be undone. The log does not show which part."""
     reading, parts, file = recorded
     with pytest.raises(UnknownEvent, match="ROLLBACK"):
         walk(reading, joined([*parts[:-1], query(text)]), file)
@@ -391,6 +391,6 @@ def test_a_look_at_the_log_leaves_damaged_rows_to_whoever_reads_them(recorded: R
 
 
 def assert_rows(event: bytes) -> None:
-    """An `AssertionError` would say that the end was not reached."""
+    """An `AssertionError` would show that the end was not reached."""
     if event[codes.KIND_AT] not in (codes.WRITE_ROWS, codes.UPDATE_ROWS, codes.DELETE_ROWS):
         pytest.fail(f"damage of an event of type {event[codes.KIND_AT]} was not noticed")

@@ -91,7 +91,7 @@ def db(mysql: MysqlServer, schema: str) -> Iterator[Connection]:
 
 
 def refusal(reading: LogReading, window: Window | None = None) -> ImageNotWhole | None:
-    """What the reader, or the check after it, says of the log since ``reading`` began."""
+    """Return the result of the reader, or of the check after it, for the log since ``reading`` began."""
     try:
         window = window or reading.read()
     except ImageNotWhole as error:
@@ -373,7 +373,7 @@ def test_a_trigger_that_a_more_exact_grant_hides(mysql: MysqlServer, schema: str
 
 
 def test_each_function_is_built_in(mysql: MysqlServer, schema: str, db: Connection) -> None:
-    """Whatever stored functions of these names there are in the session's schema, they are not called."""
+    """Stored functions of these names in the session's schema are not called."""
     made = 0
     for name in sorted(FUNCTIONS):
         for arguments in range(4):

@@ -45,7 +45,7 @@ def look(
     first: Callable[[], object] = lambda: None,
     then: Callable[[], object] = lambda: None,
 ) -> list[tuple[str, str]]:
-    """The files that were looked through, in the order in which they came, and why each of them stopped."""
+    """The files that the survey read, in order, and why each of them stopped."""
     settings = settings_of(server, user)
     # As in a run, the survey of the log has its own session meanwhile.
     with session(settings) as connection:
@@ -71,7 +71,7 @@ def look(
 def test_files_are_told_in_the_order_of_the_log_whichever_is_read_first(server: MysqlServer) -> None:
     for number in range(FILES):
         if number == 0:
-            # It is still being read when the next ones, which stop at once, have been.
+            # This file is still being read when the next ones, which stop at once, are done.
             for key in range(8):
                 server.query(f"INSERT INTO d.t VALUES ({key}, REPEAT('x', 8000000))")
         elif number % 2:

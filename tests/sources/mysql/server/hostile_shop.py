@@ -36,7 +36,7 @@ ROWS = 100
 
 @dataclass
 class Shop:
-    """A database on a server of its own. ``root`` is a session that began before anybody changed a variable."""
+    """A database on a private server. ``root`` is a session that began before any variable was changed."""
 
     db: MysqlDatabase
     root: pymysql.Connection[Any]
@@ -81,7 +81,7 @@ class Shop:
 
 @contextmanager
 def opened(server: MysqlServer) -> Iterator[Shop]:
-    """Make the shop, and a user ``reader`` who may do what the documentation asks for. The server is thrown away."""
+    """Create the shop on a private server, and a user ``reader`` with the privileges that the documentation requires."""
     root = server.connect(charset="utf8mb4")
     made = Shop(MysqlDatabase(server, "shop"), root)
     made.db.settings = replace(made.db.settings, user="reader", password="")

@@ -57,7 +57,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "transaction_isolation": ["'READ-UNCOMMITTED'", "'SERIALIZABLE'"],
     "updatable_views_with_limit": ["'NO'"],
 }
-"""Of variables that are neither switches nor numbers, or of which other numbers matter."""
+"""Values of variables that are neither switches nor numbers, or for which other numbers matter."""
 
 LEFT_ALONE: Mapping[str, str] = {
     "binlog_format": "a rule of preflight refuses servers with another value",
@@ -74,7 +74,7 @@ LEFT_ALONE: Mapping[str, str] = {
 
 
 def session_variables(connection: pymysql.Connection[Any]) -> dict[str, str]:
-    """All variables of which each session has a value of its own, with those of this one."""
+    """All variables that each session can set, with the values of this session."""
     found = {}
     with connection.cursor() as cursor:
         cursor.execute("SELECT VARIABLE_NAME, VARIABLE_VALUE FROM performance_schema.session_variables")

@@ -99,7 +99,7 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _logged_in(then: Callable[[MysqlPeer], object], statements: int) -> Callable[[Peer], object]:
-    """Let a session be opened, and then lie."""
+    """Allow a session to open, and then lie."""
 
     def script(peer: Peer) -> None:
         server = MysqlPeer(peer)

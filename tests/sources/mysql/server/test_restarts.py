@@ -291,7 +291,7 @@ class Nights:
         return begin(self.source, plans, options, record, run_id=run_id, lake=self._lake.uri, heads=sink)
 
     def publish(self, run: Any) -> tuple[bool, dict[str, str]]:
-        """Whether the copy became the latest one, and what the run tells of histories that it ended."""
+        """Return whether the copy became the latest one, and which histories the run ended."""
         decision = Decision({self.table: ()}, {self.table: 0}, {}, 0, 0, "2026-01-01T00:00:00+00:00")
         consolidate._publish(run, decision)
         assert run.folder.read_json("latest.json")[self.table] == (self.head["run_id"] == run.run_id)
@@ -407,7 +407,7 @@ def test_the_head_of_an_earlier_version_gives_way_if_the_server_lacks_what_it_ha
     odd = {**nights.head, "history": {**nights.head["history"], "mark": "binlog.x:4@y - -"}}
     nights._lake.write_json(path, odd)
     assert nights.next()[:2] == (True, {})
-    # The earliest versions did not tell the server either.
+    # The earliest versions did not record the server either.
     nights.insert(14)
     copied = nights.server.query("SELECT @@gtid_executed")[0][0]
     nights._lake.write_json(path, {"run_id": nights.head["run_id"], "initial_gtid_set": copied})

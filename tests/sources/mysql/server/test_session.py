@@ -119,7 +119,7 @@ class TestTls:
 
 
 class TestFailures:
-    """Each is one clear error that says how to fix it and does not reveal the password."""
+    """Each is one clear error that has a hint and does not reveal the password."""
 
     @pytest.mark.parametrize(
         ("changes", "error", "says"),
@@ -212,7 +212,7 @@ class TestFailures:
         assert "grant" not in caught.value.hint
 
     def test_a_statement_that_the_server_has_no_room_for(self, mysql: MysqlServer) -> None:
-        """It ends the session while the rest is being sent, which looks as if it was gone for a moment."""
+        """It ends the session while the rest is being sent, which looks like a short outage."""
         packet = mysql.query("SELECT @@global.max_allowed_packet")[0][0]
         mysql.query("SET GLOBAL max_allowed_packet = 65536")
         try:

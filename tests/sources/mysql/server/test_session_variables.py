@@ -33,7 +33,7 @@ LEFT_BY_INIT_CONNECT = (
     "SET autocommit = 0",
     "INSERT INTO shop.parts VALUES (1)",
 )
-"""What users put into that variable is run in each of our sessions before we have a say."""
+"""The server runs the contents of that variable in each session, before the session can do anything."""
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ def test_a_replica_has_reached_what_it_has_applied(mysql_factory: MysqlFactory) 
     source.query("CREATE DATABASE d")
     position = GtidSet.parse(str(source.query("SELECT @@gtid_executed")[0][0]))
     moment = datetime.now(UTC)
-    # A log that holds nothing says nothing about any time.
+    # An empty log gives no information about any time.
     assert not has_reached(settings(replica), moment).reached
     time.sleep(0.01)
     source.query("CREATE TABLE d.t (id INT PRIMARY KEY)")

@@ -78,7 +78,7 @@ def test_nothing_is_wrong_with_a_quiet_past_until_a_table_is_replaced_unlogged(s
     with server.connect(database="d") as connection, connection.cursor() as cursor:
         cursor.execute("SET timestamp = UNIX_TIMESTAMP() + 2")
         cursor.execute("ALTER TABLE t ADD INDEX (v)")
-        # The table is of a later time than the moment, and the log says why.
+        # The table is newer than the moment, and the log shows why.
         source.check_past(moment, PLAN, options)
         assert source.record_past(moment, PLAN, options).tables
         before = executed(server)
@@ -207,7 +207,7 @@ PLAN = [TablePlan(TableName("d", "t"), "watermark", "")]
 def test_a_past_that_is_over_is_refused_before_any_work(
     server: MysqlServer, statements: list[str], what: str, again: bool
 ) -> None:
-    """By preflight; and what the log does not show also by a task that is cleared by itself."""
+    """By preflight; changes that the log does not show also by a task that is cleared alone."""
     source = MysqlSource(settings(server))
     moment = now(server)
     source.check_past(moment, PLAN, StepOptions())
@@ -336,7 +336,7 @@ def commit_later(file: Path, since: datetime, microseconds: int) -> None:
 def test_a_server_that_was_a_replica_since_is_held_to_a_replicas_rules(
     server: MysqlServer, setting: str, statement: str, what: str
 ) -> None:
-    """A promoted server no longer says that it was a replica."""
+    """A promoted server no longer reports that it was a replica."""
     source = MysqlSource(settings(server))
     server.query(setting)
     moment = now(server)

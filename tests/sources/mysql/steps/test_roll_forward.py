@@ -253,7 +253,7 @@ def test_tables_that_were_replaced_behind_the_back_of_the_log(
 
 
 def test_a_server_that_copies_tables_for_every_index(since: Since) -> None:
-    """With ``old_alter_table``, of which the log says nothing."""
+    """With ``old_alter_table``, which the log does not show."""
     since.server.query("SET GLOBAL old_alter_table = ON")
     try:
         since.do("CREATE INDEX i ON a (v)")

@@ -36,7 +36,7 @@ from harness.mysql_server import MysqlServer
 WRITERS = [uuid.UUID(int=number) for number in range(1, 5)]
 IMPATIENT = LockPolicy(wait_seconds=1, tries=2, pause_seconds=0.1)
 PATIENCE = 60
-"""Seconds in which whatever takes a moment is over, on a busy machine too."""
+"""A time limit in seconds for short operations, even on a busy machine."""
 
 
 @pytest.fixture(scope="module")
@@ -107,7 +107,7 @@ class TestPositions:
         with writing(source, table):
             for _ in range(25):
                 with source.reader(table, "lock", LockPolicy()) as reader:
-                    time.sleep(0.01)  # others commit meanwhile
+                    time.sleep(0.01)  # other sessions commit in the meantime
                     assert rows(reader) == written(reader.upper, since)
                     assert 0 < reader.lock_seconds < PATIENCE
 

@@ -54,7 +54,7 @@ def run(server: MysqlServer, schema: str, *statements: str) -> None:
 
 
 def make(server: MysqlServer, schema: str) -> None:
-    """The tables, which no log tells of: both servers have them before one is handed the other's changes."""
+    """The tables, which are in no log: both servers have them before one receives the changes of the other."""
     quiet = "SET sql_log_bin = 0"
     with server.connect() as connection, connection.cursor() as cursor:
         for statement in (quiet, f"CREATE DATABASE IF NOT EXISTS {schema}", f"USE {schema}", *TABLES):
@@ -155,7 +155,7 @@ def test_a_copy_that_such_cascades_came_after_is_not_rolled_forward(
 def test_cascades_that_the_server_logs_stop_nothing(
     older: MysqlServer, server: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
 ) -> None:
-    """Nor do changes of others that no foreign key acts on."""
+    """Nor do changes of other servers on which no foreign key acts."""
     make(older, schema)
     make(server, schema)
     older.query("FLUSH BINARY LOGS")

@@ -121,7 +121,7 @@ def test_tables_come_in_the_order_asked_for_and_a_missing_one_is_named(connectio
 
 
 def test_a_new_unique_index_does_not_change_the_key(connection: Connection, schema: str) -> None:
-    """It changes no row, and the log lets it pass."""
+    """It changes no row, and the log reader accepts it."""
     name = TableName(schema, "t")
     query(connection, f"CREATE TABLE {schema}.t (x INT NOT NULL, y INT NOT NULL, UNIQUE z (y))")
     tables = read_tables(connection, [name])

@@ -87,7 +87,7 @@ def test_key_columns_whose_text_does_not_tell_values_apart_are_refused() -> None
 def test_two_codes_of_one_character_do_not_become_one_key(
     mysql: MysqlServer, schema: str, charset: str, other: str
 ) -> None:
-    """The server tells them apart. Elsewhere than in a key both are the same text."""
+    """The server distinguishes them. Outside of keys, both are the same text."""
     text = "Ա)" if charset == "armscii8" else "表ア"
     own = f"varchar(9) CHARACTER SET {charset}"
     mysql.query(f"CREATE TABLE {schema}.t (k {own} PRIMARY KEY, v {own})")

@@ -90,7 +90,7 @@ def test_columns_say_what_their_values_are(shop: Connection) -> None:
         "feeling": ("shop.feeling", True, "composite", "feeling"),
         "at": ("timestamp(3) with time zone", False, "base", "timestamptz"),
         "double": ("integer", True, "base", "int4"),
-        # Most of its description says that it is an array, but not what matters: its output function.
+        # Most of its description matches an array, but not the part that matters: its output function.
         "places": ("int2vector", True, "base", "int2vector"),
         "span": ("int4range", True, "range", "int4range"),
         "spans": ("int4multirange", True, "multirange", "int4multirange"),

@@ -168,7 +168,7 @@ def test_a_name_that_no_path_of_ours_finds_is_told_with_what_needs_it(
         assert repair == "ALTER FUNCTION public.norm(text) SET search_path = …"
         run(postgres, source, repair.replace("…", "app"))
         assert copied(source, record(source)) == rows_of(postgres, source)
-        # Or what the user's own sessions look in.
+        # Alternatively, set the search_path of the user's own sessions.
         run(postgres, source, "ALTER FUNCTION norm(text) RESET search_path")
         assert [one.where for one in problems_of(copier)] == ["public.t"]
         run(postgres, source, f"ALTER ROLE {role} IN DATABASE {source.settings.database} SET search_path = 'app'")
@@ -192,7 +192,7 @@ CREATE DOMAIN tid AS text
 def test_operators_and_functions_of_users_never_stand_for_those_of_the_server(
     postgres: PostgresServer, source: PostgresSource
 ) -> None:
-    """They lie in the path under which such a table is read, and fit its types better than the server's own."""
+    """They are in the path under which such a table is read, and match its types better than the server's own."""
     run(postgres, source, "CREATE DOMAIN whole AS int", "CREATE TYPE kind AS ENUM ('a', 'b')")
     run(postgres, source, "CREATE TABLE t (id whole PRIMARY KEY, k kind, z interval, x text)")
     run(postgres, source, "ALTER TABLE t REPLICA IDENTITY FULL", "INSERT INTO t VALUES (1, 'a', '1 day', 'É')")
@@ -267,7 +267,7 @@ def test_partitions_are_searched_through_their_root_whatever_their_checks_call(
     assert source.preflight(["public.tree"])
     with pytest.raises(psycopg.errors.UndefinedFunction):
         run(postgres, source, "SET search_path = pg_catalog; EXPLAIN SELECT FROM public.tree WHERE id < 5")
-    # In the user's own path lies what fits the types of the look-up better.
+    # The user's own path has operators that match the types of the look-up better.
     run(postgres, source, "CREATE FUNCTION never(oid, int) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT false'")
     run(postgres, source, "CREATE OPERATOR = (LEFTARG = oid, RIGHTARG = int, FUNCTION = never)")
     keys = pa.array([tuple_data((key,)) for key in ("7", "33")], pa.binary())
@@ -397,7 +397,7 @@ def test_only_what_event_triggers_do_is_told_of_them(
             vacuum.execute("LOCK TABLE t IN SHARE UPDATE EXCLUSIVE MODE")
             assert source.preflight(["public.t"])
     assert caplog.text.count("Could not test whether event triggers reject") == 2
-    # The server says only that the publication is not there, or not this user's.
+    # The server reports only that the publication is missing, or is not this user's.
     drop = "EXECUTE (SELECT format('DROP PUBLICATION %I', pubname) FROM pg_publication)"
     for body in (drop, "SET ROLE pg_monitor", "RAISE EXCEPTION '%', repeat('no ', 100000)"):
         run(postgres, source, function(body))

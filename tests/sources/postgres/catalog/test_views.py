@@ -221,7 +221,7 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_a_view_reads_must_stay_what_it_was(change: str, source: PostgresSource, run: Run) -> None:
-    """At the latest when the tables are looked at once more, at the end of the reads."""
+    """At the latest when the tables are checked again, at the end of the reads."""
     run(
         "CREATE VIEW seen AS SELECT id, v FROM p UNION ALL SELECT id, v FROM kept"
         if "TABLE t " not in change
@@ -342,7 +342,7 @@ CAME_AND_WENT = {
 
 @pytest.mark.parametrize("what", CAME_AND_WENT)
 def test_what_the_catalog_shows_at_the_read_alone_stops_it(what: str, source: PostgresSource, run: Run) -> None:
-    """The look at the end of the reads may come when it is gone again. An index that is new changes nothing."""
+    """The check at the end of the reads may come after it is removed. A new index changes nothing."""
     run("CREATE VIEW seen AS SELECT id, v FROM p")
     table = table_of(source, "seen")
     came, went = CAME_AND_WENT[what]

@@ -78,7 +78,7 @@ def reading(server: PostgresServer, database: str) -> Iterator[Any]:
 
 
 def raw(cursor: Any, table: Table, rest: str = "") -> list[pa.RecordBatch]:
-    """What ADBC makes of all rows."""
+    """All rows, as read by ADBC."""
     cursor.execute(f"SELECT {select_list(table)} FROM ONLY {table_sql(table)} {rest}")
     return list(cursor.fetch_record_batch())
 

@@ -58,7 +58,7 @@ class LogReading:
         slots.drop(self.settings, self.slot, self.slot)
 
     def execute(self, *statements: str) -> None:
-        """Run statements, each in a transaction of its own."""
+        """Run statements, each in its own transaction."""
         with self.server.connect(database=self.database) as connection:
             for statement in statements:
                 connection.execute(statement.encode())

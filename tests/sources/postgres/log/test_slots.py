@@ -216,7 +216,7 @@ def test_a_session_that_ends_early(run: Run, follow: Follow, monkeypatch: pytest
     """Nothing that was read counts, and the next try reads the same."""
     run("CREATE TABLE a (id int PRIMARY KEY, filling text)", f"ALTER TABLE a {FULL}")
     reading = follow("a")
-    # More than lies on the way between the server and us.
+    # More than the buffers between the server and the client hold.
     run("INSERT INTO a SELECT g, repeat('x', 300) FROM generate_series(1, 100000) g")
     end = reading.now()
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query LIKE %s"

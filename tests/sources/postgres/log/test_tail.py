@@ -102,7 +102,7 @@ def test_rows_that_move_between_partitions(run: Run, follow: Follow) -> None:
 def test_what_lies_beyond_the_stop_comes_with_the_next_look(
     run: Run, follow: Follow, monkeypatch: pytest.MonkeyPatch, part: int
 ) -> None:
-    """The server may hand out more than it was asked for, and then does not have it any more."""
+    """The server may return more than was requested, and then no longer has it."""
     if part == 1:
         monkeypatch.setattr(segments, "FIRST_PART", 1)
         monkeypatch.setattr(segments, "PART_BYTES", 1)

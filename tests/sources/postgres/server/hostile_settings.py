@@ -39,7 +39,7 @@ CHOICES: Mapping[str, Sequence[str]] = {
     "transaction_timeout": ["5s"],
     "wal_sender_timeout": ["1"],
 }
-"""Of settings that are neither switches nor numbers nor have a list of values, or of which other numbers matter."""
+"""Values of settings that are neither switches nor numbers nor enums, or for which other numbers matter."""
 
 LEFT_ALONE: Mapping[str, str] = {
     **dict.fromkeys(
@@ -64,7 +64,7 @@ Setting = tuple[str, str, str, str, str | None, str | None, list[str] | None]
 
 
 def session_settings(connection: psycopg.Connection[Any]) -> list[Setting]:
-    """All settings that a session can have of its own, but for those of extensions: name, context, type, value, least
+    """All settings that a session can set, except those of extensions: name, context, type, value, least
     and greatest value, list of values."""
     return connection.execute(
         "SELECT name, context, vartype, setting, min_val, max_val, enumvals FROM pg_settings "

@@ -35,7 +35,7 @@ TABLES = {
 
 @dataclass
 class Shop:
-    """A database on a server of its own, with a role ``reader`` that has what the documentation asks for."""
+    """A database on a private server, with a role ``reader`` with the privileges that the documentation requires."""
 
     server: PostgresServer
     db: PostgresDatabase

@@ -45,7 +45,7 @@ def primary() -> Iterator[PostgresServer]:
 
 @pytest.fixture(scope="module", params=OTHERS)
 def other(primary: PostgresServer, request: pytest.FixtureRequest) -> Iterator[tuple[PostgresServer, str]]:
-    """A second server of each kind, and what tells it from the primary."""
+    """A second server of each kind, and what distinguishes it from the primary."""
     with ExitStack() as stack:
         directory = stack.enter_context(throw_away("cdc-other-"))
         if request.param == "unrelated server":
@@ -57,7 +57,7 @@ def other(primary: PostgresServer, request: pytest.FixtureRequest) -> Iterator[t
         if request.param == "promoted standby":
             server.query("SELECT pg_promote()")
         if request.param == "clone on the same timeline":
-            # Like a copy of the files or of a volume that was not told to recover as a standby.
+            # Like a copy of the files or of a volume that was not configured as a standby.
             server.stop()
             (server.data / "standby.signal").unlink()
             server.restart()
@@ -127,7 +127,7 @@ def test_every_session_that_reaches_another_server_is_refused(
                 WORK[work](source, initial)
             except ExactnessError as error:
                 refused[wrong] = str(error)
-    # Before its session, ADBC opens another one, to look up what types there are; it reads nothing with it.
+    # ADBC opens another session first, to look up the types. It reads no rows in that session.
     looked_up = {3} if work == "bound and read the log" else set()
     assert refused.keys() == set(range(sessions)) - looked_up
     assert [text for text in refused.values() if said not in text] == []

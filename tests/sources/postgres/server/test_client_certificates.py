@@ -113,7 +113,7 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strict]:
     with throw_away_postgres() as server:
         switch_tls_on(server, folder / "ca.pem")
         authority = Authority.new(folder, "clients")
-        # The server reads it, as a user of its own.
+        # The server reads it as another user.
         trusted = server.data / "clients.crt"
         trusted.write_bytes(authority.path.read_bytes())
         trusted.chmod(0o644)
@@ -145,7 +145,7 @@ WRONG = {
     "another user's": "certificate authentication failed",
     "another authority's": "SSL error",
 }
-"""What the server says."""
+"""The answer of the server."""
 
 
 @pytest.mark.parametrize("wrong", WRONG)

@@ -47,7 +47,7 @@ WAYS: list[Open] = [session, replication_session, reading_session]
 
 @pytest.fixture
 def on_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if 127.0.0.1 were another machine."""
+    """Treat 127.0.0.1 as another machine."""
     monkeypatch.setattr("airflow_provider_cdc.sources.session.trust.is_local", lambda host: False)
 
 

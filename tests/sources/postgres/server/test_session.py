@@ -158,7 +158,7 @@ def test_a_server_that_is_full_can_be_retried(postgres_factory: PostgresFactory)
     server = postgres_factory({"max_connections": "5", "superuser_reserved_connections": "0", "max_wal_senders": "0"})
     settings = settings_of(server, "postgres")
     held = [server.connect()]
-    # The process of the session that looked whether the server answers may be there for a moment yet.
+    # The process of the session that checked the server may still exist for a moment.
     there = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
     soon(lambda: held[0].execute(there).fetchall(), [(1,)])
     held += [server.connect() for _ in range(4)]

@@ -60,8 +60,8 @@ def settle(settings: ConnectionSettings, seconds: float = 1.0) -> None:
 
 
 def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own: PostgresServer) -> None:
-    """The slot's point is where all transactions have ended that its last look at the server saw. One that began after
-    that look, and whose commit waits for a standby, is before the point, but reads do not see it yet."""
+    """At the slot's point, all transactions have ended that were running at its last check. A transaction that began
+    after that check, and whose commit waits for a standby, is before the point, but reads do not see it yet."""
     own.query(
         "CREATE TABLE stock (id int PRIMARY KEY, left_over int); ALTER TABLE stock REPLICA IDENTITY FULL;"
         "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 10) i"
@@ -75,7 +75,7 @@ def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own:
         wait_for(own, "backend_type = 'walsender' AND wait_event = 'transactionid'")
         second.execute("UPDATE stock SET left_over = 2 WHERE id = 2")
         first.rollback()
-        # Then the server has looked a second time, and waits for the transactions that it saw.
+        # The server has then checked a second time, and waits for the transactions that it found.
         wait_for(own, f"backend_type = 'walsender' AND {second.info.backend_pid} = ANY(pg_blocking_pids(pid))")
         own.set_standbys("nobody")
         committing = pool.submit(third.execute, "UPDATE stock SET left_over = 3 WHERE id = 3")
@@ -99,8 +99,8 @@ def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own:
 
 
 def test_another_slot_in_use_does_not_hide_an_open_transaction(own: PostgresServer) -> None:
-    """Servers before 15.8 and 16.4 let a new slot begin with what another one had noted while a transaction was open,
-    and then never tell what that one had written before."""
+    """On servers before 15.8 and 16.4, a new slot may begin with the state that another slot saved while a transaction
+    was open. The new slot then never decodes the earlier changes of that transaction."""
     own.query(
         "CREATE TABLE stock (id int PRIMARY KEY, left_over int); ALTER TABLE stock REPLICA IDENTITY FULL;"
         "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 10) i"
@@ -422,7 +422,7 @@ def test_preflight_wants_room_for_the_slots(postgres_factory: PostgresFactory) -
 
 
 def test_what_a_session_held_that_has_ended_is_not_taken(postgres_factory: PostgresFactory) -> None:
-    """Its process goes on for a moment, and holds it until then."""
+    """The server process goes on for a moment, and holds the slot until it ends."""
     server = postgres_factory({"max_replication_slots": "2", "max_wal_senders": "2"})
     server.query("CREATE TABLE keyless (n int); ALTER TABLE keyless REPLICA IDENTITY FULL")
     ending = server.connect(replication="database")

@@ -47,7 +47,7 @@ def test_the_past_of_a_table_that_joins_later_begins_then(kept: Kept) -> None:
 
 
 def test_a_transaction_that_wrote_before_a_table_joined_ends_before_its_past_begins(kept: Kept) -> None:
-    # The log tells of its later changes, but not of its earlier ones.
+    # The log has its later changes, but not its earlier ones.
     kept.keep("stock")
     kept.run(OTHER)
     with kept.server.connect(database=kept.database, autocommit=False) as writer:
@@ -126,7 +126,7 @@ def test_the_slot_gives_up_what_is_older_and_nothing_else(kept: Kept, monkeypatc
     kept.run("UPDATE stock SET v = 2")
     between = kept.clock()
     kept.run("UPDATE stock SET v = 3")
-    # The clock cannot be put on by an hour: so the hour is over at once.
+    # The clock cannot be advanced by an hour, so the hour is set to end at once.
     expected = kept.position_of(between, "stock")
     micros = int(between.timestamp() * 1_000_000)
     monkeypatch.setattr(
@@ -142,7 +142,7 @@ def test_the_slot_gives_up_what_is_older_and_nothing_else(kept: Kept, monkeypatc
 def test_a_copy_that_is_read_in_full_between_others_is_rolled_forward_all_the_same(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who has one night's tables read anew by hand wants the next night to be as short as the others."""
+    """A user who reads one night's tables in full by hand wants the next night to be as short as the others."""
     kept.run(OTHER)
     kept.keep("stock", "other")
     day, days = 24 * 3_600_000_000, 0
@@ -239,7 +239,7 @@ def test_a_run_in_progress_bears_what_becomes_of_the_standing_slot(kept: Kept) -
     kept.source.check_identity(begun.identity, begun.position)
     kept.run(f"SELECT pg_drop_replication_slot('{kept.name}')")
     kept.source.check_identity(begun.identity, begun.position)
-    # And another run begins the past anew.
+    # Another run starts a new past.
     kept.keep("stock", "other")
     kept.source.check_identity(begun.identity, begun.position)
 
@@ -336,7 +336,7 @@ def test_a_failover_slot_whose_standby_is_away_ends_no_run_that_waits_for_ever(
     ending.start()
     try:
         with pytest.raises(TransientError, match="it is a failover slot"):
-            # A server that does not tell commit times has a mark for the second one only.
+            # A server that does not report commit times has a mark for the second one only.
             give_up_after(2, 4)
     finally:
         ending.cancel()

@@ -56,7 +56,7 @@ class _Commits:
         with self._kept.server.connect(database=self._kept.database) as connection:
             connection.execute("SELECT pg_replication_origin_session_setup(%s)", (self._name,))
             with connection.transaction():
-                # The server analyzes tables by itself: no commit of that comes between the position and this one.
+                # The server analyzes tables itself: none of its commits comes between the position and this one.
                 connection.execute("LOCK TABLE pg_statistic, pg_class IN SHARE ROW EXCLUSIVE MODE")
                 self._before.append(Lsn.parse(self._kept.here_quietly()))
                 when = self._base + timedelta(seconds=seconds)
@@ -90,7 +90,7 @@ def test_a_time_means_all_that_was_committed_up_to_it_and_nothing_later(kept: Ke
     kept.run("UPDATE stock SET v = 2")
     position = Lsn.parse(kept.position_of(between, "stock"))
     assert position <= first
-    # It is the same whenever it is asked for, from whichever mark it is looked for.
+    # It is always the same, from whichever mark the search starts.
     for _ in range(2):
         kept.run("UPDATE stock SET v = 3")
         assert kept.position_of(between, "stock") == str(position)
@@ -192,7 +192,7 @@ def test_a_log_is_looked_through_in_parts(kept: Kept, monkeypatch: pytest.Monkey
         whole = list(found)
     monkeypatch.setattr(commits, "PART_BYTES", 5_000)
     with closing(commits.commits_since(kept.source.settings, kept.name, start)) as found:
-        # More may follow: the server analyzes tables by itself.
+        # More may follow, because the server analyzes tables itself.
         assert list(found)[: len(whole)] == whole
     assert len(whole) >= 200
 
@@ -260,7 +260,7 @@ def test_what_was_altered_cannot_be_gone_back_beyond_even_if_it_was_undone(kept:
         kept.run(statement)
     problems = kept.refusals(point, "stock")
     assert any(problem.where == "public.stock" and "altered" in problem.what for problem in problems), problems
-    # From the next run on there is a past again, and the refusal says since when.
+    # The next run starts a new past, and the error says since when.
     kept.keep("stock")
     (problem,) = kept.refusals(point, "stock")
     assert "covers it only since" in problem.what
@@ -302,7 +302,7 @@ def test_a_key_that_was_lifted_for_a_while_cannot_be_gone_back_beyond(kept: Kept
         kept.server.connect(database=kept.database) as other,
         ThreadPoolExecutor(1) as pool,
     ):
-        # Half-way through, the server waits for those who still use the index, and leaves it dead if that is cut short.
+        # Half-way through, the server waits for users of the index, and leaves it dead if the wait is interrupted.
         first.execute("SELECT FROM bare")
         dropping = pool.submit(other.execute, "DROP INDEX CONCURRENTLY bare_key")
         wait_for(kept.server, "wait_event_type = 'Lock' AND query LIKE 'DROP INDEX%'")

@@ -113,7 +113,7 @@ def test_columns_leave_out_what_cannot_be_copied(postgres: PostgresServer, sourc
     make(postgres, source, "named", "id int PRIMARY KEY, what regclass, n int")
     parts = requested(None, {"public.named": ["n"]})
     assert [plan.consistency for plan in source.preflight(["public.named"], parts=parts)] == ["watermark"]
-    # What a condition looks at is read.
+    # Columns of a condition are read.
     looked_at = requested({"public.named": "what IS NULL"}, {"public.named": ["n"]})
     with pytest.raises(PreflightError, match="present name of an object"):
         source.preflight(["public.named"], parts=looked_at)
@@ -307,7 +307,7 @@ def test_a_table_whose_rows_lie_in_tables_that_inherit_from_it_is_refused(
     (problem,) = problems_of(source)
     assert problem.where == "public.parent"
     assert "other tables inherit from it (public.child)" in problem.what
-    # The child by itself is a table like any other.
+    # The child alone is a table like any other.
     (plan,) = source.preflight(["public.child"])
     run(postgres, source, "ALTER TABLE child NO INHERIT parent")
     plans = source.preflight(["public.*"])

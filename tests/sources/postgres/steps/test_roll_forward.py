@@ -320,7 +320,7 @@ def test_a_try_that_does_not_count_leaves_no_slot(since: Since) -> None:
     since.kept.source.discard(first.identity)
     since.kept.source.check_identity(second.identity, second.position)
     assert since.kept.ask(SLOTS) == 3
-    # One that was killed before it could say so is known by its names.
+    # What a killed run left without a record is recognised by its names.
     since.next()
     last = since.next()
     for identity in last.superseded:
@@ -363,7 +363,7 @@ def test_the_slot_keeps_the_log_since_the_last_copies(since: Since, monkeypatch:
 
 def test_a_copy_older_than_the_slot_does_not_hold_it(since: Since, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = since.kept
-    # The run that made it took longer than the slot keeps, and another lake's run moved the slot on meanwhile.
+    # The run that made it took longer than the slot keeps, and meanwhile another lake's run advanced the slot.
     old = since.point.position
     monkeypatch.setattr(standing_slot, "now", lambda connection: now(connection) + 10 * 3_600_000_000)
     stood = Lsn.expect(old)

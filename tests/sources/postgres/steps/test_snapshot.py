@@ -168,7 +168,7 @@ def test_all_who_share_a_view_read_at_its_position(postgres: PostgresServer, sou
         postgres.query("UPDATE stock SET left_over = 5; DELETE FROM stock WHERE id % 3 = 0", database=database)
         with shared.reader(table, "exported", LockPolicy()) as reader:
             assert reader.upper == start
-        # Each in a session of its own, as tasks do.
+        # Each in its own session, as in tasks.
         rows = [row for chunk in chunks for row in read(shared, table, [chunk], "exported")]
         assert Counter(rows) == Counter(before)
         assert len(postgres.query("SELECT 1 FROM pg_replication_slots WHERE temporary")) == 1
@@ -334,7 +334,7 @@ def plain(source: PostgresSource) -> Iterator[PostgresSource]:
 def test_ddl_while_the_position_is_fixed_is_not_overlooked(
     postgres: PostgresServer, plain: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A column that comes after the point and before the schemas are read would be published as if it were there."""
+    """A column that is added after the point and before the schemas are read would be published as if it existed."""
     plans = plain.preflight(["public.stock"])
     create = slots.new_slot
     altered: list[Lsn] = []

@@ -91,7 +91,7 @@ def table(mysql: MysqlServer) -> Iterator[Table]:
     mysql.query(f"CREATE DATABASE {name}")
     with mysql.connect(charset="utf8mb4", database=name) as connection:
         table = Table(connection, mysql.directory / "data")
-        table.query("SET SESSION sql_mode = ''")  # lets zero dates in
+        table.query("SET SESSION sql_mode = ''")  # allows zero dates
         table.query("CREATE TABLE documents (id INT UNSIGNED PRIMARY KEY, document JSON)")
         yield table
     mysql.query(f"DROP DATABASE {name}")

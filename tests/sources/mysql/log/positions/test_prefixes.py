@@ -80,7 +80,7 @@ def busy() -> Iterator[MysqlServer]:
                 cursor.execute("SET gtid_next = 'AUTOMATIC'")
                 if choice > 0.97:
                     time.sleep(0.3)
-            # However late a time is that the tests draw beside a commit's, this is later.
+            # Later than any time that the tests draw near a commit's time.
             time.sleep(0.1)
             cursor.execute("INSERT INTO d.t (v) VALUES ('last')")
         yield server
@@ -162,7 +162,7 @@ def test_what_was_purged_is_part_of_every_prefix_and_is_not_looked_for(mysql_fac
 
 
 def rotate(server: MysqlServer, head: int) -> None:
-    """Begin a log file whose head says another time."""
+    """Begin a log file with another time in its head."""
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET timestamp = %s", (head,))
         cursor.execute("FLUSH BINARY LOGS")
@@ -184,7 +184,7 @@ def test_the_time_in_the_head_of_a_file_is_only_what_a_session_took_for_the_pres
         assert prefix_at(settings(server), at(when)).position == until(commits, when)
     files = [str(row[0]) for row in server.query("SHOW BINARY LOGS")]
     server.purge_log(files[2])
-    # What was purged is later than this, whatever the head of the first file says.
+    # The purged part is later than this, whatever the head of the first file says.
     with pytest.raises(LogGone, match="the first commit in the log was at"):
         prefix_at(settings(server), at(commits[4][1]))
     # When the purged transactions were committed is unknown.

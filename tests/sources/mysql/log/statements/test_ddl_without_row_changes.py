@@ -276,7 +276,7 @@ def test_what_is_known_since_a_past_position_serves_the_next_copy(mysql: MysqlSe
     window.point = window.source.record_past(past, window.plans, StepOptions())
     window.do("ALTER TABLE t REBUILD PARTITION ALL", "ALTER TABLE t ENGINE = InnoDB")
     assert window.refused() == {}
-    # It was written anew after this one: what was there before is not known.
+    # The table was rewritten after this one, so its earlier contents are unknown.
     window.point = window.source.record_past(past, window.plans, StepOptions())
     assert "REBUILD PARTITION" in window.refused()["t"]
 
@@ -337,7 +337,7 @@ def test_stored_columns_that_are_written_anew_in_place(mysql: MysqlServer, schem
 
 
 def test_a_table_that_was_of_another_engine(mysql: MysqlServer, schema: str) -> None:
-    """What a MERGE table shows is in no log of its own."""
+    """The rows of a MERGE table are not logged for the MERGE table itself."""
     mysql.query(f"CREATE TABLE {schema}.m (id INT PRIMARY KEY) ENGINE = MyISAM")
     mysql.query(f"INSERT INTO {schema}.m VALUES (1)")
     mysql.query(f"CREATE TABLE {schema}.t (id INT PRIMARY KEY) ENGINE = MERGE UNION = ({schema}.m)")
@@ -375,7 +375,7 @@ def test_a_table_of_which_its_user_sees_no_numbers(mysql: MysqlServer, schema: s
 def test_a_view_from_before_a_table_was_written_anew_is_refused_by_the_server(
     keyed: bool, mysql: MysqlServer, schema: str
 ) -> None:
-    """A reader with ``lock`` may come to its first row after the DDL: an empty table must not be what it sees."""
+    """A reader with ``lock`` may read its first row after the DDL. It must not see an empty table."""
     key = ", PRIMARY KEY (id, v)" if keyed else ""
     definition = OPEN.replace(", PRIMARY KEY (id, v)", key)
     for change in (

@@ -410,7 +410,7 @@ def test_statements_that_open_no_table_of_a_copied_schema(
 def test_files_that_are_loaded_as_statements(
     bytes_: int, mysql: MysqlServer, schema: str, elsewhere: str, db: Connection, tmp_path: Path
 ) -> None:
-    """The log then holds the file. Beside the copied tables that stops nothing; into one of them it does."""
+    """The log then has the file. This stops the run only if the file is loaded into a copied table."""
     rows = tmp_path / "rows"
     rows.write_text("".join(f"{number}\t{number}\n" for number in range(100, 100 + bytes_ // 10)))
     load = f"LOAD DATA LOCAL INFILE '{rows}' REPLACE INTO TABLE"
