@@ -176,6 +176,6 @@ def test_skip_leaves_out_tables_that_never_have_a_past_and_no_others(
     assert "public.items: the standing slot covers it only since" in found["missed_past"]["why"]
     assert found["skipped"] == {}
     assert len(found["plan"]) == 3
-    # Of a time that somebody wrote, nothing is missed: that one table is left out.
+    # With an explicit `as_of`, the run does not fall back to the present: only these tables are left out.
     found, _ = preflight(tmp_path, night, as_of=night.isoformat(), **given)
     assert {*found["skipped"]} == {"public.items", "public.days"}

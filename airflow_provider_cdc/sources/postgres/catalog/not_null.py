@@ -1,7 +1,7 @@
 """Columns that have no NULL.
 
-Since PostgreSQL 18 a NOT NULL constraint may be NOT VALID: ``attnotnull`` is set, and rows that were there before may
-have a NULL. So whoever relies on NOT NULL asks `HAS_NO_NULL`, and never ``attnotnull`` alone.
+Since PostgreSQL 18, a NOT NULL constraint may be NOT VALID: ``attnotnull`` is set, although earlier rows may have a
+NULL. So code that relies on NOT NULL uses `HAS_NO_NULL`, and never ``attnotnull`` alone.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Tables that are partitioned by a difference of unsigned values: what it is depends on the sql_mode of whoever had the
-server open the table."""
+"""Tables that are partitioned by a difference of unsigned values. The difference depends on the sql_mode of the session
+for which the server opened the table."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ class Shop:
 
 @contextmanager
 def opened(server: MysqlServer) -> Iterator[Shop]:
-    """Create the shop on a private server, and a user ``reader`` with the privileges that the documentation requires."""
+    """Create the shop on a private server, and a user ``reader`` with the privileges that the docs require."""
     root = server.connect(charset="utf8mb4")
     made = Shop(MysqlDatabase(server, "shop"), root)
     made.db.settings = replace(made.db.settings, user="reader", password="")

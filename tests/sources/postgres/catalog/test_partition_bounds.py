@@ -98,7 +98,7 @@ def test_a_not_null_that_was_never_checked_leaves_room_for_rows_with_null(postgr
             "INSERT INTO t VALUES (NULL)",
             "ALTER TABLE t ADD CONSTRAINT there NOT NULL k NOT VALID",
             "ALTER TABLE t DETACH PARTITION rest",
-            # As before: its rows would be lost to whoever took the table for one without room.
+            # As before. If the table counted as one without room, the rows of this partition would be missed.
             "ALTER TABLE t ATTACH PARTITION rest DEFAULT",
             "ALTER TABLE t DETACH PARTITION rest",
         ):
