@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_provider_cdc.sinks.catalog import FIELDS, FORM
 from airflow_provider_cdc.sources.api.registry import KINDS, Kind
 
 _DOCUMENTATION = "https://airflow-provider-cdc.github.io/airflow-provider-cdc"
@@ -44,6 +45,9 @@ _SETTINGS: Mapping[str, Mapping[str, Any]] = {
 """The options of the section ``cdc`` of Airflow's configuration."""
 
 
+_CATALOG_HOOK = "airflow_provider_cdc.hooks.catalog.CdcCatalogHook"
+
+
 def get_provider_info() -> dict[str, Any]:
     """Return the provider's description in the format of Airflow's ``provider_info.schema.json``."""
     return {
@@ -60,7 +64,10 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
         "hooks": [
-            {"integration-name": "CDC", "python-modules": [kind.hook.rpartition(".")[0] for kind in KINDS]},
+            {
+                "integration-name": "CDC",
+                "python-modules": [*(kind.hook.rpartition(".")[0] for kind in KINDS), _CATALOG_HOOK.rpartition(".")[0]],
+            },
         ],
         "operators": [
             {
@@ -99,7 +106,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "extra-links": ["airflow_provider_cdc.links.report.ReportLink"],
         "notifications": ["airflow_provider_cdc.notifications.failure.FailureNotifier"],
-        "connection-types": [_connection_type(kind) for kind in KINDS],
+        "connection-types": [*(_connection_type(kind) for kind in KINDS), _catalog_type()],
         "config": {
             "cdc": {
                 "description": f"Settings of airflow-provider-cdc; see {_DOCUMENTATION}/options/.",
@@ -120,4 +127,14 @@ def _connection_type(kind: Kind) -> dict[str, Any]:
         "hook-name": f"{kind.title} (CDC)",
         "ui-field-behaviour": dict(kind.form),
         "conn-fields": {name: dict(field) for name, field in kind.fields.items()},
+    }
+
+
+def _catalog_type() -> dict[str, Any]:
+    return {
+        "connection-type": "cdc_catalog",
+        "hook-class-name": _CATALOG_HOOK,
+        "hook-name": "Iceberg catalog (CDC)",
+        "ui-field-behaviour": dict(FORM),
+        "conn-fields": {name: dict(field) for name, field in FIELDS.items()},
     }

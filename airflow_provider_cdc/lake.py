@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from typing import TYPE_CHECKING
 
 from pyarrow import dataset
 
@@ -25,11 +26,17 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.core.tables.selection import selection_of
 from airflow_provider_cdc.core.tables.table import CopyName, TableName
-from airflow_provider_cdc.errors import ChangesMissing, PositionError
+from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, PositionError
 from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy
+from airflow_provider_cdc.sinks.catalog import CUTS_NAMESPACE
 from airflow_provider_cdc.sinks.registry import open_sink
 
-__all__ = ["Changes", "LatestCopy", "open_dataset", "read_changes", "read_latest"]
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+
+    from airflow_provider_cdc.sinks.iceberg.reading import Cut
+
+__all__ = ["Changes", "LatestCopy", "open_dataset", "read_changes", "read_cut", "read_latest"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,35 @@ def read_latest(
     """
     name = CopyName.of(TableName.parse(table), selection_of(where, columns))
     return open_sink(LAKE_FORMAT, Storage(target)).latest(name)
+
+
+def read_cut(
+    catalog: Catalog | str,
+    *,
+    namespace: str = CUTS_NAMESPACE,
+    group: str | None = None,
+    run_id: str | None = None,
+    position: str | None = None,
+) -> Cut | None:
+    """A cut of Iceberg tables: the newest one, or that of one run or position; None: there is none.
+
+    All tables of a cut are exact at one position, whatever is published meanwhile::
+
+        cut = read_cut("/data/lake")
+        orders, lines = cut["shop.orders"].to_arrow(), cut["shop.lines"].to_arrow()
+
+    :param catalog: a catalog of PyIceberg; or the target of the runs, if the catalog is beside the tables.
+    :param namespace: of the table of cuts.
+    :param group: the task group of the runs, as ``dag_id`` or ``dag_id.group_id``; None: there is only one.
+    :raises ConfigurationError: there are cuts of several groups, and none was named; or PyIceberg is not installed.
+    """
+    try:
+        from airflow_provider_cdc.sinks.iceberg import reading
+    except ImportError as error:
+        raise ConfigurationError(
+            f"PyIceberg is not installed: {error}", hint="pip install 'airflow-provider-cdc[iceberg]'"
+        ) from error
+    return reading.read_cut(catalog, namespace=namespace, group=group, run_id=run_id, position=position)
 
 
 def read_changes(

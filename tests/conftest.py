@@ -233,6 +233,8 @@ def dag_runner() -> Iterator[DagRunner]:
         options = [f"-Dspark.eventLog.{name}={value}" for name, value in log.items()]
         home.environment["SPARK_SUBMIT_OPTS"] = " ".join([os.environ["SPARK_SUBMIT_OPTS"], *options])
         home.prepare()
-        own = [ROOT / "tests/dags" / f"{name}.py" for name in ("announced", "nightly_copy", "every_shop")]
+        own = [
+            ROOT / "tests/dags" / f"{name}.py" for name in ("announced", "nightly_copy", "every_shop", "iceberg_shop")
+        ]
         with DagRunner(home, [*ROOT.glob("dags/*.py"), *own]) as runner:
             yield runner

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.catalog.sql import SqlCatalog
 
 from airflow_provider_cdc.core.storage.folder import Storage
 
@@ -14,7 +18,7 @@ class Interrupted(BaseException):
 
 
 def interrupt_at(patch: pytest.MonkeyPatch, number: int) -> None:
-    """Stop before the change to the lake with this number."""
+    """Stop before the change to the lake with this number. A catalog's commit counts twice: before and after it."""
     count = 0
 
     def counted(name: str) -> None:
@@ -41,3 +45,33 @@ def interrupt_at(patch: pytest.MonkeyPatch, number: int) -> None:
         "adopt",
     ):
         counted(name)
+
+    def commit(original: Callable[[], Any], table: str) -> Any:
+        nonlocal count
+        count += 1
+        if count == number:
+            raise Interrupted
+        answer = original()
+        count += 1
+        if count == number:
+            raise Interrupted
+        return answer
+
+    commits_fail(patch, commit)
+
+
+def commits_fail(patch: pytest.MonkeyPatch, around: Callable[[Callable[[], Any], str], Any]) -> None:
+    """Have ``around`` do in place of commits to tables of Iceberg: it is given the commit, and the table's name."""
+    for kind in (RestCatalog, SqlCatalog):
+        _around_commits(patch, kind, around)
+
+
+def _around_commits(
+    patch: pytest.MonkeyPatch, kind: type[Catalog], around: Callable[[Callable[[], Any], str], Any]
+) -> None:
+    original = kind.commit_table
+
+    def commit_table(self: Catalog, table: Any, requirements: Any, updates: Any) -> Any:
+        return around(lambda: original(self, table, requirements, updates), ".".join(table.name()))
+
+    patch.setattr(kind, "commit_table", commit_table)

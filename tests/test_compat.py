@@ -9,8 +9,9 @@ from pathlib import Path
 import airflow_provider_cdc
 
 PACKAGE = Path(airflow_provider_cdc.__file__).parent
-EXCEPT = {"compat.py", "sources"}
-"""Sources speak a database's protocol: their drivers are of a piece with PyMySQL and psycopg."""
+EXCEPT = {"compat.py", "sources", "sinks"}
+"""Sources speak a database's protocol: their drivers are of a piece with PyMySQL and psycopg. The Iceberg sink uses
+private members of one series of PyIceberg, which ``sinks/iceberg/test_pyiceberg_members.py`` lists."""
 DOCUMENTED = {"os._exit", "sys._getframe"}
 
 

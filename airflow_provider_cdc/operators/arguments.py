@@ -107,6 +107,9 @@ class OptionArguments(TypedDict, total=False):
     lock_through_read: bool | str
     slot_wait_seconds: int | str
     keep_slot: bool | str
+    format: str
+    catalog_conn_id: str
+    table_name: str
     on_table_error: str
     missing_past: str
     plan_only: bool | str

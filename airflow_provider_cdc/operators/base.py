@@ -50,6 +50,15 @@ def _digest(dag_id: str, dag_run_id: str, task_id: str, lake: str, map_index: in
     return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]
 
 
+def group_of(context: Context) -> str:
+    """Return the name of the task group that a task belongs to, as the table of cuts has it: the id of the DAG, the
+    prefix of the group's tasks, and the index of a mapped group."""
+    task_instance = context["ti"]
+    prefix, index = task_instance.task_id.rpartition(".")[0], task_instance.map_index
+    name = f"{context['dag_run'].dag_id}.{prefix}" if prefix else str(context["dag_run"].dag_id)
+    return name if index in (None, -1) else f"{name}[{index}]"
+
+
 def scratch_for(scratch: str, source_conn_id: str, lake: str) -> str:
     """Return the URI of the folder that contains the folders of runs, for the parameter ``scratch``.
 

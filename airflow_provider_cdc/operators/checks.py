@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_cdc.core.checks import Check, Moment, Raised, problems_of
 from airflow_provider_cdc.core.copies.head import source_of
 from airflow_provider_cdc.core.options.run import RunOptions
-from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.run.run import scratch_of
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.target import lake_of
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
+from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.operators.base import scratch_for
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.planning.lake_checks import check_names
@@ -24,15 +24,19 @@ from airflow_provider_cdc.operators.spark.launch import check_spark
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.source import Source
 
+if TYPE_CHECKING:
+    from airflow_provider_cdc.sinks.base import Sink
+
 C = TypeVar("C")
 
 
 @dataclass(frozen=True)
 class Places:
-    """The folder that a run publishes in, and the URI of the folder that contains the folders of runs."""
+    """The folder that a run publishes in, the URI of the folder that contains the folders of runs, and the sink."""
 
     lake: Storage
     scratch: str
+    sink: Sink
 
 
 @dataclass
@@ -54,6 +58,7 @@ class LakeContext:
     """The target, and the names of the copies to publish there."""
 
     lake: Storage
+    sink: Sink
     source: Source
     conn_id: str
     tables: Sequence[TableName]
@@ -107,7 +112,8 @@ def _allowed(context: ParametersContext) -> None:
 def _target(context: ParametersContext) -> None:
     lake = Storage(lake_of(context.options.target, context.options.source_conn_id))
     _check_writable(lake, context)
-    context.places = Places(lake, scratch_of(lake.uri))
+    sink = open_sink(lake_settings(context.options.steps.lake, context.options.source_conn_id), lake)
+    context.places = Places(lake, scratch_of(lake.uri), sink)
 
 
 def _scratch(context: ParametersContext) -> None:
@@ -115,8 +121,14 @@ def _scratch(context: ParametersContext) -> None:
     # If the target is not writable, that problem is reported already.
     if context.places is not None and options.scratch:
         lake = context.places.lake
-        context.places = Places(lake, scratch_for(options.scratch, options.source_conn_id, lake.uri))
+        scratch = scratch_for(options.scratch, options.source_conn_id, lake.uri)
+        context.places = replace(context.places, scratch=scratch)
         _check_writable(Storage(context.places.scratch), context)
+
+
+def _catalog(context: ParametersContext) -> None:
+    if context.places is not None:
+        context.places.sink.check_ready()
 
 
 def _check_writable(folder: Storage, context: ParametersContext) -> None:
@@ -131,12 +143,13 @@ def _spark(context: ParametersContext) -> None:
 
 def _names(context: LakeContext) -> None:
     check_names(context.lake, context.tables)
+    context.sink.check_names(context.tables)
 
 
 def _source(context: LakeContext) -> None:
     identity, position = context.source.here()
     source = source_of(context.source.kind, identity, context.conn_id)
-    open_sink(LAKE_FORMAT, context.lake).check_source(context.tables, source, position)
+    context.sink.check_source(context.tables, source, position)
 
 
 _WHEN = (Moment.PREFLIGHT,)
@@ -169,6 +182,13 @@ PLACES: tuple[Check[ParametersContext], ...] = (
         _errors_of(_scratch, "parameter scratch"),
     ),
     Check(
+        "target.catalog",
+        "The catalog of the tables can be reached.",
+        _WHEN,
+        "correct catalog_conn_id: the Test button of the connection creates and drops a namespace",
+        _errors_of(_catalog, "parameter catalog_conn_id"),
+    ),
+    Check(
         "run.spark",
         "Spark applications can be submitted in client mode.",
         _WHEN,
@@ -180,9 +200,9 @@ PLACES: tuple[Check[ParametersContext], ...] = (
 LAKE: tuple[Check[LakeContext], ...] = (
     Check(
         "target.names",
-        "Each table has its own folder, even if the store ignores case.",
+        "Each table has its own folder, even if the store ignores case, and its own Iceberg table.",
         _WHEN,
-        "copy the tables into different targets, or use a case-sensitive store",
+        "copy the tables into different targets, use a case-sensitive store, or choose another table_name",
         _errors_of(_names, "parameter target"),
     ),
     Check(

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any, Unpack
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
 
 from airflow_provider_cdc.core.options.run import StepOptions
-from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.run.plan import MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.target import lake_of
 from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.operators.arguments import TaskArguments, Xcom
-from airflow_provider_cdc.operators.base import TargetOperator, hand_on, run_folder, run_id_of, scratch_for
+from airflow_provider_cdc.operators.base import TargetOperator, group_of, hand_on, run_folder, run_id_of, scratch_for
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.server_start import wait_until_started
@@ -102,6 +102,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             check_not_of_a_deleted_dag_run,
         )
         from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
+        from airflow_provider_cdc.sinks.preparation import lake_format
 
         # Preflight has checked that it is a boolean. A template may have rendered it to text.
         if str(self.plan_only).lower() == "true":
@@ -116,10 +117,11 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             records.decode(MissedPast, self.missed_past, "XCom missed_past of preflight") if self.missed_past else None
         )
         run_id = run_id_of(context, lake)
+        sink = open_sink(lake_settings(options.lake, self.source_conn_id), Storage(lake))
         scratch = scratch_for(self.scratch, self.source_conn_id, lake)
         folder = run_folder(scratch, run_id)
         if not Run.exists(folder):
-            check_not_made_before(folder, Storage(lake), [plan.copy_name for plan in plans])
+            check_not_made_before(folder, sink, [plan.copy_name for plan in plans])
         elif context["ti"].try_number == 1:
             check_not_of_a_deleted_dag_run(Run.load(folder), options)
 
@@ -134,8 +136,10 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
                 scratch=scratch,
                 source_conn_id=self.source_conn_id,
                 skipped=self.skipped,
-                heads=open_sink(LAKE_FORMAT, Storage(lake)),
+                heads=sink,
                 missed_past=missed,
+                lake_format=lake_format(options.lake.format, sink, run_id, source),
+                group=group_of(context),
             )
 
         self._recording = True

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow_provider_cdc.core.options.run import RunOptions, checked, declared
 from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
-from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.run.plan import MissedPast
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import encode
@@ -40,7 +39,6 @@ from airflow_provider_cdc.operators.planning.missing_past import (
 from airflow_provider_cdc.operators.planning.plan_text import View, pace_of, readable, summary, view_of
 from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
-from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.planning.selections import requested, select
 from airflow_provider_cdc.sources.planning.survey import Survey, survey, survey_past
@@ -156,7 +154,7 @@ class PreflightOperator(TargetOperator):
         outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": found.skipped}
         outputs["missed_past"] = encode(missed) if missed is not None else {}
         outputs["may_miss_past"] = may_miss
-        sink = open_sink(LAKE_FORMAT, places.lake)
+        sink = places.sink
         if any(plan.at_upper for plan in plans):
             self._tell_view(view_of(plans, pace_of(sink, Storage(places.scratch), plans)))
         if options.plan_only:
@@ -198,11 +196,10 @@ def _planned(
         found = _selected(source, found, options)
     if places is not None:
         names = [plan.copy_name for plan in found.plans]
-        collect(LAKE, LakeContext(places.lake, source, options.source_conn_id, names), problems)
+        collect(LAKE, LakeContext(places.lake, places.sink, source, options.source_conn_id, names), problems)
         if not problems:
             with collected(problems, "parameter refresh"):
-                sink = open_sink(LAKE_FORMAT, places.lake)
-                found = replace(found, plans=choose(source, sink, places.scratch, found.plans, options.steps))
+                found = replace(found, plans=choose(source, places.sink, places.scratch, found.plans, options.steps))
     with collected(problems, "parameter as_of"):
         may_begin = not problems and not options.plan_only
         found = survey_past(

@@ -11,15 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc.core.copies.head import Copy
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.feed import Feed
+from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.core.tables.table import TableName
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 @dataclass(frozen=True)
@@ -29,7 +34,8 @@ class TableChange:
     ``added`` are files in the run's staging. ``kept`` are files that this copy shares with the copy of the run
     ``base``; their names have no folder. ``where`` and ``columns`` describe a copy of a part of the table, as in
     `Selection`. ``feed`` has the changes since the copy of ``base``; None: they are not published. ``history`` is the
-    result of `Manifest.history_of`.
+    result of `Manifest.history_of`. ``place`` is the result of `Sink.prepare`: the files are already at their final
+    place.
     """
 
     table: TableName
@@ -40,6 +46,7 @@ class TableChange:
     columns: tuple[str, ...] = ()
     feed: Feed | None = None
     history: Mapping[str, Any] = field(default_factory=dict)
+    place: Place | None = None
 
     @property
     def rows(self) -> int:
@@ -52,8 +59,9 @@ class Publication:
 
     All copies are exact at ``position``, which was recorded at ``recorded_at``. ``position_key`` is the name of the
     position in records of this kind of source. ``source`` is the result of `core.copies.head.source_of`. ``as_of`` is
-    the time or position that was requested; empty: the present. ``missed_as_of`` is `Manifest.missed_as_of`. Times are
-    ISO 8601.
+    the time or position that was requested; empty: the present. ``missed_as_of`` is `Manifest.missed_as_of`. ``group``
+    names the task group of the run; all runs of a group copy the same tables. ``skipped`` are tables of the group that
+    this run leaves out. Times are ISO 8601.
     """
 
     run_id: str
@@ -66,6 +74,8 @@ class Publication:
     source: Mapping[str, str]
     as_of: str = ""
     missed_as_of: str = ""
+    group: str = ""
+    skipped: tuple[TableName, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,8 +154,39 @@ class LakeFeed:
     files: tuple[str, ...]
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """A table that a run will copy: the types of the published columns, and the columns of the key."""
+
+    name: TableName
+    published: pa.Schema
+    key: tuple[str, ...] = ()
+
+
 class Sink(Protocol):
-    """One lake in one format. `registry.open_sink` creates it."""
+    """One lake in one format. `registry.open_sink` creates it.
+
+    A sink stays on the driver. It may hold the secrets of a catalog, so Spark tasks get folders and a `Place` instead.
+    """
+
+    def prepare(self, run_id: str, tables: Sequence[Prepared]) -> dict[TableName, Place]:
+        """Prepare the lake for the copies of a run. Return a `Place` for the data files of each table; empty: the data
+        files are in the run's folder until they are published.
+
+        :raises ConfigurationError: a table of the lake cannot take these copies.
+        """
+
+    def check_ready(self) -> None:
+        """Check that the sink can reach everything it needs in addition to the lake's folder. Creates nothing.
+
+        :raises ConfigurationError: the catalog cannot be used.
+        """
+
+    def check_names(self, tables: Sequence[TableName]) -> None:
+        """Make sure that each of ``tables`` has a table of the lake of its own.
+
+        :raises ConfigurationError: two of them share one, or a name cannot be made.
+        """
 
     def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: Position) -> None:
         """Check that existing copies of ``tables`` are copies of ``source``, which has all of ``position``.
@@ -179,7 +220,13 @@ class Sink(Protocol):
         """
 
     def copy_folder(self, run_id: str, table: TableName) -> Storage:
-        """Return the folder of the copy that a run published of a table."""
+        """Return the folder of the copy that a run published of a table. Other copies may share the folder."""
+
+    def copy_uri(self, run_id: str, table: TableName) -> str:
+        """Return the URI of what a run published of a table, in whole or in part; empty: nothing."""
+
+    def folders(self, run_id: str, table: TableName) -> tuple[Storage, ...]:
+        """Return the folders into which the `publish` of a run moves files of a table."""
 
     def copies(self, table: TableName) -> list[str]:
         """Return the ids of the runs with a copy of the table in this lake. Partial copies, which a `publish` or
@@ -190,6 +237,13 @@ class Sink(Protocol):
 
         :raises ManifestError: the record of the changes is damaged.
         """
+
+    @property
+    def grace(self) -> timedelta:
+        """The time that readers may continue to use a copy after `withdraw`. The copy is removed only after it."""
+
+    def withdraw(self, run_id: str, table: TableName) -> None:
+        """Stop directing new readers to a copy that is not the latest one."""
 
     def remove(
         self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()
@@ -203,6 +257,9 @@ class Sink(Protocol):
 
     def difference(self, run_id: str, table: TableName, file: StagedFile) -> str:
         """Return how a file differs from its record, at the place where `publish` puts it; empty if it does not."""
+
+    def clean(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> None:
+        """Remove the data files that the tasks of a finished run wrote at their final place, except ``files``."""
 
     def unread(self, run_id: str, tables: Sequence[TableName]) -> list[str]:
         """Return the URIs of folders that an unfinished `publish` of the run left in the lake, and that no reader is

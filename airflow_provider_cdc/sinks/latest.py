@@ -24,9 +24,9 @@ from airflow_provider_cdc.core.copies.head import (
     describe,
     encode_copy,
     is_newer,
+    is_of_another,
     is_of_another_source,
     known_source,
-    parsed_position_of,
     source_of,
 )
 from airflow_provider_cdc.core.positions.position import Position
@@ -91,7 +91,7 @@ def _replace_by_claim(target: Storage, folder: str, latest: Copy) -> bool:
         current = _checked(target, folder, latest)
         best = latest
         # A run of another source that started at the same moment may have written a claim before it was rejected.
-        claims = [claim for claim in _claims(target, folder, claim_name) if not _of_another(claim, latest)]
+        claims = [claim for claim in _claims(target, folder, claim_name) if not is_of_another(claim, latest)]
         for claim in (*claims, *([current] if current else [])):
             if claim.run_id != best.run_id and is_newer(claim, best):
                 best = claim
@@ -125,20 +125,9 @@ def _claims(target: Storage, folder: str, own: str) -> Iterator[Copy]:
 
 def _checked(target: Storage, folder: str, latest: Copy) -> Copy | None:
     current = read_latest(target, folder)
-    if current is not None and _of_another(current, latest):
+    if current is not None and is_of_another(current, latest):
         raise _another_source(target, folder, current, latest.source)
     return current
-
-
-def _of_another(copy: Copy, latest: Copy) -> bool:
-    """Return whether ``copy`` is of another source than ``latest``, as far as that is known."""
-    if not latest.source or copy.run_id == latest.run_id:
-        return False
-    another = is_of_another_source(copy, latest.source, parsed_position_of(latest))
-    # A run that began before a failover may end after a run that began later, so check both directions.
-    if another and copy.source:
-        another = is_of_another_source(latest, copy.source, parsed_position_of(copy))
-    return another
 
 
 def _another_source(target: Storage, folder: str, current: Copy, source: Mapping[str, str]) -> ConfigurationError:

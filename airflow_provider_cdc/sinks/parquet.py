@@ -11,12 +11,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
 
 from airflow_provider_cdc.core.copies.head import Copy, position_of
 from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging, difference
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.names import folder_name
@@ -32,7 +34,8 @@ from airflow_provider_cdc.errors import (
     naming,
 )
 from airflow_provider_cdc.sinks import feeds
-from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy, Publication, PublishedCopy, TableChange
+from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy, Prepared, Publication, PublishedCopy, TableChange
+from airflow_provider_cdc.sinks.catalog import LakeSettings
 from airflow_provider_cdc.sinks.latest import LATEST, check_source, read_latest, replace_latest
 
 _COPY = "snapshot="
@@ -51,8 +54,16 @@ _DAMAGED = "another program changed or removed the file, or the storage lost it:
 class ParquetSink:
     """Publishes copies as Parquet files in the folder ``lake``."""
 
-    def __init__(self, lake: Storage) -> None:
+    grace = timedelta()
+
+    def __init__(self, lake: Storage, settings: LakeSettings | None = None) -> None:
         self._lake = lake
+
+    def check_ready(self) -> None:
+        """Do nothing: the folder is all that it needs."""
+
+    def check_names(self, tables: Sequence[TableName]) -> None:
+        """Do nothing: each table has a folder of its own, which is named after it."""
 
     def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: Position) -> None:
         def check(table: TableName) -> None:
@@ -85,7 +96,7 @@ class ParquetSink:
         def announce(change: TableChange) -> PublishedCopy:
             with naming(str(change.table)):
                 uri = self._lake.uri_of(place_of(change.table, publication.run_id))
-                return PublishedCopy(uri, self._announce(change.table, _latest(publication, change, uri)))
+                return PublishedCopy(uri, self._announce(change.table, record_of(publication, change, uri)))
 
         # In threads, because each table waits for the store. No table is announced before all files of all tables are
         # in place.
@@ -94,8 +105,25 @@ class ParquetSink:
             copies = list(publishers.map(announce, publication.tables))
         return {change.table: copy for change, copy in zip(publication.tables, copies, strict=True)}
 
+    def prepare(self, run_id: str, tables: Sequence[Prepared]) -> dict[TableName, Place]:
+        # Readers list the folder of a copy, so files get there when they are published.
+        return {}
+
     def copy_folder(self, run_id: str, table: TableName) -> Storage:
         return self._lake.folder(*place_of(table, run_id).split("/"))
+
+    def withdraw(self, run_id: str, table: TableName) -> None:
+        """Do nothing: readers find copies by ``_latest.json``, which names the newest one."""
+
+    def copy_uri(self, run_id: str, table: TableName) -> str:
+        folder = self.copy_folder(run_id, table)
+        return folder.uri if folder.files() else ""
+
+    def folders(self, run_id: str, table: TableName) -> tuple[Storage, ...]:
+        return self.copy_folder(run_id, table), self._lake.folder(*feeds.place_of(table, run_id).split("/"))
+
+    def clean(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> None:
+        """Do nothing: `Run.clean` removes the run's own folder, and `remove` what was published."""
 
     def copies(self, table: TableName) -> list[str]:
         names = [name.rpartition("/")[2] for name in self._lake.folders(folder_name(table))]
@@ -109,7 +137,7 @@ class ParquetSink:
         self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()
     ) -> list[str]:
         # Remove the changes first: if the removal stops half-way, the rest of the copy shows that changes may be left.
-        errors = self._remove_feed(feeds.place_of(table, run_id), {file.base_name for file in feed})
+        errors = self.remove_feed(run_id, table, feed)
         place = place_of(table, run_id)
         hidden = f"{folder_name(table)}/{_REMOVED}{run_id}"
         file_names = {file.base_name for file in files}
@@ -121,7 +149,9 @@ class ParquetSink:
             errors += self._remove_files(folder, file_names)
         return errors
 
-    def _remove_feed(self, place: str, own: set[str]) -> list[str]:
+    def remove_feed(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> list[str]:
+        """Remove the changes that a run published of a table. Return the URIs of other files in their folder."""
+        place, own = feeds.place_of(table, run_id), {file.base_name for file in files}
         # A recreated run with this id has its own record there, which must stay.
         if self._own(place, own):
             # Remove the record first, so that no reader mistakes the remaining files for the complete changes.
@@ -150,8 +180,9 @@ class ParquetSink:
             self._lake.delete_file(name)
 
     def difference(self, run_id: str, table: TableName, file: StagedFile) -> str:
-        places = [f"{place}/{file.base_name}" for place in (place_of(table, run_id), feeds.place_of(table, run_id))]
-        return difference(self._lake, next(filter(self._lake.exists, places), places[0]), file)
+        folders = self.folders(run_id, table)
+        folder = next((folder for folder in folders if folder.exists(file.base_name)), folders[0])
+        return difference(folder, file.base_name, file)
 
     def unread(self, run_id: str, tables: Sequence[TableName]) -> list[str]:
         unread_files = []
@@ -201,10 +232,20 @@ class ParquetSink:
         try:
             kept_paths = {f"{folder}/{file.base_name}": file for file in change.kept}
             self._move(publication.staging, folder, change.added, kept_paths, place_of(change.table, change.base))
-            if change.feed is not None:
-                folder = feeds.place_of(change.table, publication.run_id)
-                self._move(publication.staging, folder, change.feed.files, {}, "")
-                self._lake.write_json(f"{folder}/{feeds.RECORD}", feeds.told(publication, change.feed))
+        except (OSError, pa.ArrowException) as error:
+            raise PublishIncomplete(
+                f"a file could not be put in place: {error}", where=self._lake.uri_of(folder), hint=_INCOMPLETE
+            ) from error
+        self.place_feed(publication, change)
+
+    def place_feed(self, publication: Publication, change: TableChange) -> None:
+        """Put the files of one table's feed, and its record, where readers will find them."""
+        if change.feed is None:
+            return
+        folder = feeds.place_of(change.table, publication.run_id)
+        try:
+            self._move(publication.staging, folder, change.feed.files, {}, "")
+            self._lake.write_json(f"{folder}/{feeds.RECORD}", feeds.told(publication, change.feed))
         except (OSError, pa.ArrowException) as error:
             raise PublishIncomplete(
                 f"could not move a file to its final folder: {error}", where=self._lake.uri_of(folder), hint=_INCOMPLETE
@@ -315,7 +356,8 @@ def place_of(table: TableName, run_id: str) -> str:
     return f"{folder_name(table)}/{_COPY}{run_id}"
 
 
-def _latest(publication: Publication, change: TableChange, uri: str) -> Copy:
+def record_of(publication: Publication, change: TableChange, uri: str) -> Copy:
+    """What readers are told of the copy of one table, whose files are at ``uri``."""
     under_its_own_name: dict[str, Any] = {publication.position_key: publication.position}
     return Copy(
         run_id=publication.run_id,

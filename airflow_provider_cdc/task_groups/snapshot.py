@@ -115,6 +115,13 @@ class SnapshotTaskGroup(TaskGroup):
         blocks no other session.
     :param keep_slot: PostgreSQL: Do not drop the publication and the slot when the run is published, so that you can
         stream on from ``initial_lsn``. You then have to drop them yourself.
+    :param format: What the copies are published as. ``parquet``: a folder of Parquet files for each copy, and
+        ``_latest.json``. ``iceberg``: one snapshot of an Iceberg table for each copy, and one cut for each run: a
+        reader of a cut sees all tables at one position. It needs the extra ``iceberg``.
+    :param catalog_conn_id: Connection of type ``cdc_catalog`` to the catalog of the Iceberg tables. Empty: a SQLite
+        catalog in the file ``_catalog.db`` of the target, which must be on a local disk.
+    :param table_name: The names of the Iceberg tables, with their namespace: ``{schema}`` and ``{table}`` stand for
+        those of the source, ``{source}`` for its connection.
     :param on_table_error: How to treat tables that cannot be copied (no transactions, no key where one is needed, no
         ``REPLICA IDENTITY FULL``, a type or a value without an Arrow type): ``fail`` stops the run; ``skip`` leaves
         them out, names them in the logs, and lists them with the reasons in the XCom ``skipped``.
@@ -165,6 +172,9 @@ class SnapshotTaskGroup(TaskGroup):
         lock_through_read: bool | str = False,
         slot_wait_seconds: int | str = 600,
         keep_slot: bool | str = False,
+        format: str = "parquet",
+        catalog_conn_id: str = "",
+        table_name: str = "{schema}.{table}",
         on_table_error: str = "fail",
         plan_only: bool | str = False,
         source_conn_ids: Sequence[str] | None = None,

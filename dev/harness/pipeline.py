@@ -22,6 +22,8 @@ from airflow_provider_cdc.jobs.consolidate.step import consolidate
 from airflow_provider_cdc.jobs.extract_delta.step import extract_delta
 from airflow_provider_cdc.jobs.snapshot.step import snapshot
 from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
+from airflow_provider_cdc.sinks.catalog import LakeSettings
+from airflow_provider_cdc.sinks.preparation import lake_format
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.calls import check_point, record_point, release_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
@@ -57,6 +59,7 @@ class Pipeline:
         keep: int = 0,
         where: Mapping[str, str] | None = None,
         columns: Mapping[str, Sequence[str]] | None = None,
+        format: str = "parquet",
     ) -> None:
         self.target = Storage(target)
         self.run = Storage(scratch or scratch_of(target)).folder(run_id)
@@ -82,13 +85,14 @@ class Pipeline:
         )
         self._run_id = run_id
         self._selected = where, columns
+        self._lake = LakeSettings(format)
+        self.sink = open_sink(self._lake, self.target)
 
     def preflight(self) -> list[TablePlan]:
         """Execute preflight, the first part of `record`."""
         plans = self.source.preflight(self._tables, self._table_options, requested(*self._selected))
         plans = select(self.source, plans, [], *self._selected)
-        sink = open_sink("parquet", self.target)
-        self.plans = choose(self.source, sink, self.run.parent().uri, plans, self._options)
+        self.plans = choose(self.source, self.sink, self.run.parent().uri, plans, self._options)
         check_point(self.source, self.plans, self._options)
         return self.plans
 
@@ -112,7 +116,8 @@ class Pipeline:
             run_id=self._run_id,
             lake=self.target.uri,
             scratch=self.run.parent().uri,
-            heads=open_sink("parquet", self.target),
+            heads=self.sink,
+            lake_format=lake_format(self._lake.format, self.sink, self._run_id, self.source),
             missed_past=missed_past,
         )
 

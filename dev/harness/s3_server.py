@@ -22,6 +22,10 @@ READER = ("AKIAREADER", "s3cret-mare")
 
 _START_SECONDS = 180
 _PORTS = ("master.port", "volume.port", "filer.port", "s3.port")
+_CATALOG_PORT = "s3.port.iceberg"
+
+_servers: dict[str, dict[str, int]] = {}
+"""The ports of the servers that run, by their endpoint."""
 
 
 @contextmanager
@@ -34,11 +38,12 @@ def s3_server(directory: Path) -> Iterator[str]:
     ]
     (directory / "s3.json").write_text(json.dumps({"identities": identities}))
     ports = {name: free_port() for port in _PORTS for name in (port, f"{port}.grpc")}
+    ports[_CATALOG_PORT] = free_port()
     endpoint = f"http://127.0.0.1:{ports['s3.port']}"
     command = [
         *("weed", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={directory}", "-filer", "-s3"),
-        *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=50", "-s3.autoCreateBucket=false"),
-        *("-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={directory}/s3.json"),
+        *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=1000", "-s3.autoCreateBucket=false"),
+        *("-s3.port.lance=0", f"-s3.config={directory}/s3.json"),
         *(f"-{name}={port}" for name, port in ports.items()),
         *(f"-{part}.localSocket={directory}/{part}.sock" for part in ("filer", "s3")),
     ]
@@ -49,8 +54,10 @@ def s3_server(directory: Path) -> Iterator[str]:
         process = subprocess.Popen(command, cwd=directory, stdout=output, stderr=output, env=environment)
     try:
         _make_bucket(process, endpoint, log)
+        _servers[endpoint] = ports
         yield endpoint
     finally:
+        _servers.pop(endpoint, None)
         # The data is no longer needed, and a clean shutdown is slow.
         process.kill()
         process.wait()
@@ -69,6 +76,21 @@ def s3_environment(endpoint: str, credentials: tuple[str, str] = ADMIN) -> dict[
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_EC2_METADATA_DISABLED": "true",
     }
+
+
+def make_catalog(endpoint: str, name: str) -> str:
+    """Create a catalog of Iceberg tables, which is a bucket, and return the address of its REST interface."""
+    ports = _servers[endpoint]
+    servers = [
+        f"-{part}=127.0.0.1:{ports[f'{part}.port']}.{ports[f'{part}.port.grpc']}" for part in ("master", "filer")
+    ]
+    command = f"s3tables.bucket -create -name {name} -account admin\n"
+    done = subprocess.run(
+        ["weed", "shell", *servers], input=command, capture_output=True, text=True, timeout=_START_SECONDS, check=False
+    )
+    if "ARN:" not in done.stdout:
+        raise HarnessError(f"weed makes no table bucket: {done.stdout[-1000:]}{done.stderr[-1000:]}")
+    return f"http://127.0.0.1:{ports[_CATALOG_PORT]}"
 
 
 def _make_bucket(process: subprocess.Popen[bytes], endpoint: str, log: Path) -> None:

@@ -363,7 +363,7 @@ def test_a_row_that_is_left_out_may_hold_what_it_will_whether_or_not_it_is_touch
         ({"{0}.t": "zoned > '2024-01-01 00:00:00'"}, {}, ["has no time zone"]),
         ({"{0}.nothing": "id = 1"}, {}, ["{0}.nothing", "matches no table of the run"]),
         ({"{0}.t": "id = 1", "{0}.*": "id = 2"}, {}, ["also matched by"]),
-        ({"!{0}.t": "id = 1"}, {}, ["names no table"]),
+        ({"!{0}.t": "id = 1"}, {}, ["matches no table"]),
         ({}, {"{0}.t": ["nite"]}, ["no column nite", "did you mean note"]),
     ],
 )

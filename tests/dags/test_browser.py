@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.options.run import FOLDED
+from airflow_provider_cdc.core.options.declare import FOLDED
 from harness import oracle
 from harness.airflow_home import ROOT, AirflowHome
 from harness.airflow_server import running_airflow

@@ -32,9 +32,11 @@ from airflow_provider_cdc.errors import (
     PublishIncomplete,
     StorageUnavailable,
 )
-from airflow_provider_cdc.sinks.base import Publication, Sink, TableChange
+from airflow_provider_cdc.sinks.base import Prepared, Publication, Sink, TableChange
+from airflow_provider_cdc.sinks.catalog import LakeSettings
 from airflow_provider_cdc.sinks.registry import open_sink
-from tests.interrupting import Interrupted, interrupt_at
+from tests.interrupting import Interrupted, commits_fail, interrupt_at
+from tests.sinks.catalogs import plain_catalog, settings_of_catalog
 
 ORDERS, LINES = TableName("shop", "orders"), TableName("shop", "lines")
 TABLES = (ORDERS, LINES)
@@ -57,8 +59,33 @@ def read_parquet(lake: Storage, table: TableName) -> list[int] | None:
     return sorted(rows)
 
 
-READERS: dict[str, Callable[[Storage, TableName], list[int] | None]] = {"parquet": read_parquet}
+def read_iceberg(lake: Storage, table: TableName) -> list[int] | None:
+    """The rows of a table at the newest cut, by plain PyIceberg."""
+    catalog = plain_catalog(lake)
+    if not catalog.table_exists("cdc.cdc_cuts"):
+        return None
+    rows = catalog.load_table("cdc.cdc_cuts").scan().to_arrow().to_pylist()
+    rows = [row for row in rows if row["table"] == str(table) and row["latest"]]
+    if not rows:
+        return None
+    newest = max(rows, key=lambda row: int(row["cut"]))
+    iceberg = catalog.load_table(newest["identifier"])
+    assert str(iceberg.metadata.table_uuid) == newest["table_uuid"]
+    ids = iceberg.scan(snapshot_id=newest["snapshot_id"]).to_arrow()["id"].to_pylist()
+    assert len(ids) == newest["rows"]
+    return sorted(ids)
+
+
+READERS: dict[str, Callable[[Storage, TableName], list[int] | None]] = {
+    "iceberg": read_iceberg,
+    "parquet": read_parquet,
+}
 """By format: the ids in the copy that readers of a table see; None: they see none."""
+
+
+def only(lake: Lake, *formats: str) -> None:
+    if lake.format not in formats:
+        pytest.skip(f"{lake.format} has nothing of the kind")
 
 
 class Lake:
@@ -71,7 +98,13 @@ class Lake:
 
     @property
     def sink(self) -> Sink:
-        return open_sink(self.format, self.storage)
+        settings = LakeSettings(self.format, settings_of_catalog(self.storage) if self.format == "iceberg" else None)
+        return open_sink(settings, self.storage)
+
+    def files_of(self, publication: Publication, table: TableName) -> Storage:
+        """The folder with the files that a run wrote of a table, before they are published."""
+        place = publication.tables[TABLES.index(table)].place
+        return publication.staging.folder if place is None else Storage(place.folder)
 
     def stage(self, number: int, count: int = 3, run_id: str = "", before: Publication | None = None) -> Publication:
         """Stage a run at position ``number``. Its copies have that number ``count`` times, each in its own file, and
@@ -79,16 +112,21 @@ class Lake:
         # The order of the run ids is the reverse of the order of their positions.
         run_id = run_id or f"202601{99 - number:02}T000000Z-00000000"
         staging = Staging(self.scratch.folder(run_id))
+        places = self.sink.prepare(run_id, [Prepared(table, SCHEMA) for table in TABLES])
         changes = []
         for table in TABLES:
-            files = []
+            place, files = places.get(table), []
+            target = staging if place is None else Staging(Storage(place.folder))
+            schema = SCHEMA if place is None else place.schema(SCHEMA)
             for at in range(count):
-                with staging.writer(f"chunks/{folder_name(table)}/part-{at:06}", SCHEMA) as writer:
-                    writer.write(pa.table({"id": [number]}))
+                part = f"part-{at:06}"
+                name = f"chunks/{folder_name(table)}/{part}" if place is None else f"{part}-{run_id}"
+                with target.writer(name, schema) as writer:
+                    writer.write(pa.table({"id": [number]}, schema))
                 files += writer.files
             kept = () if before is None else before.tables[TABLES.index(table)].added[:2]
             named = tuple(replace(file, name=file.base_name) for file in kept)
-            changes.append(TableChange(table, tuple(files), named, before.run_id if before else ""))
+            changes.append(TableChange(table, tuple(files), named, before.run_id if before else "", place=place))
         position = f"{SERVER}:1-{number}"
         when = "2026-01-01T00:00:00+00:00"
         return Publication(run_id, staging, tuple(changes), "initial_gtid_set", position, when, when, MYSQL)
@@ -97,9 +135,13 @@ class Lake:
         return [READERS[self.format](self.storage, table) for table in TABLES]
 
 
-def heads_fail(patch: pytest.MonkeyPatch, write: Callable[..., None]) -> None:
-    """Replace the function by which sinks make a copy visible to readers by ``write``."""
-    patch.setattr(durable, "write", write)
+def heads_fail(patch: pytest.MonkeyPatch, lake: Lake, around: Callable[[Callable[[], Any]], Any]) -> None:
+    """Have ``around`` do in place of whatever a sink shows a copy to readers by, which it is given."""
+    if lake.format == "iceberg":
+        commits_fail(patch, lambda commit, table: around(commit))
+        return
+    write = durable.write
+    patch.setattr(durable, "write", lambda *arguments: around(lambda: write(*arguments)))
 
 
 def test_a_format_that_does_not_exist_is_refused(storage: Storage) -> None:
@@ -114,7 +156,10 @@ def test_all_tables_are_published_by_one_call_and_may_be_published_again(lake: L
     copies = lake.sink.publish(publication)
     assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
     assert list(copies) == list(TABLES)
-    assert all(copy.is_latest and copy.uri.startswith(lake.storage.uri) for copy in copies.values())
+    assert all(copy.is_latest for copy in copies.values())
+    # SeaweedFS's catalog puts tables into a bucket of its own.
+    lies_in = "s3://tables-" if lake.format == "iceberg" and lake.storage.uri.startswith("s3:") else lake.storage.uri
+    assert all(copy.uri.startswith(lies_in) for copy in copies.values())
     assert lake.sink.publish(publication) == copies
     assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
 
@@ -126,6 +171,7 @@ def other_disk() -> Iterator[Storage]:
 
 
 def test_what_was_staged_in_another_store_is_published_as_it_was_written(lake: Lake, other_disk: Storage) -> None:
+    only(lake, "parquet")  # Data files of table formats are written at their final place.
     lake.scratch = other_disk
     publication = lake.stage(5)
     copies = lake.sink.publish(publication)
@@ -140,6 +186,7 @@ def test_what_was_staged_in_another_store_is_published_as_it_was_written(lake: L
 
 
 def test_a_file_that_is_damaged_in_another_store_is_published_by_no_call(lake: Lake, other_disk: Storage) -> None:
+    only(lake, "parquet")  # Data files of table formats are written at their final place.
     lake.scratch = other_disk
     publication = lake.stage(5)
     damaged = Path(publication.staging.folder.path(publication.tables[1].added[1].name))
@@ -171,10 +218,16 @@ def test_files_of_the_copy_before_are_kept_and_the_new_copy_stands_alone(lake: L
     assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
     lake.sink.publish(second)
     assert lake.seen() == [[5, 5, 7, 7, 7]] * 2
-    for table in TABLES:
-        folder = lake.sink.copy_folder(first.run_id, table)
-        for name in folder.files():
-            folder.delete_file(name)
+    if lake.format == "iceberg":
+        # Copies share files, so one that goes leaves those that another one has.
+        for change in first.tables:
+            lake.sink.withdraw(first.run_id, change.table)
+            lake.sink.remove(first.run_id, change.table, change.added)
+    else:
+        for table in TABLES:
+            folder = lake.sink.copy_folder(first.run_id, table)
+            for name in folder.files():
+                folder.delete_file(name)
     lake.sink.publish(second)
     assert lake.seen() == [[5, 5, 7, 7, 7]] * 2
 
@@ -186,7 +239,8 @@ def test_a_kept_file_that_is_gone_before_it_is_taken_over_publishes_nothing(lake
     lake.sink.copy_folder(first.run_id, TABLES[0]).delete_file(second.tables[0].kept[0].name)
     with pytest.raises(FileDamaged, match="is gone"):
         lake.sink.publish(second)
-    assert READERS[lake.format](lake.storage, TABLES[1]) == [5, 5, 5]
+    # Of Iceberg, the first cut stands, with a file that somebody deleted.
+    assert lake.format == "iceberg" or READERS[lake.format](lake.storage, TABLES[1]) == [5, 5, 5]
 
 
 def test_what_is_published_is_never_touched_by_later_runs(lake: Lake) -> None:
@@ -206,7 +260,7 @@ def test_a_copy_that_is_removed_takes_nothing_from_the_others(lake: Lake) -> Non
     assert lake.sink.copies(TableName("shop", "none")) == []
     assert lake.sink.remove(first.run_id, ORDERS, first.tables[0].added) == []
     assert lake.sink.copies(ORDERS) == [second.run_id]
-    assert lake.sink.copy_folder(first.run_id, ORDERS).files() == []
+    assert len(lake.sink.copy_folder(first.run_id, ORDERS).files()) == (5 if lake.format == "iceberg" else 0)
     assert lake.seen() == [[5, 5, 7, 7, 7]] * 2
     assert [lake.sink.difference(first.run_id, LINES, file) for file in first.tables[1].added] == [""] * 3
     assert lake.sink.remove(first.run_id, ORDERS, first.tables[0].added) == []
@@ -218,19 +272,31 @@ def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next_call(la
         number += 1
         publication = lake.stage(number)
         lake.sink.publish(publication)
+        # That of the latest copy stays: main names it.
+        newer = lake.stage(50 + number, 1) if lake.format == "iceberg" else None
+        others = [newer.run_id] if newer else []
+        if newer:
+            lake.sink.publish(newer)
         with pytest.MonkeyPatch.context() as patch:
             interrupt_at(patch, number)
             try:
+                lake.sink.withdraw(publication.run_id, ORDERS)
                 lake.sink.remove(publication.run_id, ORDERS, publication.tables[0].added)
                 interrupted = False
             except Interrupted:
                 pass
+        assert not (newer and interrupted) or publication.run_id in lake.sink.copies(ORDERS)
+        lake.sink.withdraw(publication.run_id, ORDERS)
         lake.sink.remove(publication.run_id, ORDERS, publication.tables[0].added)
-        assert lake.sink.copies(ORDERS) == [], f"interrupted at change {number}"
+        assert publication.run_id not in lake.sink.copies(ORDERS), f"interrupted at change {number}"
+        assert [*others] <= lake.sink.copies(ORDERS)
+        if newer:
+            assert not [name for name in lake.sink.copy_folder("", ORDERS).files() if publication.run_id in name]
     assert number > 4
 
 
 def test_what_is_not_of_the_copy_stays_when_it_is_removed(lake: Lake) -> None:
+    only(lake, "parquet")  # The folder of an Iceberg table is shared by all copies, and stays.
     publication = lake.stage(5)
     uri = lake.sink.publish(publication)[ORDERS].uri
     for name in ("notes.txt", "more/notes.txt"):
@@ -259,6 +325,8 @@ def test_publishing_that_is_interrupted_anywhere_is_completed_by_the_next_call(l
         # Of each table, readers see one of the two copies completely.
         old = [number] if number > 1 else [1, 1, 1]
         assert all(seen in (old, [1 + number]) for seen in lake.seen())
+        # Where all tables are shown by one change, readers never see two positions.
+        assert lake.format != "iceberg" or lake.seen()[0] == lake.seen()[1]
         lake.sink.publish(publication)
         assert lake.seen() == [[1 + number], [1 + number]], f"interrupted at change {number}"
         assert lake.sink.unread(publication.run_id, TABLES) == []
@@ -266,9 +334,10 @@ def test_publishing_that_is_interrupted_anywhere_is_completed_by_the_next_call(l
 
 
 def test_what_was_interrupted_before_readers_were_led_to_it_is_named(lake: Lake) -> None:
+    only(lake, "parquet")  # What Iceberg's tables do not name goes with `clean`, and their folders are shared.
     publication = lake.stage(5)
     with pytest.MonkeyPatch.context() as patch:
-        heads_fail(patch, lambda *arguments: (_ for _ in ()).throw(Interrupted))
+        heads_fail(patch, lake, lambda write: (_ for _ in ()).throw(Interrupted))
         with pytest.raises(Interrupted):
             lake.sink.publish(publication)
     assert lake.seen() == [None, None]
@@ -294,20 +363,20 @@ def test_runs_that_publish_at_the_same_time_leave_the_newest(lake: Lake) -> None
 
 @pytest.mark.parametrize("arrived", [True, False])
 def test_what_the_store_does_not_confirm_once_is_looked_for_and_completed(lake: Lake, arrived: bool) -> None:
-    write = durable.write
-    unconfirmed: list[str] = []
+    unconfirmed: list[bool] = []
 
-    def once(filesystem: Any, path: str, data: bytes) -> None:
+    def once(write: Callable[[], Any]) -> Any:
         first = not unconfirmed
-        unconfirmed.append(path)
-        if arrived or not first:
-            write(filesystem, path, data)
+        unconfirmed.append(first)
+        result = write() if arrived or not first else None
         if first:
             raise StorageUnavailable("timed out")
+        return result
 
+    publication = lake.stage(5)
     with pytest.MonkeyPatch.context() as patch:
-        heads_fail(patch, once)
-        copies = lake.sink.publish(lake.stage(5))
+        heads_fail(patch, lake, once)
+        copies = lake.sink.publish(publication)
     assert len(unconfirmed) > 2
     assert all(copy.is_latest for copy in copies.values())
     assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
@@ -317,17 +386,20 @@ def test_what_the_store_does_not_confirm_once_is_looked_for_and_completed(lake: 
 def test_what_the_store_does_not_confirm_is_unknown_and_completed_by_the_next_call(lake: Lake, arrived: bool) -> None:
     lake.sink.publish(lake.stage(3))
     publication = lake.stage(5)
-    write = durable.write
 
-    def unconfirmed(filesystem: Any, path: str, data: bytes) -> None:
+    def unconfirmed(write: Callable[[], Any]) -> None:
         if arrived:
-            write(filesystem, path, data)
+            write()
         raise StorageUnavailable("timed out")
 
     with pytest.MonkeyPatch.context() as patch:
-        heads_fail(patch, unconfirmed)
-        with pytest.raises(CommitUnknown, match="timed out"):
+        heads_fail(patch, lake, unconfirmed)
+        if arrived and lake.format == "iceberg":
+            # Whether a commit has landed can be seen in the table.
             lake.sink.publish(publication)
+        else:
+            with pytest.raises(CommitUnknown, match=r"timed out|StorageUnavailable"):
+                lake.sink.publish(publication)
     assert all(seen in ([3, 3, 3], [5, 5, 5]) for seen in lake.seen())
     lake.sink.publish(publication)
     assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
@@ -338,7 +410,7 @@ def test_a_file_that_is_not_what_its_record_says_is_published_by_no_call(lake: L
     lake.sink.publish(lake.stage(3))
     publication = lake.stage(5)
     staged = publication.tables[1].added[0]
-    folder = publication.staging.folder
+    folder = lake.files_of(publication, TABLES[1])
     with folder.filesystem.open_input_stream(folder.path(staged.name)) as stream:
         data = stream.read()
     folder.delete_file(staged.name)

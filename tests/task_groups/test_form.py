@@ -11,7 +11,8 @@ from airflow.sdk.exceptions import ParamValidationError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.options.run import FOLDED, checked, declared
+from airflow_provider_cdc.core.options.declare import FOLDED
+from airflow_provider_cdc.core.options.run import checked, declared
 from airflow_provider_cdc.core.positions.as_of import is_as_of
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from airflow_provider_cdc.task_groups import form

@@ -11,8 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.copies.damage_note import damage_of
-from airflow_provider_cdc.core.copies.retention import check_not_removed
-from airflow_provider_cdc.core.filters.apply import published_schema
+from airflow_provider_cdc.core.copies.removal_marks import check_not_removed
 from airflow_provider_cdc.core.options.run import CHANGES, FULL, StepOptions
 from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.positions.as_of import AsOf
@@ -22,6 +21,7 @@ from airflow_provider_cdc.core.run.manifest import Base, RunTable
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import difference
+from airflow_provider_cdc.core.run.table_files import base_schema
 from airflow_provider_cdc.core.storage.errors import told
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
@@ -286,7 +286,7 @@ def _candidate(
         raise _NotFit("the last copy is of another part of the table")
     if table.options.unrepresentable != plan.unrepresentable:
         raise _NotFit(f"the last copy was made with unrepresentable = {table.options.unrepresentable}")
-    schema = published_schema(table, source.arrow_schema(table))
+    schema = base_schema(_entry(run, plan.table).place, table, source.arrow_schema(table))
     _check_files(copies.copy_folder(run.run_id, plan.copy_name), decision, name, schema)
     return _Candidate(run, table)
 

@@ -106,6 +106,17 @@ def is_of_another_source(copy: Copy, source: Mapping[str, str], position: Positi
     return not (copied and type(copied) is type(position) and copied <= position)
 
 
+def is_of_another(copy: Copy, latest: Copy) -> bool:
+    """Whether ``copy`` is of another source than ``latest``, as far as that is known."""
+    if not latest.source or copy.run_id == latest.run_id:
+        return False
+    another = is_of_another_source(copy, latest.source, parsed_position_of(latest))
+    # A run that began before another server took over may end after one that began later.
+    if another and copy.source:
+        another = is_of_another_source(latest, copy.source, parsed_position_of(copy))
+    return another
+
+
 def is_newer(copy: Copy, than: Copy) -> bool:
     """Return whether ``copy`` is newer than ``than``, a copy of the same source: by history number, then by position.
 

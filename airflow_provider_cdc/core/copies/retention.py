@@ -15,19 +15,19 @@ marks do not apply to its new copies, however late such a mark is written.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from functools import cmp_to_key
 from typing import Any, Protocol
 
 from airflow_provider_cdc.core.copies.head import Copy, is_newer, is_of_another_source
+from airflow_provider_cdc.core.copies.removal_marks import MARKS, has_marks, mark, marked_folders
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.run import FILE, Run, is_published, run_id_in, was_told
 from airflow_provider_cdc.core.run.staging import StagedFile
-from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.core.tables.table import TableName
@@ -38,19 +38,7 @@ LIFELESS = timedelta(days=7)
 UNTOLD = timedelta(days=1)
 """The last task of a published run still reads the run's records. This is the longest time to wait for its end."""
 
-_MARKS = "removed"
-_MARK = "mark.json"
-_DIGITS = 16
 _READERS = 8
-
-
-@dataclass(frozen=True)
-class Mark:
-    """Marks the copy of a table as removed ``by`` the run with that id, ``since`` a time (ISO 8601)."""
-
-    table: str
-    by: str
-    since: str
 
 
 class Lake(Protocol):
@@ -101,7 +89,7 @@ class Runs:
                     self.known[name] = state
                 elif state:
                     self._unreadable[name] = state
-                elif _has_marks(self._scratch.folder(name)):
+                elif has_marks(self._scratch.folder(name)):
                     self.remains.append(name)
 
     def user_of(self, run_id: str, table: TableName | None = None) -> str:
@@ -149,28 +137,6 @@ def is_stuck(run: Run, lake: Lake) -> bool:
     return False
 
 
-def mark(run: Run, table: TableName, by: str) -> None:
-    """Mark the copy that a run made of a table as removed, permanently."""
-    since = datetime.now(UTC).isoformat(timespec="seconds")
-    # A folder for each table, because the longest table name plus a file extension would be too long for a file name.
-    records.write(run.folder, f"{_marks_of(run)}/{folder_name(table)}/{_MARK}", Mark(str(table), by, since))
-
-
-def check_not_removed(run: Run, tables: Iterable[TableName]) -> None:
-    """Check that the copies that a run made of ``tables`` are not marked as removed.
-
-    :raises ManifestError: a copy is being removed, or was removed.
-    """
-    marked = _marked(run)
-    for table in tables:
-        if folder_name(table) in marked:
-            raise ManifestError(
-                f"the copy of {table} was removed: a later run keeps only the newest ones",
-                where=run.folder.uri,
-                hint="trigger a new run; increase keep if you still need older copies",
-            )
-
-
 def expired(
     run: Run, tables: Sequence[TableName], keep: int, lake: Lake, runs: Runs, days: int = 0
 ) -> tuple[list[Expired], dict[str, str]]:
@@ -200,7 +166,7 @@ def expired(
                 remaining[uri] = "it was made from another source, or for another lake"
             else:
                 older.append(made_by(other, table))
-        leaving = [old_copy for old_copy in older if folder_name(table) in _marked(old_copy.run)]
+        leaving = [old_copy for old_copy in older if folder_name(table) in marked_folders(old_copy.run)]
         staying = sorted((old_copy for old_copy in older if old_copy not in leaving), key=_BY_POSITION, reverse=True)
         old = [
             old_copy
@@ -318,7 +284,7 @@ def remove_remains(folder: Storage) -> None:
     for name in folder.folders():
         # Another run may remove the same folder.
         with suppress(FileNotFoundError):
-            if name != _MARKS:
+            if name != MARKS:
                 folder.delete_folder(name)
     with suppress(FileNotFoundError):
         folder.parent().delete_folder(run_id_in(folder))
@@ -353,30 +319,6 @@ def _is_foreign(other: Run, run: Run) -> bool:
     position = other.position_text if is_published(other) else other.manifest.initial_position
     copy = Copy(other.run_id, position=position, source=other.manifest.source)
     return is_of_another_source(copy, run.manifest.source, run.position)
-
-
-def _marks_of(run: Run) -> str:
-    return f"{_MARKS}/{run.digest[:_DIGITS]}"
-
-
-def _marked(run: Run) -> set[str]:
-    """Return the folder names of the tables whose copies are marked as removed."""
-    # The paths of marks of earlier versions do not contain the manifest's digest.
-    names = [name for place in (_marks_of(run), _MARKS) for name in run.folder.folders(place)]
-    return {name.rpartition("/")[2] for name in names if _is_mark(run.folder, name)}
-
-
-def _has_marks(folder: Storage) -> bool:
-    """Return whether a folder, which may be the remainder of a run's folder, has any mark."""
-    return any(
-        _is_mark(folder, name) or any(_is_mark(folder, subfolder) for subfolder in folder.folders(name))
-        for name in folder.folders(_MARKS)
-    )
-
-
-def _is_mark(folder: Storage, name: str) -> bool:
-    # Some object stores still list folders that are empty.
-    return folder.exists(f"{name}/{_MARK}")
 
 
 def _text(folder: Storage, name: str) -> str:

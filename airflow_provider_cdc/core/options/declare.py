@@ -16,6 +16,10 @@ from airflow_provider_cdc.errors import Problem
 Options = TypeVar("Options")
 
 
+FOLDED = "Reading and publishing"
+"""The section of a form for options that few runs need. Airflow's own section is called "Advanced Options"."""
+
+
 @dataclass(frozen=True)
 class Accepted:
     """The values that an option accepts.
@@ -159,6 +163,14 @@ def expecting(wanted: str, **schema: Any) -> dict[str, Any]:
 
 
 CONNECTION = Accepted("the id of a connection", _Text, _TEXT)
+CONNECTION_OR_EMPTY = Accepted(
+    "the id of a connection, or empty", str | None, {"type": ["string", "null"]}, lambda value: value or ""
+)
+TABLE_TEMPLATE = Accepted(
+    "a template of the names of tables",
+    Annotated[str, msgspec.Meta(pattern=r"\S\.\S")],
+    {"type": "string", **expecting("a name with its namespace, such as {schema}.{table}", pattern=r"\S\.\S")},
+)
 URI = Accepted("a URI", _Text, _TEXT)
 URI_OR_EMPTY = Accepted("a URI, or empty", str | None, {"type": ["string", "null"]}, lambda value: value or "")
 _TABLE = expecting("a table with its schema, such as shop.orders or shop.*", type="string", minLength=3, pattern=r"\.")

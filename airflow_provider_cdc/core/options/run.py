@@ -26,6 +26,7 @@ from airflow_provider_cdc.core.options.declare import (
     COUNT,
     COUNT_OR_NONE,
     FLAG,
+    FOLDED,
     PROPERTIES,
     SECONDS,
     SLOT_NAME,
@@ -39,10 +40,8 @@ from airflow_provider_cdc.core.options.declare import (
     one_of,
     option,
 )
+from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.errors import PreflightError, Problem
-
-FOLDED = "Reading and publishing"
-"""The section of a form for options that few runs need. Airflow's own section is called "Advanced Options"."""
 
 CONSISTENCIES = ("auto", "watermark", "lock", "exported", "again")
 UNREPRESENTABLE = ("error", "null", "string")
@@ -257,6 +256,7 @@ class StepOptions:
         "`initial_lsn`. You then have to drop them yourself.",
         example="true or false",
     )
+    lake: LakeOptions = field(default_factory=LakeOptions)
     on_table_error: str = option(
         "fail",
         accepts=one_of(ON_TABLE_ERROR, ("fail: stop the run", "skip: leave them out, and report them")),

@@ -14,7 +14,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.parquet.footer import MAGIC, Chunk, Footer, RowGroup, UnknownFooter
-from airflow_provider_cdc.core.parquet.writer import COMPRESSION, CheckedStream, StagedFile, repetitive
+from airflow_provider_cdc.core.parquet.lake_types import has_field_ids
+from airflow_provider_cdc.core.parquet.writer import (
+    COMPRESSION,
+    CheckedStream,
+    StagedFile,
+    encoded_stats,
+    format_options,
+    repetitive,
+)
 from airflow_provider_cdc.core.storage.folder import Storage
 
 __all__ = ["SplicedFile", "UnknownFooter"]
@@ -35,6 +43,7 @@ class SplicedFile:
     def __init__(self, run: Storage, name: str, schema: pa.Schema, folder: Storage, source: str) -> None:
         self._run = run
         self._name = name
+        self._schema = schema
         self._input = folder.filesystem.open_input_file(folder.path(source))
         try:
             self._footer = _footer_of(self._input)
@@ -70,14 +79,17 @@ class SplicedFile:
         if self._left:
             raise ValueError(f"{len(self._left)} row groups are left")
         footer = self._footer.with_groups(self._groups).encoded()
-        self._stream.write(footer + len(footer).to_bytes(4, "little") + MAGIC)
+        end = footer + len(footer).to_bytes(4, "little") + MAGIC
+        self._stream.write(end)
         self._stream.close()
         self._input.close()
         self._run.sync(self._name)
         # The file's name is durable only after an fsync of its folder.
         self._run.sync(self._name.rpartition("/")[0])
         rows = sum(group.rows for group in self._groups)
-        return StagedFile(self._name, rows, self._stream.size, self._stream.checksum)
+        metadata = pq.read_metadata(pa.BufferReader(MAGIC + end))
+        stats = encoded_stats(metadata, self._schema)
+        return StagedFile(self._name, rows, self._stream.size, self._stream.checksum, stats)
 
     def abort(self) -> None:
         """Delete the file if possible. Errors are ignored, so that they do not mask the original error."""
@@ -89,9 +101,15 @@ class SplicedFile:
 
     def _encoded(self, columns: pa.Table) -> dict[str, tuple[Chunk, pa.Buffer]]:
         """Return the encoded chunks of ``columns``, by the column's name."""
+        if has_field_ids(self._schema):
+            columns = columns.cast(pa.schema([self._schema.field(name) for name in columns.column_names]))
         sink = pa.BufferOutputStream()
         with pq.ParquetWriter(
-            sink, columns.schema, compression=COMPRESSION, use_dictionary=repetitive(columns)
+            sink,
+            columns.schema,
+            compression=COMPRESSION,
+            use_dictionary=repetitive(columns),
+            **format_options(columns.schema),
         ) as writer:
             writer.write_table(columns, row_group_size=columns.num_rows)
         data = sink.getvalue()
@@ -106,7 +124,7 @@ class SplicedFile:
 def _written_now(schema: pa.Schema) -> Footer:
     """Return the footer of a file without rows, as it is written at present."""
     sink = pa.BufferOutputStream()
-    with pq.ParquetWriter(sink, schema, compression=COMPRESSION):
+    with pq.ParquetWriter(sink, schema, compression=COMPRESSION, **format_options(schema)):
         pass
     return _footer_of(pa.BufferReader(sink.getvalue()))
 

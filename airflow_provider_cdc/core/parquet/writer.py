@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from airflow_provider_cdc.core.parquet.file_stats import file_stats
+from airflow_provider_cdc.core.parquet.lake_types import has_field_ids
 from airflow_provider_cdc.core.storage.folder import Storage
 
 FILE_BYTES = 128 * 2**20
@@ -30,12 +32,16 @@ _PAYS_BELOW = 1 / 8
 @dataclass(frozen=True)
 class StagedFile:
     """A finished file that is not published. ``name`` is relative to the run's folder, ``bytes`` is the size, and
-    ``checksum`` the CRC-32 of the content. No other try writes a file with this name."""
+    ``checksum`` the CRC-32 of the content. No other try writes a file with this name. A data file of
+    a table format is named relative to the folder of the table's data files, and has ``stats`` (`file_stats.FileStats`,
+    encoded).
+    """
 
     name: str
     rows: int
     bytes: int
     checksum: str
+    stats: str = ""
 
     @property
     def base_name(self) -> str:
@@ -130,10 +136,17 @@ class _OpenFile:
         self._rows = 0
         run.make_folder(name.rpartition("/")[0])
         self._stream = CheckedStream(run.filesystem.open_output_stream(run.path(name)))
+        self._metadata: list[pq.FileMetaData] = []
+        self._schema = first.schema
         # By default, the writer tries a dictionary on every column and gives it up on most. That takes three times as
         # long as the rest of its work.
         self._writer = pq.ParquetWriter(
-            self._stream, first.schema, compression=compression, use_dictionary=repetitive(first)
+            self._stream,
+            first.schema,
+            compression=compression,
+            use_dictionary=repetitive(first),
+            metadata_collector=self._metadata,
+            **format_options(first.schema),
         )
 
     @property
@@ -148,7 +161,8 @@ class _OpenFile:
         self._writer.close()
         self._stream.close()
         self._run.sync(self._name)
-        return StagedFile(self._name, self._rows, self.size, self._stream.checksum)
+        stats = encoded_stats(self._metadata[0], self._schema)
+        return StagedFile(self._name, self._rows, self.size, self._stream.checksum, stats)
 
     def abort(self) -> None:
         """Delete the file if possible. Errors are ignored, so that they do not mask the original error."""
@@ -190,6 +204,16 @@ class CheckedStream:
 
     def close(self) -> None:
         self._stream.close()
+
+
+def format_options(schema: pa.Schema) -> dict[str, Any]:
+    """Options of Parquet's writer for files of ``schema``: what the table formats' specifications ask for."""
+    return {"store_decimal_as_integer": True} if has_field_ids(schema) else {}
+
+
+def encoded_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
+    """`StagedFile.stats` of a file of ``schema`` with this footer."""
+    return file_stats(metadata, schema).encoded() if has_field_ids(schema) else ""
 
 
 def repetitive(rows: pa.Table) -> list[str]:

@@ -15,7 +15,9 @@ from airflow_provider_cdc.core.copies.history_of_run import Heads, histories_of
 from airflow_provider_cdc.core.options.declare import values_of
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.run.lake_format import PLAIN_PARQUET, LakeFormat
 from airflow_provider_cdc.core.run.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.plan import InitialPoint, MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run, scratch_of
 from airflow_provider_cdc.core.storage import records
@@ -59,6 +61,8 @@ def begin(
     skipped: Mapping[str, str] | None = None,
     heads: Heads | None = None,
     missed_past: MissedPast | None = None,
+    lake_format: LakeFormat = PLAIN_PARQUET,
+    group: str = "",
 ) -> Run:
     """Begin a run, or continue the run that began: the rows that were read so far belong to its initial position.
 
@@ -71,6 +75,8 @@ def begin(
     :param source_conn_id: the connection to the source.
     :param skipped: why each table that was named is not part of the run, by its name.
     :param missed_past: the point of the past that was requested and cannot be reached.
+    :param lake_format: the format of the copies.
+    :param group: the task group of the run.
     :param heads: the lake's copies; None: the run's copies do not record their history.
     :raises LockNotGranted: a table needs the lock, and the lock was not granted.
     :raises ConfigurationError: the run began on a source of another kind.
@@ -89,6 +95,7 @@ def begin(
         if heads is not None:
             present = source_of(source.kind, initial.identity, source_conn_id)
             histories = histories_of(source, heads, Storage(scratch), plans, initial, present, run_id, created_at)
+        places = lake_format.prepare(initial.tables, {plan.table: plan.selection for plan in plans})
     except CdcError as error:
         # A concurrent attempt may already have begun the run, and may have dropped what this attempt was creating.
         current = _current(folder)
@@ -105,13 +112,15 @@ def begin(
         initial_position=str(initial.position),
         identity=dict(initial.identity),
         created_at=created_at,
-        tables=_run_tables(plans, initial),
+        tables=_run_tables(plans, initial, places),
         options=options,
         source_conn_id=source_conn_id,
         skipped=dict(skipped or {}),
         bases=bases,
         histories=histories,
         missed_past=missed_past,
+        lake_format=lake_format.name,
+        group=group,
     )
     # A concurrent attempt may already have begun the run, and chunks may have been read since: rows read before a
     # position must never be rewound to it.
@@ -225,10 +234,19 @@ def _discard(source: RunSource, identity: Mapping[str, str]) -> None:
         _log.warning("Could not drop what the source holds for another attempt; it stays until the run ends: %s", error)
 
 
-def _run_tables(plans: Sequence[TablePlan], initial: InitialPoint) -> tuple[RunTable, ...]:
+def _run_tables(
+    plans: Sequence[TablePlan], initial: InitialPoint, places: Mapping[TableName, Place]
+) -> tuple[RunTable, ...]:
     """Return the tables of a run, each with its plan."""
     by_name = {plan.table: plan for plan in plans}
     return tuple(
-        RunTable(replace(table, selection=plan.selection), plan.consistency, plan.reason, plan.at_upper, plan.base)
+        RunTable(
+            replace(table, selection=plan.selection),
+            plan.consistency,
+            plan.reason,
+            plan.at_upper,
+            plan.base,
+            places.get(plan.copy_name),
+        )
         for table, plan in ((table, by_name[table.name]) for table in initial.tables)
     )

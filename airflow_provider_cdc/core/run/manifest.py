@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.copies.history import MARK, History, told
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.plan import MissedPast
 from airflow_provider_cdc.core.tables.table import Table, TableName
 
@@ -47,6 +48,7 @@ class RunTable:
     reason: str
     at_upper: bool = False
     base: str = ""
+    place: Place | None = None
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class Manifest:
     each table that was named is not part of the run, by its name. ``bases`` has the copies that are rolled forward, by
     the id of their run. ``missed_past`` is set if the run copies the present because it cannot be exact at the
     requested point of the past. ``histories`` has the history that each copy belongs to, by the table's name; runs of
-    earlier versions have none. ``created_at`` is ISO 8601.
+    earlier versions have none. ``created_at`` is ISO 8601. ``group`` names the task group of the run.
     """
 
     run_id: str
@@ -76,6 +78,7 @@ class Manifest:
     options: StepOptions = field(default_factory=StepOptions)
     source_conn_id: str = ""
     lake_format: str = LAKE_FORMAT
+    group: str = ""
     skipped: dict[str, str] = field(default_factory=dict)
     bases: dict[str, Base] = field(default_factory=dict)
     histories: dict[str, History] = field(default_factory=dict)

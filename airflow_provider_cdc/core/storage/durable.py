@@ -177,7 +177,12 @@ def rename_folder(filesystem: fs.FileSystem, path: str, new_path: str) -> bool:
 
 
 def make_folder(filesystem: fs.FileSystem, path: str, batch: Batch | None = None) -> None:
-    """Create a folder and its parents. They survive a crash once this returns, or once ``batch`` is settled."""
+    """Create a folder and its parents. They survive a crash once this returns, or once ``batch`` is settled.
+
+    S3 has no folders: files make them. Objects that stand for empty folders are refused by buckets for tables.
+    """
+    if filesystem.type_name == "s3":
+        return
     if not isinstance(filesystem, fs.LocalFileSystem):
         filesystem.create_dir(path, recursive=True)
         return

@@ -7,22 +7,22 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.copies.removal_marks import check_not_removed, mark, marked_since
 from airflow_provider_cdc.core.copies.removal_record import Removed, note_removed
 from airflow_provider_cdc.core.copies.retention import (
     Expired,
     Runs,
-    check_not_removed,
     expired,
     in_use,
     is_latest,
     is_stuck,
     lifeless,
     made_by,
-    mark,
     remove_folder,
     remove_remains,
     tables_of,
@@ -74,6 +74,7 @@ class _Retention:
         self._copies: dict[str, tuple[str, ...]] = {}
         self._folders: list[str] = []
         self._left: dict[str, str] = {}
+        self._waiting = 0
 
     def done(self) -> None:
         options = self._run.manifest.options
@@ -117,6 +118,10 @@ class _Retention:
         if user := self._runs.user_of(one.run.run_id, one.table):
             self._left[self._uri(one)] = in_use(user)
             return
+        self._sink.withdraw(one.run.run_id, one.table)
+        if datetime.now(UTC) - marked_since(one.run, one.table) < self._sink.grace:
+            self._waiting += 1
+            return
         strange = self._sink.remove(one.run.run_id, one.table, one.files, one.feed)
         if strange:
             self._left |= dict.fromkeys(strange, "the record of its copy does not name it")
@@ -131,6 +136,8 @@ class _Retention:
             # Some files may have been moved to the copy's folder already. No reader knows them: nothing names them.
             for one in (made_by(run, table) for table in tables_of(run)):
                 self._sink.remove(run.run_id, one.table, one.files, one.feed)
+        for entry in run.manifest.tables:
+            self._sink.clean(run.run_id, entry.table.copy_name, ())
         release_run(self._source, run.run_id)
         self._remove_run(run)
 
@@ -145,6 +152,9 @@ class _Retention:
         if count or folders:
             copies = counted(count, "older copy", "older copies")
             say(f"consolidate: {limits}: removed {copies} and {counted(folders, 'run folder')}")
+        if self._waiting:
+            copies = counted(self._waiting, "older copy", "older copies")
+            say(f"consolidate: {limits}: {copies} withdrawn from readers; a later run removes the files")
         for uri, why in sorted(removed.left.items())[:SHOWN]:
             say(f"consolidate: WARNING: did not remove {uri}: {why}")
         if len(removed.left) > SHOWN:

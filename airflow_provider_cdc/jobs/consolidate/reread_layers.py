@@ -8,6 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from airflow_provider_cdc.core.parquet.lake_types import to_published
+from airflow_provider_cdc.core.run.table_files import TableFiles
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.jobs.changes import net_change_files
@@ -16,19 +18,21 @@ from airflow_provider_cdc.jobs.consolidate.rewind import Rewind
 
 
 def rows_again(
-    run: Storage, change: NetChange, layers: Sequence[Rewind], key: Sequence[str], batch_rows: int
+    run: Storage, files: TableFiles, change: NetChange, layers: Sequence[Rewind], key: Sequence[str], batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one table that count, in batches of up to ``batch_rows``.
 
-    :param run: the run's folder, with the files of the layers and of the ``change``.
+    :param run: the run's folder, with the files of the ``change``.
+    :param files: those of the table, to which the files of the layers belong.
     :param layers: the layers, the lowest one first.
     """
     for layer in layers:
         # No layer is above the last one.
         later = _touched_after(run, change, layer) if layer is not layers[-1] else None
         for file in layer.files:
-            parquet = pq.ParquetFile(run.path(file.name), filesystem=run.filesystem)
-            for rows in parquet.iter_batches(batch_rows):
+            parquet = pq.ParquetFile(files.folder.path(file.name), filesystem=files.folder.filesystem)
+            for batch in parquet.iter_batches(batch_rows):
+                rows = to_published(pa.Table.from_batches([batch]), files.published).combine_chunks().to_batches()[0]
                 if later is not None:
                     rows = rows.filter(pc.invert(pc.is_in(row_bytes.encode(rows, key), value_set=later)))
                 if rows.num_rows:

@@ -9,10 +9,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
-from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.run.table_files import TableFiles, table_files
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
@@ -101,14 +100,16 @@ class RewindTask:
     def _table(self, index: int) -> Table:
         return self.tables[index].table
 
-    def _staged(self, table: Table, part: str) -> str:
-        return f"staged/{folder_name(table.name)}/{part}"
+    def _files(self, index: int) -> TableFiles:
+        entry = self.tables[index]
+        return table_files(self.staging, entry, self.source.arrow_schema(entry.table))
 
     def _take_out(self, order: Rewind) -> Outcome:
         table = self._table(order.table)
-        schema = published_schema(table, self.source.arrow_schema(table))
+        table_writer = self._files(order.table)
+        schema = table_writer.published
         key = schema.names if table.keyless else list(table.key)
-        files = [MarkedFile(self.staging.folder, file) for file in order.files]
+        files = [MarkedFile(table_writer.folder, file, schema) for file in order.files]
         for touched in self._touched(order.table, schema.field(key[0]).type, order.since):
             mark(files, key, touched)
             touched.check_all_found(table)
@@ -116,7 +117,7 @@ class RewindTask:
         for file in files:
             if file.marks:
                 part = "-".join(file.staged.base_name.split("-")[:2])
-                with self.staging.writer(self._staged(table, part), schema) as writer:
+                with table_writer.writer("staged", part) as writer:
                     for rows in file.unmarked():
                         writer.write(rows)
                 written += writer.files
@@ -143,8 +144,7 @@ class RewindTask:
     def _restore(self, index: int, buckets: tuple[int, int] | None) -> tuple[tuple[StagedFile, ...], dict[str, int]]:
         table = self._table(index)
         nulled: dict[str, int] = {}
-        schema = published_schema(table, self.source.arrow_schema(table))
-        with self.staging.writer(self._staged(table, "part-restored"), schema) as writer:
+        with self._files(index).writer("staged", "part-restored") as writer:
             for batch in net_change_files.read(
                 self.staging.folder, self.change.files, ["before", "count"], table=index, buckets=buckets
             ):

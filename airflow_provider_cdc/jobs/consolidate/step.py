@@ -19,14 +19,12 @@ from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.run.commit_record import Decision, decision_of
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, ConsolidateResult, DeltaResult
 from airflow_provider_cdc.core.run.run import Commit, Run
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import ManifestError, naming
@@ -170,10 +168,15 @@ def _check_commit(step: Step, decision: Decision) -> None:
 
     :raises FileDamaged: a file differs from the commit's record of it.
     """
-    names = {str(entry.table.name): entry.table.copy_name for entry in step.tables}
-    checked = [Checked(file, name, names[name]) for name, table_files in decision.files.items() for file in table_files]
-    for name, feed in decision.feeds.items():
-        checked += [Checked(file, f"the changes of {name}", names[name]) for file in feed.files]
+    checked = []
+    for index, entry in enumerate(step.tables):
+        name = str(entry.table.name)
+        # A concurrent attempt may already have published the files.
+        published = step.sink.folders(step.run.run_id, entry.table.copy_name) if name in decision.files else ()
+        folder, feed = step.files_of(index).folder, decision.feeds.get(name)
+        checked += [Checked(file, name, folder, published) for file in decision.files.get(name, ())]
+        for file in feed.files if feed is not None else ():
+            checked.append(Checked(file, f"the changes of {name}", None, published))
     require_whole(step, checked)
 
 
@@ -193,6 +196,7 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
                 entry.table.selection.columns,
                 decision.feeds.get(name),
                 manifest.history_of(entry.table.name),
+                entry.place,
             )
             for entry in manifest.tables
             if (name := str(entry.table.name)) in decision.files
@@ -204,6 +208,11 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
         source=manifest.source,
         as_of=manifest.options.as_of,
         missed_as_of=manifest.missed_as_of,
+        group=manifest.group,
+        skipped=(
+            *(TableName.parse(name) for name in manifest.skipped),
+            *(entry.table.copy_name for entry in manifest.tables if str(entry.table.name) not in decision.files),
+        ),
     )
     copies = sink_of(manifest).publish(publication)
     for table_name, copy in copies.items():
@@ -229,7 +238,8 @@ def _stage(step: Step) -> Decision:
     layers = _layers(step)
     for index, (name, table_files) in enumerate(zip(names, files, strict=True)):
         above = [file for layer in layers.get(index, ()) for file in layer.files]
-        checked += [Checked(file, name) for file in [*table_files, *above]]
+        folder = step.files_of(index).folder
+        checked += [Checked(file, name, folder) for file in [*table_files, *above]]
     require_whole(step, checked)
     odd = {index: read[name].odd for index, name in enumerate(names) if read[name].odd and name not in skipped}
     if step.manifest.options.skips:
@@ -362,8 +372,6 @@ def _final_files(
         if not final[index] and not kept_by_table.get(index):
             # An empty file shows readers the schema of a table without rows.
             with naming(str(entry.table.name)):
-                schema = published_schema(entry.table, step.source.arrow_schema(entry.table))
-                name = f"staged/{folder_name(entry.table.name)}/part-empty"
-                final[index].append(step.staging.write_empty(name, schema))
+                final[index].append(step.files_of(index).write_empty("staged", "part-empty"))
         final[index].sort(key=lambda file: file.base_name)
     return final, kept_by_table

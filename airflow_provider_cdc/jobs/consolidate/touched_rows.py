@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from airflow_provider_cdc.core.parquet.lake_types import to_published
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
@@ -137,8 +138,14 @@ def _sorted_values(values: pa.Array) -> Any:
 
 
 def bounds(statistics: pq.Statistics, kind: pa.DataType) -> tuple[Any, Any]:
-    """Return the least and the greatest value, as integers or bytes that sort as the values do."""
+    """Return the least and the greatest value, as integers or bytes that sort as the values do.
+
+    :param kind: the published type of the column.
+    """
     low, high = statistics.min_raw, statistics.max_raw
+    if pa.types.is_uint64(kind) and isinstance(low, bytes):
+        # In files of table formats it is a decimal (`core.parquet.lake_types`).
+        return int.from_bytes(low, "big", signed=True), int.from_bytes(high, "big", signed=True)
     if pa.types.is_unsigned_integer(kind):
         # Parquet stores unsigned integers in signed ones of 32 or 64 bits, but orders them as unsigned.
         bits = 64 if kind.bit_width == 64 else 32
@@ -167,16 +174,17 @@ def in_portions(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[l
 class MarkedFile:
     """A staged file, with a mask for each row group of the rows to be removed (``marks``)."""
 
-    def __init__(self, run: Storage, staged: StagedFile) -> None:
+    def __init__(self, folder: Storage, staged: StagedFile, published: pa.Schema) -> None:
         self.staged = staged
         self.marks: dict[int, BoolArray] = {}
-        self._run = run
+        self._folder = folder
+        self._published = published
         self._open: pq.ParquetFile | None = None
 
     @property
     def parquet(self) -> pq.ParquetFile:
         if self._open is None:
-            self._open = pq.ParquetFile(self._run.path(self.staged.name), filesystem=self._run.filesystem)
+            self._open = pq.ParquetFile(self._folder.path(self.staged.name), filesystem=self._folder.filesystem)
         return self._open
 
     def groups(self, key: Sequence[str], touched: TouchedKeys) -> Iterator[_Group]:
@@ -190,7 +198,7 @@ class MarkedFile:
                 yield _Group(self, number, group.num_rows, size)
 
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
-        return self.parquet.read_row_group(group, columns=columns)
+        return to_published(self.parquet.read_row_group(group, columns=columns), self._published)
 
     def mark(self, group: int, mask: BoolArray) -> None:
         earlier = self.marks.get(group)

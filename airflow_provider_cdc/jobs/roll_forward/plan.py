@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.copies.damage_note import note_damage
-from airflow_provider_cdc.core.copies.retention import check_not_removed
+from airflow_provider_cdc.core.copies.removal_marks import check_not_removed
 from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.parquet.writer import FILE_BYTES
 from airflow_provider_cdc.core.run.commit_record import published_run, read_bases
@@ -28,13 +28,13 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, CopyMismatch, FileDamaged
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
 from airflow_provider_cdc.jobs.consolidate.rewind import Outcome, Rewind
+from airflow_provider_cdc.jobs.roll_forward.hints import DAMAGED, FOREIGN
 from airflow_provider_cdc.jobs.roll_forward.key_ranges import Bound, Range, after, divided, extent
 from airflow_provider_cdc.jobs.roll_forward.orders import Roll, Target
-from airflow_provider_cdc.jobs.roll_forward.task import DAMAGED, FOREIGN, RollTask
+from airflow_provider_cdc.jobs.roll_forward.task import RollTask
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
-from airflow_provider_cdc.sinks.base import Sink
 from airflow_provider_cdc.sources.api.source import Source
 
 SMALL_BYTES = FILE_BYTES // 8
@@ -61,7 +61,7 @@ class LookAtFiles:
     """A task that checks files of base copies. It is sent to executors."""
 
     source: Source
-    sink: Sink
+    bases: Mapping[int, Storage]
     tables: tuple[RunTable, ...]
 
     def __call__(self, files: tuple[BaseFile, ...]) -> list[BaseFile]:
@@ -73,8 +73,9 @@ class LookAtFiles:
 
     def _seen(self, one: BaseFile) -> BaseFile:
         entry = self.tables[one.table]
-        schema = published_schema(entry.table, self.source.arrow_schema(entry.table))
-        folder = self.sink.copy_folder(entry.base, entry.table.copy_name)
+        published = published_schema(entry.table, self.source.arrow_schema(entry.table))
+        schema = published if entry.place is None else entry.place.schema(published)
+        folder = self.bases[one.table]
         what = ""
         try:
             with told(folder.uri_of(one.file.name)):
@@ -100,8 +101,8 @@ class LookAtFiles:
             )
         if entry.table.keyless:
             return one
-        column = schema.get_field_index(entry.table.key[0])
-        return BaseFile(one.table, one.file, extent(parquet.metadata, column, schema.field(column).type))
+        column = published.get_field_index(entry.table.key[0])
+        return BaseFile(one.table, one.file, extent(parquet.metadata, column, published.field(column).type))
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
     if not files:
         return {}
     orders = [tuple(files[start : start + LOOKED_AT]) for start in range(0, len(files), LOOKED_AT)]
-    work = LookAtFiles(step.source, step.sink, step.tables)
+    work = LookAtFiles(step.source, base_folders(step), step.tables)
     files_by_table: dict[int, list[BaseFile]] = {}
     for base_file in run_tasks(step.spark, "check the base copies", orders, work):
         for base in base_file:
@@ -189,6 +190,12 @@ def _note(step: Step, entry: RunTable, error: FileDamaged) -> None:
         note_damage(Storage(step.manifest.scratch).folder(entry.base), entry.table.name, error.message, error.where)
 
 
+def base_folders(step: Step) -> dict[int, Storage]:
+    """The folders of the copies that tables are rolled forward from, by the table's index."""
+    # Tasks get folders and not the sink: a sink may hold the secrets of a catalog.
+    return {index: _base_folder(step, entry) for index, entry in enumerate(step.tables) if entry.base}
+
+
 def _base_folder(step: Step, entry: RunTable) -> Storage:
     return step.sink.copy_folder(entry.base, entry.table.copy_name)
 
@@ -219,7 +226,7 @@ def roll_forward(
         step.spark,
         "roll forward",
         sorted(orders, key=lambda order: order.bytes, reverse=True),
-        RollTask(step.staging, step.source, step.sink, step.tables, change, step.manifest.options.skips),
+        RollTask(step.staging, step.source, base_folders(step), step.tables, change, step.manifest.options.skips),
         lambda outcome: progress.add(1, sum(file.rows for file in outcome.written), 1),
         meanwhile=progress.tick,
     )

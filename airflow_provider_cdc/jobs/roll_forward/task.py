@@ -11,7 +11,7 @@ that they replace cannot be compared with the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.parquet.splice import UnknownFooter
 from airflow_provider_cdc.core.parquet.writer import ROW_GROUP_BYTES, ParquetWriter
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging, difference
+from airflow_provider_cdc.core.run.table_files import table_files
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
@@ -42,22 +42,13 @@ from airflow_provider_cdc.jobs.consolidate.touched_rows import (
     in_portions,
     mark,
 )
+from airflow_provider_cdc.jobs.roll_forward.hints import DAMAGED, FOREIGN
 from airflow_provider_cdc.jobs.roll_forward.image_buffer import HELD_BYTES, Images, Place
 from airflow_provider_cdc.jobs.roll_forward.key_ranges import Bound, Range, divided, group_extent
 from airflow_provider_cdc.jobs.roll_forward.orders import Roll
 from airflow_provider_cdc.jobs.roll_forward.row_group_merge import Left, differing, parts
 from airflow_provider_cdc.jobs.runtime.skipped import reason
-from airflow_provider_cdc.sinks.base import Sink
 from airflow_provider_cdc.sources.api.source import Source
-
-DAMAGED = (
-    "another program changed the file, or the storage lost it: clear preflight and the tasks after it, or wait for the "
-    "next run; with refresh=auto, the table is then read in full"
-)
-FOREIGN = (
-    "the copy's files were changed, or the table was changed without an entry in the log (sql_log_bin=0): read the "
-    "table in full (refresh=full), and report the error if it recurs"
-)
 
 MOST_SORTED_BYTES = 2**30
 """The largest table that is sorted. Arrow cannot sort 2 GiB of text, and row groups need not be sorted."""
@@ -69,7 +60,7 @@ class RollTask:
 
     staging: Staging
     source: Source
-    sink: Sink
+    bases: Mapping[int, Storage]
     tables: tuple[RunTable, ...]
     change: NetChange
     skips: bool = False
@@ -93,11 +84,14 @@ class _Rolling:
         self._order = order
         entry = task.tables[order.table]
         self._table: Table = entry.table
-        self._schema: pa.Schema = published_schema(entry.table, task.source.arrow_schema(entry.table))
+        self._writer = table_files(task.staging, entry, task.source.arrow_schema(entry.table))
+        self._schema: pa.Schema = self._writer.published
         self._key = self._schema.names if entry.table.keyless else list(entry.table.key)
         self._first: pa.DataType = self._schema.field(self._key[0]).type
-        self._folder = task.sink.copy_folder(entry.base, entry.table.copy_name)
-        self._files = [MarkedFile(self._folder, target.file) for target in order.targets if target.file is not None]
+        self._folder = task.bases[order.table]
+        self._files = [
+            MarkedFile(self._folder, target.file, self._schema) for target in order.targets if target.file is not None
+        ]
         # In these cases the changes do not say into which row each removed row was changed.
         self._replaces = entry.table.keyless or order.layers is not None
         self._added: dict[int, list[pa.RecordBatch]] = {}
@@ -143,7 +137,7 @@ class _Rolling:
     def _gather(self) -> list[StagedFile]:
         """Fill ``_added`` with rows for existing files. Write rows beyond `HELD_BYTES` to new files and return them."""
         held = 0
-        with self._task.staging.writer(self._name("part-new"), self._schema) as beyond:
+        with self._writer.writer("staged", "part-new") as beyond:
             for number, rows in self._incoming(into_files=True):
                 held += rows.nbytes
                 if held <= HELD_BYTES:
@@ -216,7 +210,7 @@ class _Rolling:
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
         """`_incoming` for rows that were read again."""
         task = self._task
-        for rows in rows_again(task.staging.folder, task.change, layers, self._key, DECODED_ROWS):
+        for rows in rows_again(task.staging.folder, self._writer, task.change, layers, self._key, DECODED_ROWS):
             for number, range in targets:
                 rows_in_range = rows if range.whole else rows.filter(pa.array(range.holds(rows[self._key[0]])))
                 if rows_in_range.num_rows:
@@ -237,7 +231,7 @@ class _Rolling:
         """Write the rows that go into new files."""
         if all(target.file is not None for target in self._order.targets):
             return []
-        with self._task.staging.writer(self._name("part-new"), self._schema) as writer:
+        with self._writer.writer("staged", "part-new") as writer:
             for _, rows in self._incoming(into_files=False):
                 writer.write(self._sorted(pa.Table.from_batches([rows])))
         return writer.files
@@ -245,11 +239,11 @@ class _Rolling:
     def _rewritten(self, file: MarkedFile, added: Sequence[pa.RecordBatch]) -> list[StagedFile]:
         """Write a file again, with the changes to its marked rows, and with the added rows."""
         self._check_whole(file)
-        name = self._name("-".join(file.staged.base_name.split("-")[:2]))
+        part = "-".join(file.staged.base_name.split("-")[:2])
         if not added and self._keeps_groups(file):
             with suppress(UnknownFooter):
-                return [self._spliced(file, name)]
-        with self._task.staging.writer(name, self._schema) as writer:
+                return [self._spliced(file, part)]
+        with self._writer.writer("staged", part) as writer:
             rows = self._write_groups(file, pa.Table.from_batches(added, self._schema), writer)
             writer.write(self._sorted(rows))
         return writer.files
@@ -274,12 +268,12 @@ class _Rolling:
             size += int(after - before)
         return size
 
-    def _spliced(self, file: MarkedFile, name: str) -> StagedFile:
+    def _spliced(self, file: MarkedFile, part: str) -> StagedFile:
         """Write a file again in which rows were changed, but none added or deleted. Encode only the changed columns.
 
         :raises UnknownFooter: the file's footer has unknown fields, so its columns cannot be copied as they are.
         """
-        with self._task.staging.spliced(name, self._schema, self._folder, file.staged.name) as writer:
+        with self._writer.spliced("staged", part, self._folder, file.staged.name) as writer:
             for group in range(file.parquet.metadata.num_row_groups):
                 columns = pa.table({})
                 if group in file.marks:
@@ -300,9 +294,6 @@ class _Rolling:
                 where=self._folder.uri_of(file.staged.name),
                 hint=DAMAGED,
             )
-
-    def _name(self, part: str) -> str:
-        return f"staged/{folder_name(self._table.name)}/{part}"
 
     def _write_groups(self, file: MarkedFile, added: pa.Table, writer: ParquetWriter) -> pa.Table:
         """Write each row group with the added rows in its range. Return the added rows that are in no range."""

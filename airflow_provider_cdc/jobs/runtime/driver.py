@@ -10,13 +10,19 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
+from typing import TypeVar
 
 from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sinks.catalog import CatalogSettings
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+
+Settings = TypeVar("Settings", ConnectionSettings, CatalogSettings)
 
 SOURCE_VARIABLE = "CDC_SOURCE"
 """The environment variable that passes the source's settings, including the password, to the driver. Arguments and
 properties are not used, because process lists and Spark's event log show them."""
+CATALOG_VARIABLE = "CDC_CATALOG"
+"""The environment variable that passes the catalog's settings, including its secrets."""
 TRY_VARIABLE = "CDC_TRY"
 """The environment variable that passes the token of the try."""
 JVM_VARIABLE = "SPARK_SUBMIT_OPTS"
@@ -48,9 +54,10 @@ def driver_jvm(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     return {JVM_VARIABLE: f"-XX:TieredStopAtLevel=1 {environment.get(JVM_VARIABLE, '')}".strip()}
 
 
-def to_environment(settings: ConnectionSettings) -> dict[str, str]:
-    """Return the variables that `settings_from_environment` reads."""
-    return {SOURCE_VARIABLE: json.dumps(asdict(settings))}
+def to_environment(settings: ConnectionSettings, catalog: CatalogSettings | None = None) -> dict[str, str]:
+    """Return the variables that `settings_from_environment` and `catalog_from_environment` read."""
+    variables = {SOURCE_VARIABLE: json.dumps(asdict(settings))}
+    return variables if catalog is None else {**variables, CATALOG_VARIABLE: json.dumps(asdict(catalog))}
 
 
 def error_file(task_id: str, token: str) -> str:
@@ -68,21 +75,30 @@ def done_file(task_id: str) -> str:
 
 
 def settings_from_environment(environment: Mapping[str, str] = os.environ) -> ConnectionSettings:
-    """Return the settings that were passed to ``spark-submit``.
+    """Return the settings of the source that were passed to ``spark-submit``.
 
     :raises ConfigurationError: the variable is not set, or does not contain settings.
     """
-    text = environment.get(SOURCE_VARIABLE)
+    return _from_environment(SOURCE_VARIABLE, ConnectionSettings, environment)
+
+
+def catalog_from_environment(environment: Mapping[str, str] = os.environ) -> CatalogSettings:
+    """Return the settings of the catalog that were passed to ``spark-submit``.
+
+    :raises ConfigurationError: the variable is not set, or does not contain settings.
+    """
+    return _from_environment(CATALOG_VARIABLE, CatalogSettings, environment)
+
+
+def _from_environment(variable: str, kind: type[Settings], environment: Mapping[str, str]) -> Settings:
+    hint = "start the app through its operator, which sets it from the Airflow connection"
+    text = environment.get(variable)
     if not text:
-        raise ConfigurationError(
-            f"the environment variable {SOURCE_VARIABLE} is not set",
-            hint="start the app through its operator, which sets it from the Airflow connection",
-        )
+        raise ConfigurationError(f"the environment variable {variable} is not set", hint=hint)
     try:
-        return ConnectionSettings(**json.loads(text))
+        return kind(**json.loads(text))
     except (TypeError, ValueError):
         # Show neither the text nor the parser's message: the text contains the password.
         raise ConfigurationError(
-            f"the environment variable {SOURCE_VARIABLE} does not contain connection settings",
-            hint="start the app through its operator, which sets it from the Airflow connection",
+            f"the environment variable {variable} does not contain connection settings", hint=hint
         ) from None

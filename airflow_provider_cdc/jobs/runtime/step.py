@@ -15,17 +15,20 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.run.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.run.commit_record import decision_of
+from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT, Manifest, RunTable
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, StepResult
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.core.run.staging import Staging
+from airflow_provider_cdc.core.run.table_files import TableFiles, table_files
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError
+from airflow_provider_cdc.jobs.runtime.driver import catalog_from_environment
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.sinks.base import Sink
-from airflow_provider_cdc.sinks.registry import open_sink
+from airflow_provider_cdc.sinks.registry import sink_of_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.source import Source
@@ -81,6 +84,11 @@ class Step:
     def staging(self) -> Staging:
         return Staging(self.folder)
 
+    def files_of(self, index: int) -> TableFiles:
+        """The data files of the table with this index."""
+        entry = self.tables[index]
+        return table_files(self.staging, entry, self.source.arrow_schema(entry.table))
+
     @property
     def sink(self) -> Sink:
         return sink_of(self.manifest)
@@ -132,7 +140,7 @@ class Step:
 
 def sink_of(manifest: Manifest) -> Sink:
     """Open the sink with which a run publishes."""
-    return open_sink(manifest.lake_format, Storage(manifest.lake))
+    return sink_of_run(manifest, catalog_from_environment() if manifest.options.lake.catalog_conn_id else None)
 
 
 def run_step(
@@ -203,5 +211,14 @@ def clean(run: Run) -> None:
     """Remove the files that only a run in progress needs. The run is published, so a failure does not fail the step."""
     try:
         run.clean()
+        if run.committed and run.manifest.lake_format != LAKE_FORMAT:
+            _clean_places(run)
     except (CdcError, OSError) as error:
         say(f"consolidate: could not remove the work files in {run.folder.uri}: {error}")
+
+
+def _clean_places(run: Run) -> None:
+    """Remove the data files that the run wrote at their final place and did not publish."""
+    decision, sink = decision_of(run), sink_of(run.manifest)
+    for entry in run.manifest.tables:
+        sink.clean(run.run_id, entry.table.copy_name, decision.files.get(str(entry.table.name), ()))

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
-from airflow_provider_cdc.core.run.staging import StagedFile, Staging
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.run.staging import StagedFile, difference
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import FileDamaged
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
-from airflow_provider_cdc.sinks.base import Sink
 
 CHECK_BYTES = 64 * 2**20
 """Bytes of files per task: with fewer, another task costs more than it saves."""
@@ -28,32 +28,38 @@ HINT = "the storage lost or altered the file after it was written: trigger a new
 class Checked:
     """A file to check, and a description of it (``what``).
 
-    ``table``: a concurrent attempt may move the file to the copy of this table meanwhile; None: the file does not
-    become part of a copy."""
+    ``folder`` is the folder to which the file's name is relative; None: the run's. ``published`` are the folders to
+    which a concurrent attempt may move the file meanwhile.
+    """
 
     file: StagedFile
     what: str
-    table: TableName | None = None
+    folder: Storage | None = None
+    published: Sequence[Storage] = ()
+
+    def difference(self, run: Storage) -> str:
+        """Return how the file differs from its record; empty: it does not.
+
+        :param run: the run's folder.
+        """
+        what = difference(self.folder or run, self.file.name, self.file)
+        if not what or not self.published:
+            return what
+        name = self.file.base_name
+        folder = next((folder for folder in self.published if folder.exists(name)), None)
+        return what if folder is None else difference(folder, name, self.file)
 
 
 @dataclass(frozen=True)
 class CheckFiles:
     """A task that checks files. It is sent to executors."""
 
-    staging: Staging
-    sink: Sink
-    run_id: str
+    run: Storage
 
     def __call__(self, files: tuple[Checked, ...]) -> list[tuple[Checked, str]]:
         """Return the files that differ from their records, and how each of them differs."""
-        differing = []
-        for checked in files:
-            what = self.staging.difference(checked.file)
-            if what and checked.table is not None:
-                what = self.sink.difference(self.run_id, checked.table, checked.file)
-            if what:
-                differing.append((checked, what))
-        return differing
+        differences = [(checked, checked.difference(self.run)) for checked in files]
+        return [(checked, what) for checked, what in differences if what]
 
 
 def damaged(step: Step, files: Sequence[Checked]) -> list[tuple[Checked, str]]:
@@ -64,7 +70,7 @@ def damaged(step: Step, files: Sequence[Checked]) -> list[tuple[Checked, str]]:
     tasks = min(len(files), step.slots * TASKS_PER_SLOT, 1 + size // CHECK_BYTES)
     largest_first = sorted(files, key=lambda one: -one.file.bytes)
     orders = [tuple(largest_first[task::tasks]) for task in range(tasks)]
-    work = CheckFiles(step.staging, step.sink, step.run.run_id)
+    work = CheckFiles(step.folder)
     outcomes = run_tasks(step.spark, "check files", orders, work)
     return [one for outcome in outcomes for one in outcome]
 
@@ -75,17 +81,25 @@ def require_whole(step: Step, files: Sequence[Checked]) -> None:
     :raises FileDamaged: a file differs from its record.
     """
     for one, what in sorted(damaged(step, files), key=lambda found: found[0].file.name)[:1]:
-        raise FileDamaged(f"{one.what}: {what}", where=step.folder.uri_of(one.file.name), hint=HINT)
+        where = (one.folder or step.folder).uri_of(one.file.name)
+        raise FileDamaged(f"{one.what}: {what}", where=where, hint=HINT)
 
 
-def without_damaged(step: Step, files: Mapping[int, Sequence[StagedFile]], what: str) -> set[int]:
+def without_damaged(
+    step: Step,
+    files: Mapping[int, Sequence[StagedFile]],
+    what: str,
+    folders: Mapping[int, Storage] = MappingProxyType({}),
+) -> set[int]:
     """Check files of earlier tries. Return the numbers of the orders whose files are whole. The other orders must be
     done again.
 
     :param files: the files by the number of the order.
+    :param folders: the folder that the files are in, by the number of the order; default: the run's.
     """
     order_of = {file.name: number for number, table_files in files.items() for file in table_files}
-    differing = damaged(step, [Checked(file, what) for table_files in files.values() for file in table_files])
-    for damaged_file, difference in differing:
-        say(f"{what} {order_of[damaged_file.file.name]} is done again: {damaged_file.file.name}: {difference}")
+    checked = [Checked(file, what, folders.get(number)) for number, some in files.items() for file in some]
+    differing = damaged(step, checked)
+    for damaged_file, differs in differing:
+        say(f"{what} {order_of[damaged_file.file.name]} is done again: {damaged_file.file.name}: {differs}")
     return files.keys() - {order_of[damaged_file.file.name] for damaged_file, _ in differing}

@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
-from airflow_provider_cdc.core.filters.apply import published_columns, published_schema
+from airflow_provider_cdc.core.filters.apply import published_columns
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.run.table_files import table_files
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes.filter_images import copied
 from airflow_provider_cdc.jobs.runtime.skipped import reason
@@ -109,14 +109,13 @@ class ReadPart:
 
     def _read(self, part: Part, started: float) -> PartRecord:
         entry = self.tables[part.table]
-        schema = published_schema(entry.table, self.source.arrow_schema(entry.table))
+        files = table_files(self.staging, entry, self.source.arrow_schema(entry.table))
         ordered = self.source.key_order(entry.table) if isinstance(self.source, OrdersChunks) else None
         extents = KeyExtents(ordered)
         odd: list[OddRow] = []
         under_way = UnderWay(self.staging.folder, piece_of_part(part, self.tables))
-        name = f"chunks/{folder_name(entry.table.name)}/{part.name}"
         with (
-            self.staging.writer(name, schema) as writer,
+            files.writer("chunks", part.name) as writer,
             self.source.reader(entry.table, entry.consistency, self.lock) as reader,
         ):
             for at, chunk in enumerate(part.chunks):

@@ -11,13 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.filters.apply import published_columns, published_schema
+from airflow_provider_cdc.core.filters.apply import published_columns
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.run.table_files import table_files
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CopyMismatch, SourceUnavailable, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
@@ -108,10 +108,10 @@ class ReadAgain:
         :raises SourceUnavailable: the server was restarted.
         """
         table = self.tables[index].table
-        name = f"chunks/{folder_name(table.name)}/part-again"
+        files = table_files(self.staging, self.tables[index], self.source.arrow_schema(table))
         doubtful = []
         with (
-            self.staging.writer(name, published_schema(table, self.source.arrow_schema(table))) as writer,
+            files.writer("chunks", "part-again") as writer,
             self.source.reader(table, "exported" if self.view else "again", self.lock) as opened,
         ):
             reader = cast(KeyReader, opened)

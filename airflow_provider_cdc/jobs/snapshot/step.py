@@ -91,7 +91,9 @@ def _snapshot(step: Step) -> SnapshotResult:
     plan = step.plan(PLAN, Part, lambda: cut(step.source, step.tables, chunk_rows, step.slots))
     parts = plan.orders
     done = step.finished(plan, PartRecord, {part.number: f"{DONE}/{part.name}.json" for part in parts})
-    whole = without_damaged(step, {number: record.files for number, record in done.items()}, "snapshot: part")
+    folders = [step.files_of(index).folder for index in range(len(step.tables))]
+    done_files = {number: record.files for number, record in done.items()}
+    whole = without_damaged(step, done_files, "snapshot: part", {part.number: folders[part.table] for part in parts})
     done = {number: record for number, record in done.items() if number in whole}
     seen: Seen | None = None
     for _ in range(READS):

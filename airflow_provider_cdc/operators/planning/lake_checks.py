@@ -7,16 +7,20 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.core.options.run import StepOptions
-from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.run.run import WORK_FOLDERS, Run, is_published, run_id_in
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, ManifestError, PreflightError, Problem
+from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.sinks.registry import open_sink
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.sinks.base import Sink
 
 OLD = timedelta(days=7)
 """An unpublished run that began longer ago than this is considered abandoned."""
@@ -67,18 +71,17 @@ def check_names(target: Storage, tables: Sequence[TableName]) -> None:
         raise PreflightError(problems)
 
 
-def check_not_made_before(run: Storage, lake: Storage, tables: Sequence[TableName]) -> None:
+def check_not_made_before(run: Storage, sink: Sink, tables: Sequence[TableName]) -> None:
     """Check that a run without a manifest in its folder ``run`` has no published copies in ``lake``.
 
     Otherwise it would read all tables again, and could not publish them, because its folders in the lake exist.
 
     :raises ManifestError: it has copies. Its records were removed, or are in another scratch.
     """
-    sink = open_sink(LAKE_FORMAT, lake)
 
     def files(table: TableName) -> list[str]:
-        folder = sink.copy_folder(run_id_in(run), table)
-        return [folder.uri] if folder.files() else []
+        uri = sink.copy_uri(run_id_in(run), table)
+        return [uri] if uri else []
 
     with ThreadPoolExecutor(_READERS) as readers:
         existing_files = [uri for uris in readers.map(files, tables) for uri in uris]
@@ -166,9 +169,15 @@ def _leftover(scratch: Storage, name: str, horizon: datetime) -> Leftover | None
     placed: list[str] = []
     if run.committed:
         # Files of a run are moved to the lake only after its commit.
-        sink = open_sink(run.manifest.lake_format, Storage(run.manifest.lake))
+        sink = sink_of(run)
         placed = sink.unread(run.run_id, [entry.table.copy_name for entry in run.manifest.tables])
     return Leftover(run.run_id, run.manifest.created_at, (folder.uri, *placed))
+
+
+def sink_of(run: Run) -> Sink:
+    """Return the sink that a run publishes with, with the catalog of its connection."""
+    manifest = run.manifest
+    return open_sink(lake_settings(manifest.options.lake, manifest.source_conn_id), Storage(manifest.lake))
 
 
 def _listed(tables: Iterable[TableName]) -> str:

@@ -15,6 +15,7 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHo
 
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.jobs.runtime.driver import JVM_VARIABLE, check_pyspark, driver_jvm, to_environment
+from airflow_provider_cdc.sinks.catalog import CatalogSettings
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 
@@ -56,12 +57,19 @@ def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
     return master
 
 
-def driver_environment(settings: ConnectionSettings, master: str) -> dict[str, str]:
+def driver_environment(
+    settings: ConnectionSettings, master: str, catalog: CatalogSettings | None = None
+) -> dict[str, str]:
     """Return the environment variables that a Spark driver needs.
 
     They hold the credentials, the options of its JVM, and the Python interpreter that has this package.
     """
-    variables = {**to_environment(settings), **driver_jvm(), "PATH": _path(), "PYSPARK_DRIVER_PYTHON": sys.executable}
+    variables = {
+        **to_environment(settings, catalog),
+        **driver_jvm(),
+        "PATH": _path(),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+    }
     if master.startswith("local"):
         # On a cluster, the cluster's own configuration selects the Python of the executors.
         variables["PYSPARK_PYTHON"] = sys.executable

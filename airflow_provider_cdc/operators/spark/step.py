@@ -22,6 +22,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError, SparkFailed
 from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.jobs.runtime.driver import (
     TRY_VARIABLE,
     done_file,
@@ -185,7 +186,8 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         self.will_release(run, settings, context)
         then = self._then(context)
         try:
-            self._submit(context, run, properties, driver_environment(settings, master), then)
+            catalog = lake_settings(Run.load(run).manifest.options.lake, self.source_conn_id).catalog
+            self._submit(context, run, properties, driver_environment(settings, master, catalog), then)
         except (AirflowException, SparkFailed) as error:
             # If this step is done, a later step made the application fail. The task of that step repeats it.
             if not then or Run.load(run).steps.get(self.step) is None:

@@ -19,6 +19,7 @@ BENCHES = {
     "as-of": "a copy as of the past, compared with a current copy and with reading the log in between",
     "postgres-as-of": "PostgreSQL: a copy as of the past, compared in the same way",
     "refresh": "a copy that is rolled forward, compared with a full copy, by the number of changes",
+    "lake": "copies as Iceberg tables, compared with plain Parquet, and with rolling them forward",
     "dag": "a small run in Airflow, compared with three empty Spark applications",
     "consolidate": "rewind and publish, by the number of touched keys",
     "source-impact": "the effect of a snapshot on writers, compared with dumps",

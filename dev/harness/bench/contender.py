@@ -90,7 +90,7 @@ class Order:
     position at which the copy is exact; empty: the current one. ``standing_slot`` is the slot that keeps the log for
     it. A contender that reads the log reduces ``files`` of the log, with ``rows`` row images of the table, to net
     changes, and writes nothing. ``night`` numbers the later runs into one target: such a run rolls the last copy
-    forward, after the statements ``before`` were executed.
+    forward, after the statements ``before`` were executed. ``format`` is the format of the copies.
     """
 
     table: str
@@ -103,6 +103,7 @@ class Order:
     standing_slot: str = ""
     before: tuple[str, ...] = ()
     night: int = 0
+    format: str = "parquet"
 
 
 Work = Callable[[Order], Mapping[str, Any]]

@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
 
+from airflow_provider_cdc.core.options.lake import FORMATS
 from airflow_provider_cdc.core.run.results import ConsolidateResult, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -28,6 +29,7 @@ from harness.cache import cache_directory
 from harness.demo.mysql_stage import MysqlStage
 from harness.demo.postgres_stage import PostgresStage
 from harness.demo.stage import KEYS, SCHEMA, Row, Stage, StageFactory
+from harness.demo.tables import rows_at_cut, show_cuts
 from harness.errors import HarnessError
 
 STAGES: Mapping[str, StageFactory] = {"mysql": MysqlStage.start, "postgres": PostgresStage.start}
@@ -64,6 +66,7 @@ def main() -> None:
     parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(STAGES)} (default: all)")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the shop, in all tables together")
     parser.add_argument("--writes", type=float, default=400, help="the writers' target rate, in transactions/s")
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="the format of the copies")
     arguments = parser.parse_args()
     if unknown := set(arguments.kinds) - set(STAGES):
         parser.error(f"no such demo: {', '.join(sorted(unknown))} (there are: {', '.join(STAGES)})")
@@ -74,7 +77,7 @@ def main() -> None:
     try:
         for kind in arguments.kinds or STAGES:
             with STAGES[kind](folder / f"{kind}-server") as stage:
-                failed |= _demo(folder, stage, arguments.rows, arguments.writes)
+                failed |= _demo(folder, stage, arguments.rows, arguments.writes, arguments.format)
     except HarnessError as error:
         sys.exit(f"demo: {error}")
     finally:
@@ -84,7 +87,7 @@ def main() -> None:
     sys.exit(failed)
 
 
-def _demo(folder: Path, stage: Stage, rows: int, writes: float) -> bool:
+def _demo(folder: Path, stage: Stage, rows: int, writes: float, format: str) -> bool:
     """Run the demo on one database. Return whether any row differs."""
     lake, log, dag = folder / f"{stage.kind}_lake", folder / f"{stage.kind}.log", f"{stage.kind}_snapshot"
     print(f"demo: {stage.title}")
@@ -101,6 +104,7 @@ def _demo(folder: Path, stage: Stage, rows: int, writes: float) -> bool:
         "tables": [f"{SCHEMA}.{table}" for table in KEYS],
         "spark_conn_id": "spark_default",
         "chunk_rows": 50_000,
+        "format": format,
     }
 
     def run_dag(target: Path, options: dict[str, Any]) -> Run:
@@ -136,7 +140,10 @@ def _demo(folder: Path, stage: Stage, rows: int, writes: float) -> bool:
     _report(results, first, money, plain_money)
     for copy, run in made:
         _report_copy(copy, run, first)
-    _show_reading(lake)
+    if format == "iceberg":
+        show_cuts(lake, [first.run_id, *(run.run_id for copy, run in made if copy.lake == lake)])
+    else:
+        _show_reading(lake)
     print(f"\nThe Airflow log: {log}", end="\n\n")
     return any(result.differences for result in results) or any(copy.differences for copy, _ in made)
 
@@ -200,7 +207,12 @@ def _copied(run: Run, table: str, stage: Stage) -> Counter[Row]:
 
 
 def _published(run: Run, table: str, stage: Stage) -> Iterator[Row]:
-    folder, columns = _path(run.found(ConsolidateResult).published[f"{SCHEMA}.{table}"]), stage.columns[table]
+    columns = stage.columns[table]
+    if run.manifest.lake_format == "iceberg":
+        for row in rows_at_cut(_path(run.manifest.lake), run.run_id, table, columns):
+            yield stage.comparable_row(row, columns)
+        return
+    folder = _path(run.found(ConsolidateResult).published[f"{SCHEMA}.{table}"])
     for file in sorted(folder.glob("part-*.parquet")):
         for batch in pq.ParquetFile(file).iter_batches(columns=columns):
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):

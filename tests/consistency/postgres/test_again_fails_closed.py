@@ -221,7 +221,7 @@ def test_an_index_that_lost_a_row_stops_the_run(
     assert (
         world.server.query(f"SET enable_seqscan = off; SELECT * FROM {world.schema}.orders WHERE id = 100000") == []
     ), "the index has the row: the test provokes nothing"
-    with pytest.raises(CopyMismatch, match="a search by keys"):
+    with pytest.raises(CopyMismatch, match="the search by keys"):
         run.snapshot()
 
 

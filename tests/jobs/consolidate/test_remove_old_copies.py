@@ -18,8 +18,8 @@ import pytest
 
 from airflow_provider_cdc.core.copies import retention
 from airflow_provider_cdc.core.copies.history import History, Superseded
+from airflow_provider_cdc.core.copies.removal_marks import check_not_removed, mark
 from airflow_provider_cdc.core.copies.removal_record import read_removed
-from airflow_provider_cdc.core.copies.retention import check_not_removed, mark
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.results import CONSOLIDATE
 from airflow_provider_cdc.core.run.run import Run, was_told

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.copies.base_selection import choose
-from airflow_provider_cdc.core.copies.retention import mark
+from airflow_provider_cdc.core.copies.removal_marks import mark
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import TablePlan

@@ -35,7 +35,7 @@ SERVER_PRIVILEGES: tuple[Check[ServerContext], ...] = (
 READ_PRIVILEGES: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.may-read-tables",
-        "The user may read all columns of the tables. (Columns without the privilege would be silently omitted.)",
+        "The user may read all columns of the tables: the server silently omits columns without the privilege.",
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
         "GRANT SELECT on the tables to the user of the connection",
         _reads_tables,

@@ -116,8 +116,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.gtid-of-each",
-        "Every transaction in the log since the run began has a GTID, in every file. (Files after an anonymous "
-        "transaction begin with the same GTIDs as the files before it.)",
+        "Every transaction in the log since the run began has a GTID, in every file: files after an anonymous "
+        "transaction begin with the same GTIDs as the files before it.",
         (),
         "set gtid_mode=ON, and trigger a new run",
         raised_by=(Raised(Moment.LOG_READ, f"{_REFUSALS}:unknown"),),

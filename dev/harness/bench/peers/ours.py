@@ -34,6 +34,7 @@ def prepare(address: Address) -> Work:
             as_of=order.as_of,
             standing_slot=order.standing_slot,
             refresh="changes" if order.night else "full",
+            format=order.format,
         )
         with address.cursor() as cursor:
             for statement in order.before:

@@ -34,7 +34,7 @@ def test_rows_that_were_exchanged_into_a_partition_of_others_are_not_lost(
     source.preflight([f"{schema}.t"], TableOptions())
 
     mysql.query(f"ALTER TABLE {schema}.t EXCHANGE PARTITION `b``%s` WITH TABLE {schema}.x WITHOUT VALIDATION")
-    with pytest.raises(PreflightError, match="partition b`%s has rows that belong to another one") as refused:
+    with pytest.raises(PreflightError, match="partition b`%s has rows that belong to another partition") as refused:
         source.preflight([f"{schema}.t"], TableOptions())
     assert "REPAIR PARTITION `b``%s`" in str(refused.value)
 
@@ -63,7 +63,7 @@ def test_rows_beyond_the_ends_of_a_list_or_hash_are_told(mysql: MysqlServer, sch
     source.preflight([f"{schema}.t"], TableOptions())
     mysql.query(f"INSERT INTO {schema}.x VALUES (2, 1), (8, 1), ({stray}, 1)")
     mysql.query(f"ALTER TABLE {schema}.t EXCHANGE PARTITION even WITH TABLE {schema}.x WITHOUT VALIDATION")
-    with pytest.raises(PreflightError, match="partition even has rows that belong to another one"):
+    with pytest.raises(PreflightError, match="partition even has rows that belong to another partition"):
         source.preflight([f"{schema}.t"], TableOptions())
 
 
@@ -79,7 +79,7 @@ def test_partitions_by_keys_that_were_exchanged_for_one_another_are_told(
     source.preflight([f"{schema}.t"], TableOptions())
     for part in "aba":
         mysql.query(f"ALTER TABLE {schema}.t EXCHANGE PARTITION {part} WITH TABLE {schema}.x WITHOUT VALIDATION")
-    with pytest.raises(PreflightError, match="partition a has rows that belong to another one"):
+    with pytest.raises(PreflightError, match="partition a has rows that belong to another partition"):
         source.preflight([f"{schema}.t"], TableOptions())
 
 

@@ -342,7 +342,7 @@ def test_bytes_that_are_not_an_image(image: bytes) -> None:
     with guarded(good + image) as memory:
         offsets = pa.py_buffer(np.array([0, len(good), len(good) + len(image)], np.int32))
         images = pa.BinaryArray.from_buffers(pa.binary(), 2, [None, offsets, memory])
-        with pytest.raises(DecodeError, match=r"s\.t: image 1 of 2 is no row"):
+        with pytest.raises(DecodeError, match=r"s\.t: image 1 of 2 is not a row"):
             decode_images(one_column(25), images)
 
 

@@ -119,5 +119,5 @@ def test_the_slot_may_have_moved_on_beyond_the_change(kept: Kept) -> None:
     kept.keep("stock")
     kept.check(point, "stock")
     kept.run(f"SELECT pg_replication_slot_advance('{kept.name}', '{kept.here()}')")
-    whats = [problem.what for problem in kept.refusals(point, "stock")]
-    assert any("lies before" in what or "does not exist" in what for what in whats)
+    refusals = [problem.what for problem in kept.refusals(point, "stock")]
+    assert any("lies before" in what or "does not exist" in what for what in refusals)

@@ -1,0 +1,89 @@
+"""Marks of copies that are being removed, in the folders of the runs that made them.
+
+A mark belongs to one manifest: a run that is made again under its id has copies of its own, which earlier marks do not
+concern.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import ManifestError
+
+MARKS = "removed"
+_MARK = "mark.json"
+_DIGITS = 16
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Marks the copy of a table as removed ``by`` the run with that id, ``since`` a time (ISO 8601)."""
+
+    table: str
+    by: str
+    since: str
+
+
+def mark(run: Run, table: TableName, by: str) -> None:
+    """Mark the copy that a run made of a table as removed, permanently."""
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    # A folder for each table, because the longest table name plus a file extension would be too long for a file name.
+    name = f"{_marks_of(run)}/{folder_name(table)}/{_MARK}"
+    # The first mark counts: from then on, no new reader is led to the copy.
+    if not run.folder.exists(name):
+        records.write(run.folder, name, Mark(str(table), by, since))
+
+
+def marked_since(run: Run, table: TableName) -> datetime:
+    """When the copy that a run made of a table was marked.
+
+    :raises ManifestError: it is not marked.
+    """
+    name = f"{_marks_of(run)}/{folder_name(table)}/{_MARK}"
+    return datetime.fromisoformat(records.read(Mark, run.folder, name).since)
+
+
+def check_not_removed(run: Run, tables: Iterable[TableName]) -> None:
+    """Check that the copies that a run made of ``tables`` are not marked as removed.
+
+    :raises ManifestError: a copy is being removed, or was removed.
+    """
+    marked = marked_folders(run)
+    for table in tables:
+        if folder_name(table) in marked:
+            raise ManifestError(
+                f"the copy of {table} was removed: a later run keeps only the newest ones",
+                where=run.folder.uri,
+                hint="trigger a new run; increase keep if you still need older copies",
+            )
+
+
+def _marks_of(run: Run) -> str:
+    return f"{MARKS}/{run.digest[:_DIGITS]}"
+
+
+def marked_folders(run: Run) -> set[str]:
+    """Return the folder names of the tables whose copies are marked as removed."""
+    # The paths of marks of earlier versions do not contain the manifest's digest.
+    names = [name for place in (_marks_of(run), MARKS) for name in run.folder.folders(place)]
+    return {name.rpartition("/")[2] for name in names if _is_mark(run.folder, name)}
+
+
+def has_marks(folder: Storage) -> bool:
+    """Return whether a folder, which may be the remainder of a run's folder, has any mark."""
+    return any(
+        _is_mark(folder, name) or any(_is_mark(folder, subfolder) for subfolder in folder.folders(name))
+        for name in folder.folders(MARKS)
+    )
+
+
+def _is_mark(folder: Storage, name: str) -> bool:
+    # Some object stores still list folders that are empty.
+    return folder.exists(f"{name}/{_MARK}")

@@ -1,0 +1,45 @@
+"""The options that choose the format of the copies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_cdc.core.options.declare import CONNECTION_OR_EMPTY, FOLDED, TABLE_TEMPLATE, one_of, option
+
+FORMATS = ("parquet", "iceberg")
+
+
+@dataclass(frozen=True)
+class LakeOptions:
+    """What the copies are published as."""
+
+    format: str = option(
+        "parquet",
+        accepts=one_of(
+            FORMATS,
+            (
+                "parquet: a folder of Parquet files for each copy",
+                "iceberg: Iceberg tables, and cuts of all tables at one position",
+            ),
+        ),
+        title="Format",
+        section=FOLDED,
+        help="What the copies are published as. `parquet`: a folder of Parquet files for each copy, and "
+        "`_latest.json`. `iceberg`: one snapshot of an Iceberg table for each copy, and one cut for each run: a reader "
+        "of a cut sees all tables at one position. It needs the extra `iceberg`.",
+        example="parquet or iceberg",
+    )
+    catalog_conn_id: str = option(
+        "",
+        accepts=CONNECTION_OR_EMPTY,
+        help="Connection of type `cdc_catalog` to the catalog of the Iceberg tables. Empty: a SQLite catalog in the "
+        "file `_catalog.db` of the target, which must be on a local disk.",
+        example="text such as cdc_catalog",
+    )
+    table_name: str = option(
+        "{schema}.{table}",
+        accepts=TABLE_TEMPLATE,
+        help="The names of the Iceberg tables, with their namespace: `{schema}` and `{table}` stand for those of the "
+        "source, `{source}` for its connection.",
+        example="text such as raw.{schema}_{table}",
+    )

@@ -1,0 +1,170 @@
+"""Counts and bounds of the columns of one data file, as a table format records them.
+
+They come from the statistics in the file's footer, in the raw form that Parquet stores, so that values that Python
+cannot hold (the year 0) are recorded exactly. A column has bounds only if every row group that has a value has them:
+Parquet writers leave out the bounds of a row group with a value over 4 KiB, and bounds that were taken from the other
+row groups would hide that value's rows from every reader that filters by them.
+
+Bounds are in the single-value form of Iceberg's specification (https://iceberg.apache.org/spec/#binary-single-value-
+serialization). Bounds of text and bytes are cut to `BOUND_LENGTH`, and the upper one is rounded up; an upper bound that
+cannot be rounded up is left out. A zero is recorded as -0.0 below and as 0.0 above, because readers disagree on whether
+the two are equal. A NaN is never a bound: Parquet's statistics leave it out.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from airflow_provider_cdc.core.parquet.lake_types import FIELD_ID
+
+BOUND_LENGTH = 16
+"""Characters of text, or bytes, of a bound."""
+
+_SURROGATES = range(0xD800, 0xE000)
+
+
+@dataclass
+class FileStats:
+    """What is recorded of the columns of a file, by field id.
+
+    ``values`` counts nulls too. ``nulls`` lacks the columns whose footer does not tell. ``lower`` and ``upper`` lack
+    those without bounds. ``splits`` are the offsets at which row groups begin.
+    """
+
+    sizes: dict[int, int] = field(default_factory=dict)
+    values: dict[int, int] = field(default_factory=dict)
+    nulls: dict[int, int] = field(default_factory=dict)
+    lower: dict[int, bytes] = field(default_factory=dict)
+    upper: dict[int, bytes] = field(default_factory=dict)
+    splits: list[int] = field(default_factory=list)
+
+    def encoded(self) -> str:
+        """The same as JSON text."""
+        return json.dumps(
+            [
+                self.sizes,
+                self.values,
+                self.nulls,
+                {number: bound.hex() for number, bound in self.lower.items()},
+                {number: bound.hex() for number, bound in self.upper.items()},
+                self.splits,
+            ],
+            separators=(",", ":"),
+        )
+
+    @classmethod
+    def decoded(cls, text: str) -> FileStats:
+        """Read what `encoded` wrote.
+
+        :raises ValueError: ``text`` is something else.
+        """
+        sizes, values, nulls, lower, upper, splits = json.loads(text)
+        counts = [{int(number): int(count) for number, count in one.items()} for one in (sizes, values, nulls)]
+        bounds = [{int(number): bytes.fromhex(bound) for number, bound in one.items()} for one in (lower, upper)]
+        return cls(counts[0], counts[1], counts[2], bounds[0], bounds[1], splits)
+
+
+def file_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> FileStats:
+    """What a file's footer says of its columns.
+
+    :param schema: of the file, with field ids. Each column is one leaf of the Parquet schema: also a list of values.
+    """
+    stats = FileStats()
+    for number in range(metadata.num_row_groups):
+        first = metadata.row_group(number).column(0)
+        stats.splits.append(_start(first))
+    for index, column in enumerate(schema):
+        is_list = pa.types.is_list(column.type)
+        leaf = column.type.value_field if is_list else column
+        field_id = int(leaf.metadata[FIELD_ID])
+        chunks = [metadata.row_group(number).column(index) for number in range(metadata.num_row_groups)]
+        stats.sizes[field_id] = sum(chunk.total_compressed_size for chunk in chunks)
+        stats.values[field_id] = sum(chunk.num_values for chunk in chunks)
+        statistics = [chunk.statistics for chunk in chunks]
+        if is_list or not all(one is not None and one.has_null_count for one in statistics):
+            # A list's leaf counts an empty list as a null element.
+            continue
+        stats.nulls[field_id] = sum(one.null_count for one in statistics)
+        with_values = [one for chunk, one in zip(chunks, statistics, strict=True) if one.null_count < chunk.num_values]
+        if not with_values or not all(one.has_min_max for one in with_values):
+            continue
+        extremes = _extremes(with_values, leaf.type)
+        if extremes is not None:
+            lower, upper = extremes
+            stats.lower[field_id] = lower
+            if upper is not None:
+                stats.upper[field_id] = upper
+    return stats
+
+
+def _start(chunk: Any) -> int:
+    dictionary = chunk.dictionary_page_offset if chunk.has_dictionary_page else 0
+    return int(min(chunk.data_page_offset, dictionary) if dictionary else chunk.data_page_offset)
+
+
+def _extremes(statistics: list[Any], kind: pa.DataType) -> tuple[bytes, bytes | None] | None:
+    """The bounds of a column, the upper one None if it cannot be told; None: neither can be told."""
+    lows, highs = [one.min_raw for one in statistics], [one.max_raw for one in statistics]
+    if pa.types.is_decimal128(kind):
+        low, high = min(map(_unscaled, lows)), max(map(_unscaled, highs))
+        return _twos_complement(low), _twos_complement(high)
+    low, high = min(lows), max(highs)
+    if pa.types.is_string(kind):
+        try:
+            return _bytes(low).decode()[:BOUND_LENGTH].encode(), _text_above(_bytes(high).decode())
+        except UnicodeDecodeError:
+            return None
+    if pa.types.is_binary(kind):
+        return _bytes(low)[:BOUND_LENGTH], _bytes_above(_bytes(high))
+    if pa.types.is_boolean(kind):
+        return struct.pack("<?", low), struct.pack("<?", high)
+    if pa.types.is_floating(kind):
+        if any(value != value for value in (*lows, *highs)):
+            return None
+        form = "<f" if kind == pa.float32() else "<d"
+        return struct.pack(form, low or -0.0), struct.pack(form, high or 0.0)
+    form = "<i" if kind.bit_width == 32 else "<q"
+    return struct.pack(form, low), struct.pack(form, high)
+
+
+def _bytes(value: bytes | str) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _unscaled(value: bytes | int) -> int:
+    # Parquet stores decimals of many digits as big-endian bytes.
+    return value if isinstance(value, int) else int.from_bytes(value, "big", signed=True)
+
+
+def _twos_complement(value: int) -> bytes:
+    """The shortest big-endian form of ``value``."""
+    magnitude = value if value >= 0 else ~value
+    return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
+
+
+def _text_above(text: str) -> bytes | None:
+    """The shortest text that is not below any text that begins like ``text``; None: there is none."""
+    if len(text) <= BOUND_LENGTH:
+        return text.encode()
+    for length in range(BOUND_LENGTH, 0, -1):
+        successor = ord(text[length - 1]) + 1
+        if successor in _SURROGATES:
+            # No text has these.
+            successor = _SURROGATES.stop
+        if successor <= 0x10FFFF:
+            return (text[: length - 1] + chr(successor)).encode()
+    return None
+
+
+def _bytes_above(value: bytes) -> bytes | None:
+    """The shortest bytes that are not below any that begin like ``value``; None: there are none."""
+    if len(value) <= BOUND_LENGTH:
+        return value
+    prefix = value[:BOUND_LENGTH].rstrip(b"\xff")
+    return prefix[:-1] + bytes([prefix[-1] + 1]) if prefix else None

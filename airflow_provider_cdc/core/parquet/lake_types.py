@@ -1,0 +1,95 @@
+"""Column types in the data files of table formats, such as Iceberg.
+
+Engines read fewer types from tables than from plain Parquet files, so some published types change on the way into a
+data file, and change back when a run reads the file again:
+
+============================  ==========================  ==========================================================
+published type                type in the data file       why
+============================  ==========================  ==========================================================
+int8, int16, uint8, uint16    int32                       Iceberg has ``int`` and ``long``; Java readers fail on
+                                                          unsigned Parquet columns
+uint32                        int64
+uint64                        decimal128(20, 0)           a ``long`` holds only half of the values
+dictionary of text            string                      the writer still uses a dictionary page
+duration[us]                  int64, microseconds         no format has durations
+time64[us]                    int64, microseconds         Spark refuses every table with a ``time`` column
+list of T                     list of T's file type
+all others                    the same
+============================  ==========================  ==========================================================
+
+Each change is one to one, so `to_published` returns exactly the rows that `to_file` was given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+FIELD_ID = b"PARQUET:field_id"
+"""The key of a field's metadata under which Arrow reads and writes Parquet's field ids."""
+
+_SMALL = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
+_UNSIGNED_64 = pa.decimal128(20, 0)
+
+
+def file_type(kind: pa.DataType) -> pa.DataType:
+    """The type in a data file of a column that is published as ``kind``.
+
+    :raises TypeError: no table format of this package has such a column.
+    """
+    if pa.types.is_dictionary(kind):
+        return file_type(kind.value_type)
+    if kind in _SMALL:
+        return pa.int32()
+    if kind == pa.uint32() or pa.types.is_duration(kind) or pa.types.is_time64(kind):
+        return pa.int64()
+    if kind == pa.uint64():
+        return _UNSIGNED_64
+    if pa.types.is_list(kind):
+        return pa.list_(pa.field("element", file_type(kind.value_type), nullable=True))
+    if (
+        kind in (pa.bool_(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.date32())
+        or kind in (pa.timestamp("us"), pa.timestamp("us", "UTC"))
+        or pa.types.is_decimal128(kind)
+    ):
+        return kind
+    raise TypeError(f"no column of a table format holds {kind}")
+
+
+def file_schema(published: pa.Schema, field_ids: Mapping[str, int], element_ids: Mapping[str, int]) -> pa.Schema:
+    """The schema of the data files of a table that is published as ``published``.
+
+    :param field_ids: the table's field ids, by the column's name.
+    :param element_ids: the field ids of the elements of list columns, by the column's name.
+    """
+    fields = []
+    for column in published:
+        kind = file_type(column.type)
+        if pa.types.is_list(kind):
+            kind = pa.list_(kind.value_field.with_metadata(_id(element_ids[column.name])))
+        fields.append(pa.field(column.name, kind, column.nullable, _id(field_ids[column.name])))
+    return pa.schema(fields)
+
+
+def has_field_ids(schema: pa.Schema) -> bool:
+    """Whether ``schema`` is one of a table format's data files."""
+    return any(FIELD_ID in (column.metadata or {}) for column in schema)
+
+
+def to_published(rows: pa.Table, published: pa.Schema) -> pa.Table:
+    """Rows of a file, or some of their columns, in the types that they are published as."""
+    schema = pa.schema([published.field(name) for name in rows.column_names])
+    return pa.table([_published(rows[column.name], column.type) for column in schema], schema)
+
+
+def _published(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if column.type == kind:
+        return column
+    if pa.types.is_dictionary(kind):
+        return column.dictionary_encode().cast(kind)
+    return column.cast(kind)
+
+
+def _id(field_id: int) -> dict[bytes, bytes]:
+    return {FIELD_ID: str(field_id).encode()}

@@ -1,0 +1,96 @@
+"""The data files that a run writes of one table: where they lie, what they are called, and which types they have.
+
+A format that publishes folders (plain Parquet) must keep unpublished files out of readers' sight: they lie in the run's
+own folder, and publishing moves them. A format that owns its metadata (Iceberg) shows readers only the files that its
+metadata lists: they are written once, at their final place, and publishing lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.filters.apply import published_schema
+from airflow_provider_cdc.core.parquet.splice import SplicedFile
+from airflow_provider_cdc.core.parquet.writer import ParquetWriter, StagedFile
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.run.staging import Staging
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import Table
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """Writes the data files of one table of a run.
+
+    ``staging`` is the folder that the names of the files are relative to. ``published`` are the types of the rows that
+    are written, ``schema`` those in the files.
+    """
+
+    staging: Staging
+    published: pa.Schema
+    schema: pa.Schema
+    _table: str
+    _run_id: str
+
+    @property
+    def folder(self) -> Storage:
+        """The folder that the names of the files are relative to."""
+        return self.staging.folder
+
+    @contextmanager
+    def writer(self, work: str, part: str) -> Iterator[ParquetWriter]:
+        """Write rows to files; see `Staging.writer`.
+
+        :param work: the kind of work files that they are until they are published, one of `run.WORK_FOLDERS`.
+        :param part: what their names begin with: two words, joined by a hyphen.
+        """
+        with self.staging.writer(self._name(work, part), self.schema) as writer:
+            yield writer
+
+    @contextmanager
+    def spliced(self, work: str, part: str, folder: Storage, source: str) -> Iterator[SplicedFile]:
+        """Write a file that is mostly a copy of the file ``source`` in ``folder``; see `Staging.spliced`."""
+        with self.staging.spliced(self._name(work, part), self.schema, folder, source) as writer:
+            yield writer
+
+    def write_empty(self, work: str, part: str) -> StagedFile:
+        """Write a file without rows; see `Staging.write_empty`."""
+        return self.staging.write_empty(self._name(work, part), self.schema)
+
+    def _name(self, work: str, part: str) -> str:
+        return f"{part}-{self._run_id}" if self._run_id else f"{work}/{self._table}/{part}"
+
+
+def table_files(staging: Staging, entry: RunTable, schema: pa.Schema) -> TableFiles:
+    """The data files of one table of a run.
+
+    :param staging: the run's own folder.
+    :param schema: `Source.arrow_schema` of the table.
+    """
+    published = published_schema(entry.table, schema)
+    table = folder_name(entry.table.name)
+    if entry.place is None:
+        return TableFiles(staging, published, published, table, "")
+    run_id = staging.folder.uri.rpartition("/")[2]
+    return TableFiles(Staging(Storage(entry.place.folder)), published, entry.place.schema(published), table, run_id)
+
+
+def base_schema(place: Place | None, table: Table, schema: pa.Schema) -> pa.Schema:
+    """The schema of the files of a copy that an earlier run published.
+
+    :param place: of the table in that run.
+    :param schema: `Source.arrow_schema` of the table in that run.
+    """
+    published = published_schema(table, schema)
+    return published if place is None else place.schema(published)
+
+
+def written_by(run_id: str, name: str) -> bool:
+    """Whether the run ``run_id`` wrote the data file ``name`` at its final place."""
+    return f"-{run_id}-" in name

@@ -1,0 +1,300 @@
+"""Commits one table's copy: one snapshot with its tag, whatever the catalog answers.
+
+A catalog's answer says less than it seems. Only ``CommitFailedException`` means that nothing was committed. After any
+other error (a lost response, a time-out, a 5xx answer) the commit may or may not have landed. So each try first looks
+for the run's tag, which is part of the commit. If the tag is not there, the updates are sent again: they require the
+head that they were made for, and that the tag is not there, so of all requests of a run at most one can land.
+
+The older of two runs never takes the head from the newer one: the record of the newest copy is a property of the table
+(`tables.HEAD`), and changes in the same commit. A snapshot of the older run is there by its tag only.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    SetPropertiesUpdate,
+    SetSnapshotRefUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from airflow_provider_cdc.core.copies.head import (
+    Copy,
+    decode_copy,
+    describe,
+    encode_copy,
+    is_newer,
+    is_of_another,
+    known_source,
+)
+from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.errors import CdcError, CommitUnknown, ConfigurationError, FileDamaged, PublishIncomplete
+from airflow_provider_cdc.sinks.iceberg.catalog import Identifier, name_of, send
+from airflow_provider_cdc.sinks.iceberg.producer import replace_files
+from airflow_provider_cdc.sinks.iceberg.schema_change import check_kept, schema_back, stage_schema
+from airflow_provider_cdc.sinks.iceberg.tables import (
+    HEAD,
+    RUN_ID,
+    check_writable,
+    recorded_identifier,
+    recorded_schema,
+    recorded_uuid,
+)
+
+TAG = "cdc-"
+COPY = "cdc.copy"
+"""The property of a snapshot with the record of the copy."""
+
+_ROUNDS = 10
+_RESENDS = 3
+_PAUSE_SECONDS = 0.5
+_AGAIN = "run the task again: it looks what was committed, and completes the rest"
+
+
+@dataclass(frozen=True)
+class TableCommit:
+    """What is committed of one table.
+
+    ``wanted`` are the URIs of all data files of the copy, with the records of those that this run wrote; None: the
+    files are those of the snapshot that run ``base`` tagged.
+    """
+
+    copy: Copy
+    place: Place
+    wanted: Mapping[str, DataFile | None]
+    base: str = ""
+
+
+@dataclass(frozen=True)
+class CommittedTable:
+    """A table's copy in the catalog."""
+
+    identifier: Identifier
+    uuid: str
+    snapshot_id: int
+    schema_id: int
+
+
+def tag_of(run_id: str) -> str:
+    """The name of the tag of a run's snapshots."""
+    return f"{TAG}{run_id}"
+
+
+def commit_table(catalog: Catalog, commit: TableCommit) -> CommittedTable:
+    """Commit the copy of one table, unless it is committed.
+
+    :raises ConfigurationError: the table was replaced, or another writer changed its rows.
+    :raises PublishIncomplete: other writers kept changing the table.
+    :raises CommitUnknown: the catalog does not say whether it has committed.
+    """
+    identifier = recorded_identifier(commit.place)
+    where = name_of(identifier)
+    staged: _Staged | None = None
+    unknown: list[Exception] = []
+    for _ in range(_ROUNDS):
+        try:
+            table = _load(catalog, identifier, commit.place, where)
+            if done := _committed(table.metadata, identifier, commit.copy.run_id, where):
+                return done
+            if staged is None or staged.metadata_location != table.metadata_location:
+                # What was sent before requires that the run has no tag, so of all that is sent at most one lands.
+                staged = _stage(table, commit, where)
+        except CdcError:
+            raise
+        except Exception as error:
+            if not unknown:
+                raise
+            raise _unknown(where, error) from unknown[-1]
+        try:
+            metadata = send(catalog, table, staged.requirements, staged.updates)
+        except CommitFailedException:
+            # Another writer came first, or an earlier copy of this request did: look.
+            unknown = []
+        except Exception as error:
+            unknown.append(error)
+            if len(unknown) > _RESENDS:
+                break
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            if done := _committed(metadata, identifier, commit.copy.run_id, where):
+                return done
+    if unknown:
+        raise _unknown(where, unknown[-1]) from unknown[-1]
+    raise PublishIncomplete("other writers keep changing the table", where=where, hint=_AGAIN)
+
+
+def _unknown(where: str, error: Exception) -> CommitUnknown:
+    return CommitUnknown(
+        f"the catalog does not say whether it has committed this copy ({type(error).__name__})",
+        where=where,
+        hint=_AGAIN,
+    )
+
+
+def _load(catalog: Catalog, identifier: Identifier, place: Place, where: str) -> Table:
+    hint = "trigger a new run, which creates the table anew"
+    try:
+        table = catalog.load_table(identifier)
+    except NoSuchTableError:
+        raise ConfigurationError("the table was dropped while the run was at work", where=where, hint=hint) from None
+    if str(table.metadata.table_uuid) != recorded_uuid(place):
+        raise ConfigurationError("the table was replaced while the run was at work", where=where, hint=hint)
+    return table
+
+
+def _committed(metadata: TableMetadata, identifier: Identifier, run_id: str, where: str) -> CommittedTable | None:
+    """The run's snapshot; None: the run has none.
+
+    :raises FileDamaged: the run's tag names a snapshot that the run has not made.
+    """
+    snapshot = metadata.snapshot_by_name(tag_of(run_id))
+    if snapshot is None:
+        return None
+    if property_of(snapshot, RUN_ID) != run_id:
+        raise FileDamaged(
+            f"the tag {tag_of(run_id)} names a snapshot that this run has not made",
+            where=where,
+            hint="find out who moved the tag, and trigger a new run",
+        )
+    schema_id = snapshot.schema_id if snapshot.schema_id is not None else metadata.current_schema_id
+    return CommittedTable(identifier, str(metadata.table_uuid), snapshot.snapshot_id, schema_id)
+
+
+@dataclass(frozen=True)
+class _Staged:
+    """What a catalog commits, made for the table whose metadata lie at ``metadata_location``."""
+
+    metadata_location: str
+    updates: tuple[TableUpdate, ...]
+    requirements: tuple[TableRequirement, ...]
+
+
+def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
+    metadata, run_id = table.metadata, commit.copy.run_id
+    head = head_of(table, where)
+    check_same_source(head, commit.copy, where)
+    check_writable(table, where)
+    requirements: tuple[TableRequirement, ...] = (
+        AssertTableUUID(uuid=metadata.table_uuid),
+        _ref("main", metadata.current_snapshot_id),
+    )
+    if metadata.snapshots:
+        # PyIceberg refuses the requirement on a table without snapshots, which has no tags either.
+        requirements += (_ref(tag_of(run_id), None),)
+    for snapshot in metadata.snapshots:
+        if property_of(snapshot, RUN_ID) == run_id:
+            # Somebody removed the tag of what this run committed.
+            return _Staged(table.metadata_location, (_tag(run_id, snapshot.snapshot_id),), requirements)
+    takes_head = head is None or head.run_id == run_id or is_newer(commit.copy, head)
+    if takes_head:
+        check_foreign(table, where)
+    wanted_schema = recorded_schema(commit.place)
+    base = metadata.snapshot_by_name(tag_of(commit.base)) if commit.base else None
+    copy = json.dumps(encode_copy(commit.copy))
+    properties = {RUN_ID: run_id, COPY: copy, "cdc.position": commit.copy.position}
+    if base is not None:
+        check_kept(table, base, wanted_schema, where)
+        properties["cdc.base_run_id"] = commit.base
+        # As long as it has its tag, no removal takes the files that it shares with this copy.
+        requirements += (_ref(tag_of(commit.base), base.snapshot_id),)
+    transaction = Transaction(table)
+    stage_schema(transaction, table, wanted_schema, where)
+    try:
+        snapshot_id, updates, _ = replace_files(
+            transaction,
+            properties,
+            commit.wanted,
+            "main" if takes_head else None,
+            [base] if base else [],
+            manifests_of(run_id),
+        )
+    except KeyError as error:
+        raise FileDamaged(
+            f"the snapshot of run {commit.base}, which this copy is made from, is gone",
+            where=where,
+            hint="it was expired by another program, or its tag was removed: trigger a new run",
+        ) from error
+    updates = (*transaction._updates, *updates, _tag(run_id, snapshot_id))
+    if takes_head:
+        updates += (SetPropertiesUpdate(updates={HEAD: copy}),)
+    else:
+        updates += schema_back(transaction, table)
+    return _Staged(table.metadata_location, updates, (*requirements, *transaction._requirements))
+
+
+def manifests_of(run_id: str) -> str:
+    """What the names of the manifests contain that a run writes."""
+    return f"cdc-{run_id}-"
+
+
+def _tag(run_id: str, snapshot_id: int) -> SetSnapshotRefUpdate:
+    return SetSnapshotRefUpdate.model_validate({"ref-name": tag_of(run_id), "type": "tag", "snapshot-id": snapshot_id})
+
+
+def _ref(name: str, snapshot_id: int | None) -> AssertRefSnapshotId:
+    return AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": snapshot_id})
+
+
+def head_of(table: Table, where: str) -> Copy | None:
+    """The record of the newest copy that was committed to the table; None: there is none."""
+    text = table.properties.get(HEAD)
+    return None if text is None else decode_copy(json.loads(text), where)
+
+
+def check_same_source(head: Copy | None, copy: Copy, where: str) -> None:
+    """Make sure that the newest copy of a table is of the source of ``copy``, as far as that is known.
+
+    :raises ConfigurationError: it is of another source.
+    """
+    if head is not None and is_of_another(head, copy):
+        raise another_source(head, copy.source, where)
+
+
+def another_source(copy: Copy, source: Mapping[str, str], where: str) -> ConfigurationError:
+    """The error that a table has a copy of another source than ``source``."""
+    return ConfigurationError(
+        f"the table has copies of another source: {describe(known_source(copy))}; this run's is {describe(source)}",
+        where=where,
+        hint="give each source tables of its own: {source} in table_name stands for the id of the connection, as in "
+        "{source}_{schema}.{table}",
+    )
+
+
+def check_foreign(table: Table, where: str) -> None:
+    """Make sure that nobody but runs of this package changed rows of the table since the newest copy.
+
+    Compactions are fine: they change files and no rows.
+
+    :raises ConfigurationError: another writer did.
+    """
+    snapshot = table.metadata.snapshot_by_name("main")
+    while snapshot is not None and not property_of(snapshot, RUN_ID):
+        operation = snapshot.summary.operation if snapshot.summary is not None else None
+        if operation != Operation.REPLACE:
+            raise ConfigurationError(
+                f"another program changed rows of this table (snapshot {snapshot.snapshot_id})",
+                where=where,
+                hint="have it write to another table; then set the table back to the snapshot of the last run "
+                "(rollback_to_snapshot), or drop it, and trigger a new run",
+            )
+        parent = snapshot.parent_snapshot_id
+        snapshot = table.metadata.snapshot_by_id(parent) if parent is not None else None
+
+
+def property_of(snapshot: Snapshot, name: str) -> str:
+    """A property of a snapshot; empty: it has none."""
+    summary = snapshot.summary
+    return "" if summary is None else str(summary.additional_properties.get(name, ""))

@@ -1,0 +1,305 @@
+"""Cuts: sets of copies of all tables of a run, all exact at one position.
+
+Tables are committed one after the other, so a reader of several tables may see new rows of one and old rows of another.
+A cut is one commit to one small table, ``cdc_cuts``, made when all tables are committed: for each table, the snapshot
+that belongs to the run. A reader asks for a cut, and reads each table at the snapshot that the cut names.
+
+Each commit replaces the one data file of the table by another one, with the rows of the earlier cuts and its own, and
+requires the head that it has read: so two runs can neither share a cut nor lose one.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from functools import cache
+
+import pyarrow as pa
+from pyiceberg.catalog import Catalog
+from pyiceberg.exceptions import CommitFailedException, TableAlreadyExistsError
+from pyiceberg.manifest import DataFile
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemoveSnapshotsUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+from pyiceberg.types import BooleanType, LongType, NestedField, StringType, TimestamptzType
+
+from airflow_provider_cdc.core.copies.head import Copy, is_newer
+from airflow_provider_cdc.core.parquet.lake_types import FIELD_ID
+from airflow_provider_cdc.core.parquet.writer import ParquetWriter
+from airflow_provider_cdc.errors import CommitUnknown, PublishIncomplete
+from airflow_provider_cdc.sinks.iceberg.catalog import folder_of, load_table, make_namespace, send
+from airflow_provider_cdc.sinks.iceberg.data_files import data_file
+from airflow_provider_cdc.sinks.iceberg.named_files import delete_unnamed
+from airflow_provider_cdc.sinks.iceberg.producer import replace_files
+from airflow_provider_cdc.sinks.iceberg.tables import DATA, RUN_ID
+
+NAME = "cdc_cuts"
+KEPT = 1000
+"""So many cuts of each group are kept. Snapshots of older ones keep their tags."""
+
+GRACE = timedelta(days=1)
+"""Readers hold on to a cut, and to the files of the table of cuts, for less than that."""
+
+_PROPERTIES = {"format-version": "2", "write.metadata.delete-after-commit.enabled": "true"}
+_EXPIRED_AT = 20
+"""So many old snapshots of the table of cuts are removed at once."""
+_ROUNDS = 20
+_RESENDS = 3
+_PAUSE_SECONDS = 0.2
+_AGAIN = "run the task again: it looks what was committed, and completes the rest"
+_COLUMNS = (
+    ("cut", LongType(), pa.int64(), "grows with every cut"),
+    ("run_id", StringType(), pa.string(), "the run whose copies these are"),
+    ("source", StringType(), pa.string(), "the source, as JSON"),
+    ("group", StringType(), pa.string(), "the task group whose runs copy these tables; empty: not known"),
+    ("position", StringType(), pa.string(), "the GTID set or LSN that the cut is exact at"),
+    ("recorded_at", TimestamptzType(), pa.timestamp("us", "UTC"), "when the run recorded its initial position"),
+    ("published_at", TimestamptzType(), pa.timestamp("us", "UTC"), "when the run decided what it publishes"),
+    ("table", StringType(), pa.string(), "the source's name of the table: schema.table"),
+    ("identifier", StringType(), pa.string(), "the name of the Iceberg table"),
+    ("table_uuid", StringType(), pa.string(), "the UUID of the Iceberg table"),
+    ("snapshot_id", LongType(), pa.int64(), "the snapshot to read"),
+    ("table_position", StringType(), pa.string(), "older than position where the run left the table out"),
+    ("rows", LongType(), pa.int64(), "rows of the table"),
+    ("schema_id", LongType(), pa.int64(), "the schema of the snapshot"),
+    ("history", StringType(), pa.string(), "the history of the source that the copy is of, as JSON"),
+    ("digest", StringType(), pa.string(), "reserved"),
+    ("latest", BooleanType(), pa.bool_(), "whether no newer copy of the table had been published"),
+)
+_NULLABLE = ("digest",)
+
+
+@dataclass(frozen=True)
+class CutRow:
+    """One table of a cut; the fields are the columns of the table of cuts."""
+
+    run_id: str
+    source: str
+    group: str
+    position: str
+    recorded_at: datetime
+    published_at: datetime
+    table: str
+    identifier: str
+    table_uuid: str
+    snapshot_id: int
+    table_position: str
+    rows: int
+    schema_id: int
+    history: str
+    cut: int = 0
+    digest: str | None = None
+    latest: bool = True
+
+
+@cache
+def cuts_schema() -> Schema:
+    """The Iceberg schema of the table of cuts."""
+    return Schema(
+        *(
+            NestedField(number, name, kind, required=name not in _NULLABLE, doc=doc)
+            for number, (name, kind, _, doc) in enumerate(_COLUMNS, 1)
+        )
+    )
+
+
+def open_cuts(catalog: Catalog, namespace: str) -> Table:
+    """The table of cuts, which is created unless it exists."""
+    identifier = (*namespace.split("."), NAME)
+    table = load_table(catalog, identifier)
+    if table is None:
+        make_namespace(catalog, identifier[:-1])
+        try:
+            table = catalog.create_table(identifier, cuts_schema(), properties=_PROPERTIES)
+        except TableAlreadyExistsError:
+            table = catalog.load_table(identifier)
+    return table
+
+
+def find_cuts(catalog: Catalog, namespace: str) -> list[CutRow]:
+    """The rows of all cuts, the oldest first; none, if there is no table of cuts."""
+    table = load_table(catalog, (*namespace.split("."), NAME))
+    return [] if table is None else rows_of(table)
+
+
+def rows_of(table: Table) -> list[CutRow]:
+    """The rows of all cuts in ``table``, the oldest first."""
+    head = table.metadata.snapshot_by_name("main")
+    if head is None:
+        return []
+    rows = table.scan(snapshot_id=head.snapshot_id).to_arrow().to_pylist()
+    return sorted((CutRow(**row) for row in rows), key=lambda row: (row.cut, row.table))
+
+
+def newest_rows(rows: Sequence[CutRow]) -> dict[str, CutRow]:
+    """The row of the newest copy of each Iceberg table, by its identifier."""
+    # Of a table that a run left out, the cut names the snapshot of an earlier cut.
+    return {row.identifier: row for row in rows if row.latest and row.table_position == row.position}
+
+
+def copy_in(row: CutRow) -> Copy:
+    """What orders a copy among others, as a cut tells it."""
+    return Copy(
+        run_id=row.run_id,
+        position=row.table_position,
+        recorded_at=row.recorded_at.isoformat(),
+        source=json.loads(row.source),
+        history=json.loads(row.history),
+    )
+
+
+def newest_cut(rows: Sequence[CutRow]) -> int | None:
+    """The number of the cut among ``rows`` that is exact at the latest position; None: there is none.
+
+    It need not be the one that was committed last: a run that began earlier may end later.
+    """
+    newest: CutRow | None = None
+    # Of one cut, the copies that the run itself made tell its place; a run that made none has those of other cuts.
+    for row in sorted(rows, key=lambda row: (row.cut, row.table_position == row.position)):
+        if newest is None or row.cut == newest.cut or is_newer(copy_in(row), copy_in(newest)):
+            newest = row
+    return None if newest is None else newest.cut
+
+
+def commit_cut(
+    catalog: Catalog, namespace: str, run_id: str, compose: Callable[[Sequence[CutRow]], Sequence[CutRow]]
+) -> list[CutRow]:
+    """Commit the cut of a run, unless it is committed, and return the rows of all cuts.
+
+    :param compose: makes the rows of the cut from those of all cuts so far; called again if another cut came first.
+    :raises PublishIncomplete: other runs keep committing cuts.
+    :raises CommitUnknown: the catalog does not say whether the cut is committed.
+    """
+    where = f"{namespace}.{NAME}"
+    unknown: list[Exception] = []
+    for _ in range(_ROUNDS):
+        try:
+            table = open_cuts(catalog, namespace)
+            existing = rows_of(table)
+            if any(row.run_id == run_id for row in existing):
+                return existing
+            number = max((row.cut for row in existing), default=0) + 1
+            rows = [replace(row, cut=number) for row in compose(existing)]
+            if not rows:
+                return existing
+            remaining = [*_kept(existing, rows[0].group), *rows]
+            updates, requirements = _stage(table, remaining, run_id, number)
+        except Exception as error:
+            if not unknown:
+                raise
+            raise _unknown(where, error) from unknown[-1]
+        try:
+            send(catalog, table, requirements, updates)
+        except CommitFailedException:
+            unknown = []
+        except Exception as error:
+            # Whether it has landed shows in the next round. If not, the same head is required again.
+            unknown.append(error)
+            if len(unknown) > _RESENDS:
+                break
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            _expire(catalog, namespace)
+            return remaining
+    if unknown:
+        raise _unknown(where, unknown[-1]) from unknown[-1]
+    raise PublishIncomplete("other runs keep committing cuts", where=where, hint=_AGAIN)
+
+
+def remove_rows(catalog: Catalog, namespace: str, identifier: str, snapshot_id: int) -> None:
+    """Remove a snapshot of one table from all cuts, so that no reader is led to it.
+
+    :raises PublishIncomplete: other runs keep committing cuts.
+    """
+    for _ in range(_ROUNDS):
+        table = load_table(catalog, (*namespace.split("."), NAME))
+        existing = [] if table is None else rows_of(table)
+        remaining = [row for row in existing if (row.identifier, row.snapshot_id) != (identifier, snapshot_id)]
+        if table is None or len(remaining) == len(existing):
+            return
+        updates, requirements = _stage(table, remaining, "", existing[-1].cut)
+        with suppress(CommitFailedException):
+            send(catalog, table, requirements, updates)
+            return
+    raise PublishIncomplete("other runs keep committing cuts", where=f"{namespace}.{NAME}", hint=_AGAIN)
+
+
+def _kept(rows: Sequence[CutRow], group: str) -> list[CutRow]:
+    numbers = {row.cut for row in rows if row.group == group}
+    kept = set(sorted(numbers)[-KEPT + 1 :])
+    newest = newest_rows(rows).values()
+    return [row for row in rows if row.group != group or row.cut in kept or row in newest]
+
+
+def _expire(catalog: Catalog, namespace: str) -> None:
+    """Remove snapshots of the table of cuts that nobody reads any more, and files that none names."""
+    # The cut is committed. What stays behind goes with a later one.
+    with suppress(Exception):
+        table = open_cuts(catalog, namespace)
+        before = datetime.now(UTC) - GRACE
+        referenced = {ref.snapshot_id for ref in table.metadata.refs.values()}
+        old = [
+            snapshot.snapshot_id
+            for snapshot in table.metadata.snapshots
+            if snapshot.snapshot_id not in referenced and snapshot.timestamp_ms < before.timestamp() * 1000
+        ]
+        if len(old) < _EXPIRED_AT:
+            return
+        head = table.metadata.current_snapshot_id
+        requirements: tuple[TableRequirement, ...] = (
+            AssertTableUUID(uuid=table.metadata.table_uuid),
+            AssertRefSnapshotId.model_validate({"ref": "main", "snapshot-id": head}),
+        )
+        send(catalog, table, requirements, (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": old}),))
+        table = open_cuts(catalog, namespace)
+        folder = folder_of(table)
+        times = {**folder.times(DATA), **folder.times("metadata")}
+        ours = (".parquet", ".avro")
+        delete_unnamed(table, [name for name, time in times.items() if time < before and name.endswith(ours)])
+
+
+def _stage(
+    table: Table, rows: Sequence[CutRow], run_id: str, number: int
+) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
+    """What a catalog commits to have the table hold exactly ``rows``."""
+    schema = _arrow_schema(table)
+    data = pa.table({name: [getattr(row, name) for row in rows] for name in schema.names}, schema)
+    writer = ParquetWriter(folder_of(table, DATA), f"cut-{number}-{uuid.uuid4().hex}", schema)
+    writer.write(data)
+    writer.close()
+    location = str(table.location()).rstrip("/")
+    uris = {f"{location}/{DATA}/{file.name}": file for file in writer.files}
+    wanted: dict[str, DataFile | None] = {uri: data_file(uri, file) for uri, file in uris.items()}
+    properties = {"cdc.cut": str(number), **({RUN_ID: run_id} if run_id else {})}
+    _, updates, requirements = replace_files(Transaction(table), properties, wanted, "main")
+    return updates, (AssertTableUUID(uuid=table.metadata.table_uuid), *requirements)
+
+
+def _unknown(where: str, error: Exception) -> CommitUnknown:
+    return CommitUnknown(
+        f"the catalog does not say whether it has committed the cut of this run ({type(error).__name__})",
+        where=where,
+        hint=_AGAIN,
+    )
+
+
+def _arrow_schema(table: Table) -> pa.Schema:
+    """The schema of the data files, with the field ids that the catalog assigned."""
+    fields = {field.name: field for field in table.schema().fields}
+    return pa.schema(
+        [
+            pa.field(name, kind, name in _NULLABLE, {FIELD_ID: str(fields[name].field_id).encode()})
+            for name, _, kind, _ in _COLUMNS
+        ]
+    )

@@ -1,0 +1,34 @@
+"""Iceberg's records of data files, made from what the tasks recorded when they wrote them: publishing opens no file."""
+
+from __future__ import annotations
+
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
+from pyiceberg.typedef import Record
+
+from airflow_provider_cdc.core.parquet.file_stats import FileStats
+from airflow_provider_cdc.core.run.staging import StagedFile
+
+
+def data_file(uri: str, file: StagedFile) -> DataFile:
+    """The record of the data file at ``uri``, of an unpartitioned table."""
+    stats = FileStats.decoded(file.stats)
+    record = DataFile.from_args(
+        content=DataFileContent.DATA,
+        file_path=uri,
+        file_format=FileFormat.PARQUET,
+        partition=Record(),
+        record_count=file.rows,
+        file_size_in_bytes=file.bytes,
+        column_sizes=stats.sizes,
+        value_counts=stats.values,
+        null_value_counts=stats.nulls,
+        nan_value_counts=None,
+        lower_bounds=stats.lower,
+        upper_bounds=stats.upper,
+        key_metadata=None,
+        split_offsets=stats.splits,
+        equality_ids=None,
+        sort_order_id=None,
+    )
+    record.spec_id = 0
+    return record

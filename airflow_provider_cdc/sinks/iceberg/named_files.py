@@ -1,0 +1,53 @@
+"""Which files of a table its snapshots name, and the deletion of those that none names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.sinks.iceberg.catalog import folder_of
+
+_DELETERS = 8
+
+
+class NamedFiles:
+    """The files below a table's folder that its snapshots name. Each manifest is read once."""
+
+    def __init__(self) -> None:
+        self._manifests: dict[str, frozenset[str]] = {}
+
+    def of(self, table: Table, snapshots: Iterable[Snapshot]) -> set[str]:
+        """The names in the table's folder of the lists of manifests, the manifests, and the files in these."""
+        uris: set[str] = set()
+        for snapshot in snapshots:
+            uris.add(str(snapshot.manifest_list))
+            for manifest in snapshot.manifests(table.io):
+                uris.add(manifest.manifest_path)
+                if manifest.manifest_path not in self._manifests:
+                    entries = manifest.fetch_manifest_entry(table.io, discard_deleted=True)
+                    self._manifests[manifest.manifest_path] = frozenset(entry.data_file.file_path for entry in entries)
+                uris |= self._manifests[manifest.manifest_path]
+        prefix = f"{str(table.location()).rstrip('/')}/"
+        return {uri.removeprefix(prefix) for uri in uris if uri.startswith(prefix)}
+
+
+def delete_unnamed(table: Table, names: Iterable[str], named: NamedFiles | None = None) -> None:
+    """Delete files in the table's folder, except those that a snapshot names. Files that are gone do not matter."""
+    candidates = set(names)
+    if not candidates:
+        return
+    candidates -= (named or NamedFiles()).of(table, table.metadata.snapshots)
+    folder = folder_of(table)
+    with ThreadPoolExecutor(_DELETERS) as deleters:
+        list(deleters.map(lambda name: _delete(folder, name), sorted(candidates)))
+
+
+def _delete(folder: Storage, name: str) -> None:
+    # Another attempt may delete it at the same time.
+    with suppress(FileNotFoundError):
+        folder.delete_file(name)

@@ -1,0 +1,153 @@
+"""Reads cuts, for programs that read the tables: needs PyIceberg, and no Airflow, Spark or database."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sinks.catalog import CUTS_NAMESPACE
+from airflow_provider_cdc.sinks.iceberg.catalog import identifier_in, open_catalog
+from airflow_provider_cdc.sinks.iceberg.cuts import CutRow, find_cuts, newest_cut
+
+if TYPE_CHECKING:
+    import polars
+    import pyarrow as pa
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+
+@dataclass(frozen=True)
+class CutTable:
+    """One table of a cut.
+
+    :param table: the source's name of the table, ``schema.table``.
+    :param identifier: the name of the Iceberg table; a part with a dot is in double quotes.
+    :param snapshot_id: the snapshot to read.
+    :param position: the position that it is exact at: the cut's, or an older one if the run left the table out.
+    :param rows: how many rows it has.
+    """
+
+    table: str
+    identifier: str
+    snapshot_id: int
+    position: str
+    rows: int
+    _catalog: Any
+
+    def load(self) -> Table:
+        """The Iceberg table."""
+        table: Table = self._catalog.load_table(identifier_in(self.identifier))
+        return table
+
+    def to_arrow(self) -> pa.Table:
+        """The rows."""
+        return self.load().scan(snapshot_id=self.snapshot_id).to_arrow()
+
+    def to_polars(self) -> polars.LazyFrame:
+        """The rows, as a lazy frame of Polars."""
+        import polars
+
+        return polars.scan_iceberg(self.load(), snapshot_id=self.snapshot_id)
+
+    def duckdb(self) -> str:
+        """The table as SQL of DuckDB, which needs its extension ``iceberg``: ``SELECT … FROM {this}``."""
+        location = self.load().metadata_location.replace("'", "''")
+        return f"iceberg_scan('{location}', snapshot_from_id = {self.snapshot_id})"
+
+    def spark(self, catalog: str) -> str:
+        """The table as Spark SQL: ``SELECT … FROM {this}``.
+
+        :param catalog: the name of the catalog in Spark's configuration.
+        """
+        parts = ".".join("`" + part.replace("`", "``") + "`" for part in (catalog, *identifier_in(self.identifier)))
+        return f"{parts} VERSION AS OF {self.snapshot_id}"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The copies of all tables of a run, all exact at one position.
+
+    :param number: grows with every cut.
+    :param run_id: of the run that published it.
+    :param position: the GTID set or LSN that it is exact at.
+    :param group: the task group that the run was of.
+    :param source: the source: ``kind``, ``connection``, ``server``, ``database``, as far as known.
+    :param recorded_at: when the run recorded its initial position.
+    :param published_at: when the run decided what it publishes.
+    :param tables: by the source's name of the table.
+    """
+
+    number: int
+    run_id: str
+    position: str
+    group: str
+    source: Mapping[str, str]
+    recorded_at: datetime
+    published_at: datetime
+    tables: Mapping[str, CutTable]
+
+    def __getitem__(self, table: str) -> CutTable:
+        """One table.
+
+        :raises KeyError: the cut does not have it.
+        """
+        return self.tables[table]
+
+
+def read_cut(
+    catalog: Catalog | str,
+    *,
+    namespace: str = CUTS_NAMESPACE,
+    group: str | None = None,
+    run_id: str | None = None,
+    position: str | None = None,
+) -> Cut | None:
+    """A cut: the newest one, or that of one run or position; None: there is none.
+
+    :param catalog: a catalog of PyIceberg; or the target of the runs, if the catalog is beside the tables.
+    :param namespace: of the table of cuts.
+    :param group: of the runs; None: there is only one.
+    :raises ConfigurationError: cuts of several groups or sources are there, and none was named.
+    """
+    opened = open_catalog(None, Storage(catalog)) if isinstance(catalog, str) else catalog
+    rows = find_cuts(opened, namespace)
+    wanted = [
+        row
+        for row in rows
+        if (group is None or row.group == group)
+        and (run_id is None or row.run_id == run_id)
+        and (position is None or row.position == position)
+    ]
+    groups = sorted({row.group for row in wanted})
+    if len(groups) > 1:
+        raise ConfigurationError(
+            f"there are cuts of {len(groups)} task groups",
+            where=f"{namespace}.cdc_cuts",
+            hint=f"name one in group: {', '.join(map(repr, groups))}",
+        )
+    if not wanted:
+        return None
+    newest = newest_cut(wanted)
+    return _cut([row for row in rows if row.cut == newest and row.group == groups[0]], opened)
+
+
+def _cut(rows: list[CutRow], catalog: Catalog) -> Cut:
+    first = rows[0]
+    return Cut(
+        first.cut,
+        first.run_id,
+        first.position,
+        first.group,
+        json.loads(first.source),
+        first.recorded_at,
+        first.published_at,
+        {
+            row.table: CutTable(row.table, row.identifier, row.snapshot_id, row.table_position, row.rows, catalog)
+            for row in rows
+        },
+    )

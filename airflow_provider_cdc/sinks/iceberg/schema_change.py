@@ -1,0 +1,100 @@
+"""Changes of a table's schema, as parts of the commit that adds the rows with the new columns."""
+
+from __future__ import annotations
+
+from pyiceberg.schema import Schema
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.update import (
+    AddSchemaUpdate,
+    AssertCurrentSchemaId,
+    AssertLastAssignedFieldId,
+    SetCurrentSchemaUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sinks.iceberg.tables import holds
+
+_NEW_RUN = "trigger a new run"
+
+
+def stage_schema(transaction: Transaction, table: Table, wanted: Schema, where: str) -> None:
+    """Have the commit give the table the schema that the run's files were written for.
+
+    :raises ConfigurationError: another run gave one of its field ids to another column.
+    """
+    metadata = table.metadata
+    if schema_key(wanted) == schema_key(table.schema()):
+        return
+    _check_ids(table, wanted, where)
+    updates: tuple[TableUpdate, ...] = ()
+    requirements: tuple[TableRequirement, ...] = (
+        AssertCurrentSchemaId.model_validate({"current-schema-id": metadata.current_schema_id}),
+    )
+    schema_id = next(
+        (schema.schema_id for schema in metadata.schemas if schema_key(schema) == schema_key(wanted)), None
+    )
+    if schema_id is None:
+        # Another run may have used the id that the schema was prepared with.
+        number = max(schema.schema_id for schema in metadata.schemas) + 1
+        added = Schema(*wanted.fields, schema_id=number, identifier_field_ids=wanted.identifier_field_ids)
+        updates += (AddSchemaUpdate(schema=added),)
+        requirements += (AssertLastAssignedFieldId.model_validate({"last-assigned-field-id": metadata.last_column_id}),)
+    updates += (_current(-1 if schema_id is None else schema_id),)
+    transaction._stage(updates, requirements)
+
+
+def schema_back(transaction: Transaction, table: Table) -> tuple[TableUpdate, ...]:
+    """The updates that give the table back the schema that it had before `stage_schema`."""
+    current = table.metadata.current_schema_id
+    return () if transaction.table_metadata.current_schema_id == current else (_current(current),)
+
+
+def check_kept(table: Table, base: Snapshot, wanted: Schema, where: str) -> None:
+    """Make sure that the columns of files of an earlier snapshot have the ids of the same columns of ``wanted``.
+
+    :raises ConfigurationError: a column of that snapshot was dropped since, and added again under its name.
+    """
+    schemas = {schema.schema_id: schema for schema in table.metadata.schemas}
+    written = schemas.get(base.schema_id) if base.schema_id is not None else None
+    ids = {field.name: field.field_id for field in written.fields} if written is not None else {}
+    for field in wanted.fields:
+        if ids.get(field.name, field.field_id) != field.field_id:
+            raise ConfigurationError(
+                f"the column {field.name} is not the one that the copy has that this one is made from",
+                where=where,
+                hint="trigger a new run with refresh = full, which reads the table anew",
+            )
+
+
+def schema_key(schema: Schema) -> tuple[object, ...]:
+    """What tells two schemas apart, whatever their ids and the order of their columns are."""
+    fields = sorted(
+        ((field.field_id, field.name, str(field.field_type), field.required) for field in schema.fields),
+    )
+    return tuple(fields), frozenset(schema.identifier_field_ids)
+
+
+def _check_ids(table: Table, wanted: Schema, where: str) -> None:
+    known = [field for schema in table.metadata.schemas for field in schema.fields]
+    for field in wanted.fields:
+        if field.field_id > table.metadata.last_column_id:
+            continue
+        others = [other for other in known if other.field_id == field.field_id]
+        if not any(
+            other.name == field.name
+            and (holds(other.field_type, field.field_type) or holds(field.field_type, other.field_type))
+            for other in others
+        ):
+            raise ConfigurationError(
+                f"another run changed the table's columns meanwhile: the field {field.field_id} is no longer the "
+                f"column {field.name}",
+                where=where,
+                hint=_NEW_RUN,
+            )
+
+
+def _current(schema_id: int) -> SetCurrentSchemaUpdate:
+    return SetCurrentSchemaUpdate.model_validate({"schema-id": schema_id})

@@ -1,0 +1,402 @@
+"""Iceberg tables: one snapshot per table and run, and one cut per run.
+
+Tasks write data files once, at their final place. Publishing commits a list: a snapshot for each table, whose data
+files are exactly those of the copy, and then the cut (`sinks.iceberg.cuts`). Readers of cuts see all tables at one
+position, whatever crashes or commits in between. Readers of the plain tables may see, for a moment, one table's new
+rows beside another one's old rows.
+
+The changes that lead to a copy are not rows of the table. They lie in the lake's folder, as those of plain Parquet do.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import cached_property
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.snapshots import Snapshot
+
+from airflow_provider_cdc.core.copies.head import (
+    Copy,
+    decode_copy,
+    is_newer,
+    is_of_another_source,
+    position_of,
+)
+from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.run.staging import StagedFile, difference
+from airflow_provider_cdc.core.run.table_files import written_by
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import FileDamaged, ManifestError, naming
+from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy, Prepared, Publication, PublishedCopy, TableChange
+from airflow_provider_cdc.sinks.catalog import CUTS_NAMESPACE, LakeSettings
+from airflow_provider_cdc.sinks.iceberg.catalog import (
+    BESIDE_THE_TABLES,
+    Identifier,
+    answered,
+    check_catalog,
+    check_location,
+    folder_of,
+    is_local,
+    load_table,
+    make_namespace,
+    name_of,
+    open_catalog,
+)
+from airflow_provider_cdc.sinks.iceberg.commit import (
+    COPY,
+    TAG,
+    CommittedTable,
+    TableCommit,
+    another_source,
+    commit_table,
+    manifests_of,
+    property_of,
+    tag_of,
+)
+from airflow_provider_cdc.sinks.iceberg.cuts import GRACE, NAME, CutRow, commit_cut, copy_in, find_cuts, newest_rows
+from airflow_provider_cdc.sinks.iceberg.data_files import data_file
+from airflow_provider_cdc.sinks.iceberg.named_files import delete_unnamed
+from airflow_provider_cdc.sinks.iceberg.producer import data_files_of
+from airflow_provider_cdc.sinks.iceberg.removal import finish_removal, remove_snapshot, withdraw
+from airflow_provider_cdc.sinks.iceberg.tables import (
+    DATA,
+    METADATA,
+    check_identifiers,
+    check_same_table,
+    identifier_of,
+    prepare_table,
+    recorded_location,
+)
+from airflow_provider_cdc.sinks.parquet import ParquetSink, record_of
+
+_REMOVALS = "_removals"
+_WRITERS = 8
+_DAMAGED = "something else than this provider changed it, or the storage lost it: trigger a new run"
+
+
+class IcebergSink:
+    """The tables of one catalog, and the folder ``lake`` beside them."""
+
+    grace = GRACE
+
+    def __init__(self, lake: Storage, settings: LakeSettings) -> None:
+        self._lake = lake
+        self._settings = settings
+        self._beside = ParquetSink(lake)
+
+    @cached_property
+    def _catalog(self) -> Catalog:
+        return open_catalog(self._settings.catalog, self._lake)
+
+    @property
+    def _namespace(self) -> str:
+        return self._settings.catalog.namespace if self._settings.catalog is not None else CUTS_NAMESPACE
+
+    def _identifier(self, table: TableName) -> Identifier:
+        return identifier_of(table, self._settings.table_name, self._settings.source)
+
+    def _table(self, table: TableName) -> Table | None:
+        return load_table(self._catalog, self._identifier(table)) if self._has_catalog else None
+
+    def check_ready(self) -> None:
+        if self._settings.catalog is not None:
+            check_catalog(self._catalog, self._settings.catalog)
+        elif not is_local(self._lake):
+            # Opening the catalog would create its file.
+            open_catalog(None, self._lake)
+        if self._chooses_locations:
+            check_location(self._warehouse)
+
+    def _cuts(self) -> list[CutRow]:
+        return find_cuts(self._catalog, self._namespace) if self._has_catalog else []
+
+    @property
+    def _has_catalog(self) -> bool:
+        """Whether there is a catalog. The one beside the tables is created by the first run."""
+        return self._settings.catalog is not None or self._lake.exists(BESIDE_THE_TABLES)
+
+    def check_names(self, tables: Sequence[TableName]) -> None:
+        catalog = self._settings.catalog
+        check_identifiers(
+            {table: self._identifier(table) for table in tables},
+            (*self._namespace.split("."), NAME),
+            catalog is not None and catalog.kind in ("glue", "hive"),
+        )
+
+    @answered("catalog")
+    def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: Position) -> None:
+        newest = newest_rows(self._cuts())
+        for table in tables:
+            name = name_of(self._identifier(table))
+            row = newest.get(name)
+            if row is None or (row.table == str(table) and not is_of_another_source(copy_in(row), source, position)):
+                continue
+            loaded = self._table(table)
+            if loaded is not None and str(loaded.metadata.table_uuid) == row.table_uuid:
+                check_same_table(str(table), row.table, name)
+                raise another_source(copy_in(row), source, name)
+
+    @answered("catalog")
+    def prepare(self, run_id: str, tables: Sequence[Prepared]) -> dict[TableName, Place]:
+        self.check_names([table.name for table in tables])
+        own = self._chooses_locations
+
+        def prepared(table: Prepared) -> Place:
+            with naming(str(table.name)):
+                return prepare_table(self._catalog, self._warehouse, self._identifier(table.name), table, own)
+
+        # One after the other: catalogs show a namespace that is being made as a broken one.
+        for namespace in sorted({self._identifier(table.name)[:-1] for table in tables}):
+            make_namespace(self._catalog, namespace)
+        with ThreadPoolExecutor(1 if own else _WRITERS) as makers:
+            return dict(zip([table.name for table in tables], makers.map(prepared, tables), strict=True))
+
+    @property
+    def _chooses_locations(self) -> bool:
+        return self._settings.catalog is None or self._settings.catalog.kind == "sql"
+
+    @property
+    def _warehouse(self) -> Storage:
+        catalog = self._settings.catalog
+        return Storage(catalog.warehouse) if catalog is not None and catalog.warehouse else self._lake
+
+    @answered("catalog")
+    def head(self, table: TableName) -> Copy | None:
+        return self._head(table)[2]
+
+    def _head(self, table: TableName) -> tuple[Table, Snapshot, Copy] | tuple[None, None, None]:
+        identifier = name_of(self._identifier(table))
+        row = newest_rows(self._cuts()).get(identifier)
+        loaded = None if row is None else self._table(table)
+        if row is None or loaded is None or str(loaded.metadata.table_uuid) != row.table_uuid:
+            # There is no cut, or the table that it names was dropped: there is no copy.
+            return None, None, None
+        snapshot = loaded.metadata.snapshot_by_id(row.snapshot_id)
+        if snapshot is None:
+            raise ManifestError(
+                f"the snapshot {row.snapshot_id} of the latest copy is gone",
+                where=identifier,
+                hint="another program expired it, although it has a tag: drop the table, and trigger a new run",
+            )
+        return loaded, snapshot, decode_copy(json.loads(property_of(snapshot, COPY)), identifier)
+
+    @answered("catalog")
+    def latest(self, table: TableName) -> LatestCopy | None:
+        loaded, snapshot, head = self._head(table)
+        if loaded is None or snapshot is None or head is None:
+            return None
+        files = data_files_of(Transaction(loaded), snapshot)
+        return LatestCopy(
+            table=str(table),
+            run_id=head.run_id,
+            path=head.path,
+            files=tuple(sorted(files)),
+            rows=head.rows,
+            position=position_of(head),
+            as_of=head.as_of,
+            recorded_at=head.recorded_at,
+            published_at=head.published_at,
+            source=head.source,
+            where=head.where,
+            columns=head.columns,
+            history=head.history,
+            missed_as_of=head.missed_as_of,
+        )
+
+    @answered("catalog")
+    def publish(self, publication: Publication) -> dict[TableName, PublishedCopy]:
+        def commit(change: TableChange) -> CommittedTable:
+            with naming(str(change.table)):
+                return commit_table(self._catalog, self._commit(publication, change))
+
+        # All feeds are in place before a copy shows: who reads the copy may ask for the changes that lead to it.
+        for change in publication.tables:
+            with naming(str(change.table)):
+                self._beside.place_feed(publication, change)
+        own = self._settings.catalog is None
+        with ThreadPoolExecutor(1 if own else _WRITERS) as committers:
+            committed = list(committers.map(commit, publication.tables))
+        rows = commit_cut(
+            self._catalog,
+            self._namespace,
+            publication.run_id,
+            lambda existing: self._compose(publication, committed, existing),
+        )
+        latest = {row.snapshot_id for row in newest_rows(rows).values()}
+        return {
+            change.table: PublishedCopy(_uri_of(change), table.snapshot_id in latest)
+            for change, table in zip(publication.tables, committed, strict=True)
+        }
+
+    def _commit(self, publication: Publication, change: TableChange) -> TableCommit:
+        place = change.place
+        if place is None:
+            raise ManifestError("the run has no place for the data files of this table", where=str(change.table))
+        folder = Storage(place.folder)
+        present = folder.sizes()
+        for file in (*change.added, *change.kept):
+            size = present.get(file.base_name)
+            if size != file.bytes:
+                # Programs that remove orphan files take those of a run that waits for days.
+                what = "is gone" if size is None else f"has {counted(size, 'byte')}, not {file.bytes:,}"
+                raise FileDamaged(f"the file {file.base_name} of this copy {what}", where=folder.uri, hint=_DAMAGED)
+        location = recorded_location(place)
+        wanted: dict[str, DataFile | None] = {f"{location}/{file.base_name}": None for file in change.kept if file.rows}
+        for file in change.added:
+            # A file without rows shows the schema of a plain Parquet copy. A table has a schema.
+            if file.rows:
+                uri = f"{location}/{file.base_name}"
+                wanted[uri] = data_file(uri, file)
+        copy = replace(record_of(publication, change, _uri_of(change)), files=())
+        return TableCommit(copy, place, wanted, change.base)
+
+    def _compose(
+        self, publication: Publication, committed: Sequence[CommittedTable], existing: Sequence[CutRow]
+    ) -> list[CutRow]:
+        """The rows of a run's cut."""
+        newest = newest_rows(existing)
+        rows = []
+        for change, table in zip(publication.tables, committed, strict=True):
+            row = CutRow(
+                run_id=publication.run_id,
+                source=json.dumps(dict(publication.source)),
+                group=publication.group,
+                position=publication.position,
+                recorded_at=_time(publication.recorded_at),
+                published_at=_time(publication.published_at),
+                table=str(change.table),
+                identifier=name_of(table.identifier),
+                table_uuid=table.uuid,
+                snapshot_id=table.snapshot_id,
+                table_position=publication.position,
+                rows=change.rows,
+                schema_id=table.schema_id,
+                history=json.dumps(dict(change.history)),
+            )
+            before = newest.get(row.identifier)
+            is_latest = before is None or before.table_uuid != row.table_uuid or is_newer(copy_in(row), copy_in(before))
+            rows.append(replace(row, latest=is_latest))
+        return rows + self._carried(publication, existing, latest=any(row.latest for row in rows) or not rows)
+
+    def _carried(self, publication: Publication, existing: Sequence[CutRow], latest: bool) -> list[CutRow]:
+        """The rows of the tables that a run leaves out: of their newest copies that are not newer than the cut."""
+        left_out = {name_of(self._identifier(table)) for table in publication.skipped}
+        candidates = []
+        for row in existing:
+            cut = replace(
+                copy_in(row),
+                run_id=publication.run_id,
+                position=publication.position,
+                recorded_at=publication.recorded_at,
+            )
+            is_own = row.table_position == row.position
+            if row.identifier in left_out and is_own and not is_newer(copy_in(row), cut):
+                candidates.append(row)
+        newest: dict[str, CutRow] = {}
+        for row in candidates:
+            if row.identifier not in newest or is_newer(copy_in(row), copy_in(newest[row.identifier])):
+                newest[row.identifier] = row
+        run_id, position, group = publication.run_id, publication.position, publication.group
+        return [
+            replace(row, run_id=run_id, position=position, group=group, latest=latest, digest=None)
+            for _, row in sorted(newest.items())
+        ]
+
+    @answered("catalog")
+    def copy_folder(self, run_id: str, table: TableName) -> Storage:
+        loaded = self._table(table)
+        if loaded is None:
+            raise ManifestError(
+                "the table was dropped", where=name_of(self._identifier(table)), hint="trigger a new run"
+            )
+        return folder_of(loaded, DATA)
+
+    @answered("catalog")
+    def copy_uri(self, run_id: str, table: TableName) -> str:
+        loaded = self._table(table)
+        has_tag = loaded is not None and loaded.metadata.snapshot_by_name(tag_of(run_id)) is not None
+        return folder_of(loaded).uri if loaded is not None and has_tag else ""
+
+    def folders(self, run_id: str, table: TableName) -> tuple[Storage, ...]:
+        # Data files do not move.
+        return self._beside.folders(run_id, table)[1:]
+
+    @answered("catalog")
+    def copies(self, table: TableName) -> list[str]:
+        loaded = self._table(table)
+        tags = loaded.metadata.refs if loaded is not None else ()
+        # A removal that is not done has removed the tag, and not yet all files.
+        removals = self._lake.files(f"{_REMOVALS}/{folder_name(table)}")
+        return sorted(
+            {name.removeprefix(TAG) for name in tags if name.startswith(TAG)}
+            | {name.rpartition("/")[2].removesuffix(".json") for name in removals}
+        )
+
+    def feed(self, run_id: str, table: TableName) -> LakeFeed | None:
+        return self._beside.feed(run_id, table)
+
+    @answered("catalog")
+    def remove(
+        self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()
+    ) -> list[str]:
+        # First, so that what is left of a copy shows that changes may be left.
+        remaining = self._beside.remove_feed(run_id, table, feed)
+        loaded = self._table(table)
+        record = f"{_REMOVALS}/{folder_name(table)}/{run_id}.json"
+        if loaded is not None:
+            remove_snapshot(self._catalog, loaded, run_id, self._lake, record)
+        else:
+            finish_removal(None, self._lake, record)
+        return remaining
+
+    @answered("catalog")
+    def withdraw(self, run_id: str, table: TableName) -> None:
+        loaded = self._table(table)
+        if loaded is not None:
+            withdraw(self._catalog, self._namespace, loaded, run_id)
+
+    def difference(self, run_id: str, table: TableName, file: StagedFile) -> str:
+        folders = [self.copy_folder(run_id, table), *self.folders(run_id, table)]
+        folder = next((folder for folder in folders if folder.exists(file.base_name)), folders[0])
+        return difference(folder, file.base_name, file)
+
+    @answered("catalog")
+    def clean(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> None:
+        loaded = self._table(table)
+        if loaded is None:
+            return
+        kept = {file.base_name for file in files}
+        written = [
+            f"{DATA}/{name}"
+            for name in folder_of(loaded, DATA).files()
+            if written_by(run_id, name) and name not in kept
+        ]
+        # The run is over, so no other try of it can commit the manifests that no snapshot names.
+        manifests = [
+            f"{METADATA}/{name}" for name in folder_of(loaded, METADATA).files() if manifests_of(run_id) in name
+        ]
+        delete_unnamed(loaded, [*written, *manifests])
+
+    def unread(self, run_id: str, tables: Sequence[TableName]) -> list[str]:
+        return []
+
+
+def _time(text: str) -> datetime:
+    value = datetime.fromisoformat(text)
+    return value if value.tzinfo else value.replace(tzinfo=UTC)
+
+
+def _uri_of(change: TableChange) -> str:
+    """The URI of the folder of the Iceberg table."""
+    return "" if change.place is None else Storage(change.place.folder).parent().uri

@@ -1,0 +1,189 @@
+"""Tables that other programs change, expire, move and drop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from pyiceberg.table import Table, Transaction
+from pyiceberg.table.snapshots import Operation, Summary
+from pyiceberg.table.update import AddSnapshotUpdate
+from pyiceberg.table.update.snapshot import _OverwriteFiles
+from pyiceberg.transforms import IdentityTransform
+
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.errors import ConfigurationError, FileDamaged, ManifestError
+from airflow_provider_cdc.sinks.iceberg.producer import data_files_of
+from tests.sinks.catalogs import plain_catalog
+from tests.sinks.iceberg.runs import iceberg_table, rows_at
+from tests.sinks.test_contract import ORDERS, POSTGRES, TABLES, Lake
+
+
+def ids_of(table: Table) -> list[int]:
+    return sorted(table.scan().to_arrow()["id"].to_pylist())
+
+
+def compact(table: Table) -> None:
+    """Write all rows into one file, as a compaction does: a snapshot whose operation is replace."""
+    rows = table.scan().to_arrow()
+    transaction = Transaction(table)
+    before = data_files_of(transaction, table.metadata.snapshot_by_name("main"))
+    # PyIceberg makes no summaries of replacements.
+    producer = _OverwriteFiles(operation=Operation.OVERWRITE, transaction=transaction, io=table.io)
+    for file in before.values():
+        producer.delete_data_file(file)
+    producer.append_data_file(plain_copy(table, rows))
+    updates, requirements = producer._commit()
+    added = cast(AddSnapshotUpdate, updates[0])
+    summary = added.snapshot.summary
+    assert summary is not None
+    replaced = Summary(Operation.REPLACE, **summary.additional_properties)
+    added = AddSnapshotUpdate(snapshot=added.snapshot.model_copy(update={"summary": replaced}))
+    table.catalog.commit_table(table, requirements, (added, *updates[1:]))
+
+
+def plain_copy(table: Table, rows: pa.Table) -> Any:
+    from pyiceberg.io.pyarrow import _dataframe_to_data_files
+
+    (file,) = _dataframe_to_data_files(table.metadata, rows, table.io)
+    return file
+
+
+def test_rows_that_another_program_added_are_refused_and_nothing_is_published(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(3))
+    publication = lake.stage(5)
+    iceberg_table(lake).append(pa.table({"id": [4]}))
+    for _ in range(2):
+        with pytest.raises(ConfigurationError, match="another program changed rows") as refusal:
+            lake.sink.publish(publication)
+    assert "rollback" in refusal.value.hint
+    assert lake.seen() == [[3, 3, 3]] * 2
+
+
+def test_rows_that_another_program_deleted_are_refused(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(3))
+    publication = lake.stage(5)
+    iceberg_table(lake).delete("id = 3")
+    with pytest.raises(ConfigurationError, match="another program changed rows"):
+        lake.sink.publish(publication)
+    assert lake.seen() == [[3, 3, 3]] * 2
+
+
+def test_a_foreign_append_that_was_rolled_back_is_fine(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(3))
+    table = iceberg_table(lake)
+    table.append(pa.table({"id": [4]}))
+    lake.sink.publish(lake.stage(1))
+    head = table.metadata.snapshots[0].snapshot_id
+    iceberg_table(lake).manage_snapshots().rollback_to_snapshot(head).commit()
+    lake.sink.publish(lake.stage(5))
+    assert lake.seen() == [[5, 5, 5]] * 2
+
+
+def test_the_run_after_a_compaction_is_right(lake: Lake) -> None:
+    first = lake.stage(3)
+    lake.sink.publish(first)
+    for table in TABLES:
+        compact(iceberg_table(lake, table))
+    assert ids_of(iceberg_table(lake)) == [3, 3, 3]
+    second = lake.stage(5, before=first)
+    lake.sink.publish(second)
+    assert lake.seen() == [[3, 3, 5, 5, 5]] * 2
+    assert ids_of(iceberg_table(lake)) == [3, 3, 5, 5, 5]
+    compact(iceberg_table(lake))
+    lake.sink.publish(lake.stage(7))
+    assert ids_of(iceberg_table(lake)) == [7, 7, 7]
+    assert [row["id"] for row in rows_at(lake, first.run_id)] == [3, 3, 3]
+    # Its files are still there, also where nothing of the main branch names them.
+    lake.sink.withdraw(first.run_id, ORDERS)
+    lake.sink.remove(first.run_id, ORDERS, first.tables[0].added)
+    assert sorted(row["id"] for row in rows_at(lake, second.run_id)) == [3, 3, 5, 5, 5]
+
+
+def test_a_table_that_was_dropped_and_made_anew_is_not_the_table(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(3))
+    publication = lake.stage(5)
+    plain_catalog(lake.storage).drop_table("shop.orders")
+    with pytest.raises(ConfigurationError, match="dropped while the run"):
+        lake.sink.publish(publication)
+    assert lake.sink.latest(ORDERS) is None
+    # It may become a copy of another source.
+    lake.sink.check_source([ORDERS], POSTGRES, Lsn(9))
+    again = lake.stage(6)
+    with pytest.raises(ConfigurationError, match="replaced while the run"):
+        lake.sink.publish(publication)
+    lake.sink.publish(again)
+    assert lake.seen() == [[6, 6, 6]] * 2
+    told = lake.sink.latest(ORDERS)
+    assert told is not None
+    assert told.run_id == again.run_id
+
+
+def test_a_table_that_another_program_filled_is_refused_before_the_run(lake: Lake) -> None:
+    catalog = plain_catalog(lake.storage)
+    catalog.create_namespace("shop")
+    catalog.create_table("shop.orders", pa.schema([("id", pa.int64())])).append(pa.table({"id": [1]}))
+    with pytest.raises(ConfigurationError, match="no run of this package published it"):
+        lake.stage(3)
+
+
+def test_a_tag_that_was_moved_is_refused(lake: Lake) -> None:
+    first, second = lake.stage(3), lake.stage(5)
+    lake.sink.publish(first)
+    table = iceberg_table(lake)
+    table.manage_snapshots().create_tag(table.metadata.snapshots[0].snapshot_id, f"cdc-{second.run_id}").commit()
+    with pytest.raises(FileDamaged, match="has not made"):
+        lake.sink.publish(second)
+    assert lake.seen() == [[3, 3, 3]] * 2
+
+
+def test_a_base_whose_tag_is_gone_is_refused(lake: Lake) -> None:
+    first = lake.stage(3)
+    lake.sink.publish(first)
+    lake.sink.publish(lake.stage(4))
+    second = lake.stage(5, before=first)
+    iceberg_table(lake).manage_snapshots().remove_tag(f"cdc-{first.run_id}").commit()
+    with pytest.raises(FileDamaged, match="which this copy is made from, is gone"):
+        lake.sink.publish(second)
+    assert lake.seen() == [[4, 4, 4]] * 2
+
+
+def test_an_expired_snapshot_of_the_latest_copy_is_told(lake: Lake) -> None:
+    publication = lake.stage(3)
+    lake.sink.publish(publication)
+    compact(iceberg_table(lake))
+    table = iceberg_table(lake)
+    snapshot = table.metadata.snapshots[0].snapshot_id
+    table.manage_snapshots().remove_tag(f"cdc-{publication.run_id}").commit()
+    iceberg_table(lake).maintenance.expire_snapshots().by_id(snapshot).commit()
+    with pytest.raises(ManifestError, match="is gone"):
+        lake.sink.latest(ORDERS)
+    lake.sink.publish(lake.stage(5))
+    assert lake.seen() == [[5, 5, 5]] * 2
+
+
+def test_a_table_that_another_program_partitioned_is_refused_before_the_run(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(3))
+    publication = lake.stage(5)
+    with iceberg_table(lake).update_spec() as update:
+        update.add_field("id", IdentityTransform())
+    with pytest.raises(ConfigurationError, match="is partitioned"):
+        lake.sink.publish(publication)
+    with pytest.raises(ConfigurationError, match="is partitioned"):
+        lake.stage(7)
+    with iceberg_table(lake).update_spec() as update:
+        update.remove_field("id")
+    lake.sink.publish(replace(publication))
+    assert lake.seen() == [[5, 5, 5]] * 2
+
+
+def test_files_that_an_orphan_removal_took_are_noticed_before_anything_is_committed(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(3))
+    publication = lake.stage(5)
+    Path(lake.files_of(publication, TABLES[0]).path(publication.tables[0].added[0].name)).unlink()
+    with pytest.raises(FileDamaged, match="is gone"):
+        lake.sink.publish(publication)
+    assert lake.seen() == [[3, 3, 3]] * 2
