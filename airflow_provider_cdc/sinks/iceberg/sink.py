@@ -14,7 +14,6 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
 from functools import cached_property
 
 from pyiceberg.catalog import Catalog
@@ -25,7 +24,6 @@ from pyiceberg.table.snapshots import Snapshot
 from airflow_provider_cdc.core.copies.head import (
     Copy,
     decode_copy,
-    is_newer,
     is_of_another_source,
     position_of,
 )
@@ -64,6 +62,7 @@ from airflow_provider_cdc.sinks.iceberg.commit import (
     property_of,
     tag_of,
 )
+from airflow_provider_cdc.sinks.iceberg.cut_of_run import rows_of_run
 from airflow_provider_cdc.sinks.iceberg.cuts import GRACE, NAME, CutRow, commit_cut, copy_in, find_cuts, newest_rows
 from airflow_provider_cdc.sinks.iceberg.data_files import data_file
 from airflow_provider_cdc.sinks.iceberg.named_files import delete_unnamed
@@ -227,11 +226,12 @@ class IcebergSink:
         own = self._settings.catalog is None
         with ThreadPoolExecutor(1 if own else _WRITERS) as committers:
             committed = list(committers.map(commit, publication.tables))
+        left_out = {name_of(self._identifier(table)) for table in publication.skipped}
         rows = commit_cut(
             self._catalog,
             self._namespace,
             publication.run_id,
-            lambda existing: self._compose(publication, committed, existing),
+            lambda existing: rows_of_run(publication, committed, left_out, existing),
         )
         latest = {row.snapshot_id for row in newest_rows(rows).values()}
         return {
@@ -260,58 +260,6 @@ class IcebergSink:
                 wanted[uri] = data_file(uri, file)
         copy = replace(record_of(publication, change, _uri_of(change)), files=())
         return TableCommit(copy, place, wanted, change.base)
-
-    def _compose(
-        self, publication: Publication, committed: Sequence[CommittedTable], existing: Sequence[CutRow]
-    ) -> list[CutRow]:
-        """The rows of a run's cut."""
-        newest = newest_rows(existing)
-        rows = []
-        for change, table in zip(publication.tables, committed, strict=True):
-            row = CutRow(
-                run_id=publication.run_id,
-                source=json.dumps(dict(publication.source)),
-                group=publication.group,
-                position=publication.position,
-                recorded_at=_time(publication.recorded_at),
-                published_at=_time(publication.published_at),
-                table=str(change.table),
-                identifier=name_of(table.identifier),
-                table_uuid=table.uuid,
-                snapshot_id=table.snapshot_id,
-                table_position=publication.position,
-                rows=change.rows,
-                schema_id=table.schema_id,
-                history=json.dumps(dict(change.history)),
-            )
-            before = newest.get(row.identifier)
-            is_latest = before is None or before.table_uuid != row.table_uuid or is_newer(copy_in(row), copy_in(before))
-            rows.append(replace(row, latest=is_latest))
-        return rows + self._carried(publication, existing, latest=any(row.latest for row in rows) or not rows)
-
-    def _carried(self, publication: Publication, existing: Sequence[CutRow], latest: bool) -> list[CutRow]:
-        """The rows of the tables that a run leaves out: of their newest copies that are not newer than the cut."""
-        left_out = {name_of(self._identifier(table)) for table in publication.skipped}
-        candidates = []
-        for row in existing:
-            cut = replace(
-                copy_in(row),
-                run_id=publication.run_id,
-                position=publication.position,
-                recorded_at=publication.recorded_at,
-            )
-            is_own = row.table_position == row.position
-            if row.identifier in left_out and is_own and not is_newer(copy_in(row), cut):
-                candidates.append(row)
-        newest: dict[str, CutRow] = {}
-        for row in candidates:
-            if row.identifier not in newest or is_newer(copy_in(row), copy_in(newest[row.identifier])):
-                newest[row.identifier] = row
-        run_id, position, group = publication.run_id, publication.position, publication.group
-        return [
-            replace(row, run_id=run_id, position=position, group=group, latest=latest, digest=None)
-            for _, row in sorted(newest.items())
-        ]
 
     @answered("catalog")
     def copy_folder(self, run_id: str, table: TableName) -> Storage:
@@ -390,11 +338,6 @@ class IcebergSink:
 
     def unread(self, run_id: str, tables: Sequence[TableName]) -> list[str]:
         return []
-
-
-def _time(text: str) -> datetime:
-    value = datetime.fromisoformat(text)
-    return value if value.tzinfo else value.replace(tzinfo=UTC)
 
 
 def _uri_of(change: TableChange) -> str:
