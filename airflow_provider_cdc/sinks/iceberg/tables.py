@@ -269,8 +269,8 @@ def _evolved(table: Table, wanted: Schema, where: str) -> Schema:
                     continue
                 column = there[name].field_type
                 if not holds(column, field.field_type):
-                    if isinstance(column, DecimalType) and not holds(field.field_type, column):
-                        # PyIceberg changes the scale, and then reads earlier snapshots with the wrong one.
+                    if not holds(field.field_type, column):
+                        # PyIceberg also changes the scale of a decimal, and reads earlier digits as other numbers.
                         raise ValueError(f"Cannot change column type: {name}: {column} -> {field.field_type}")
                     _widen(update, name, field.field_type)
                 if there[name].required and not field.required:
