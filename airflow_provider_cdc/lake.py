@@ -29,6 +29,7 @@ from airflow_provider_cdc.core.tables.table import CopyName, TableName
 from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, PositionError
 from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy
 from airflow_provider_cdc.sinks.catalog import CUTS_NAMESPACE
+from airflow_provider_cdc.sinks.feeds import feeds_of
 from airflow_provider_cdc.sinks.registry import open_sink
 
 if TYPE_CHECKING:
@@ -147,6 +148,14 @@ def read_changes(
     sink = open_sink(LAKE_FORMAT, Storage(target))
     latest = sink.latest(name)
     if latest is None:
+        published = Storage(target).folder(*feeds_of(name).split("/"))
+        if published.folders():
+            raise ChangesMissing(
+                "the table has changes, and no copy as plain Parquet files that they lead to",
+                where=table,
+                hint=f"its copies are Iceberg tables, for which read_changes does not work: read the Parquet files of "
+                f"a run in {published}/<run_id>",
+            )
         raise ChangesMissing("the table has no copy yet", where=table, hint="wait until a run has published it")
     _check_unambiguous(latest, since)
     feeds: list[LakeFeed] = []

@@ -47,7 +47,12 @@ class _Told:
 
 def place_of(table: TableName, run_id: str) -> str:
     """Return the folder of the changes that a run published of a table, relative to the lake."""
-    return f"{folder_name(table)}/{FOLDER}/{run_id}"
+    return f"{feeds_of(table)}/{run_id}"
+
+
+def feeds_of(table: TableName) -> str:
+    """The folder of all changes of a table that runs published, relative to the lake."""
+    return f"{folder_name(table)}/{FOLDER}"
 
 
 def told(publication: Publication, feed: Feed) -> dict[str, Any]:
