@@ -11,16 +11,18 @@ from harness.demo.stage import SCHEMA
 from harness.lake_readers import opened_duckdb
 
 BATCH_ROWS = 10_000
-TIMES = ("seconds",)
-"""Columns of the shop that hold times of the type TIME."""
+TIME = "seconds"
+"""The column of the shop with the type TIME."""
+TIMES = {"mysql": "to_microseconds({})", "postgres": "(TIME '00:00' + to_microseconds({}))"}
 
 
 def rows_at_cut(lake: Path, run_id: str, table: str, columns: list[str]) -> Iterator[tuple[Any, ...]]:
     """Yield the rows of one table at the cut of a run."""
     cut = read_cut(str(lake), run_id=run_id)
     assert cut is not None
-    # MySQL's TIME is a count of microseconds in an Iceberg table.
-    names = ", ".join(f'to_microseconds("{name}")' if name in TIMES else f'"{name}"' for name in columns)
+    # A time is a count of microseconds in an Iceberg table: an interval in MySQL, a time of the day in PostgreSQL.
+    kind = str(cut.source["kind"])
+    names = ", ".join(TIMES[kind].format(name) if name == TIME else f'"{name}"' for name in columns)
     with opened_duckdb() as connection:
         found = connection.execute(f"SELECT {names} FROM {cut[f'{SCHEMA}.{table}'].duckdb()}")
         while rows := found.fetchmany(BATCH_ROWS):
