@@ -118,7 +118,7 @@ def test_a_change_that_readers_do_not_follow_is_refused(lake: Lake, before: pa.D
 
     publish(lake, 1, rows(before))
     metadata = iceberg_table(lake).metadata
-    with pytest.raises(ConfigurationError, match="cannot follow: .*: c: "):
+    with pytest.raises(ConfigurationError, match=r"cannot follow: .*: c: "):
         publish(lake, 2, rows(after))
     assert iceberg_table(lake).metadata == metadata
 
