@@ -29,8 +29,8 @@
         ├── PublishIncomplete      publishing stopped half-way; running the task again completes it
         └── CommitUnknown          it is unknown whether the run was published; running the task again finds out
 
-The message says what is wrong, ``where`` names the object and the position, ``hint`` says what to do.
-The errors can be pickled, because Spark sends them from executors to the driver.
+The message describes the problem, ``where`` names the object and the position, ``hint`` tells the reader how to solve
+it. The errors can be pickled, because Spark sends them from executors to the driver.
 """
 
 from __future__ import annotations

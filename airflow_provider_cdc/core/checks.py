@@ -49,9 +49,7 @@ class Check(Generic[C]):
 
     ``id``
         the permanent name: the kind of source, ``target`` or ``run``, then a dot, and the subject.
-    ``protects``
-        what holds as long as the check finds no problem: one sentence.
-    ``when``
+    ``protects`` one sentence: the condition that holds as long as the check finds no problem. ``when``
         the moments at which ``ask`` is called.
     ``hint``
         what to do if the check finds a problem. The problem or error may have a more specific hint.

@@ -38,7 +38,7 @@ class ConsolidateOperator(SparkStepOperator):
     XComs (``published`` to ``superseded``, and ``removed``, are objects with the table names as keys):
 
     - ``published``: the URI of each table's new files.
-    - ``latest``: whether ``_latest.json`` names this run's copy. It does not if a newer copy exists.
+    - ``latest``: whether ``_latest.json`` names this run's copy. False if a newer copy exists.
     - ``skipped``: for each table that was named but not published, the reason.
     - ``superseded``: for each table whose source was set back since the last copy, how this was detected. The copies of
       these tables begin a new history.

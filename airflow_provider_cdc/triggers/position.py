@@ -35,7 +35,8 @@ def target_of(text: str, where: str) -> AsOf:
 
 
 class PositionQuestion:
-    """Asks whether a server has reached ``target``. It passes on the last answer, which may save the server work."""
+    """Asks whether a server has reached ``target``. Each poll passes the previous answer to the source, which may save
+    the server work."""
 
     def __init__(self, target: AsOf) -> None:
         self._target = target

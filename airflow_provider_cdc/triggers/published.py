@@ -116,7 +116,8 @@ def _short_of(copy: LatestCopy, target: AsOf) -> str:
 def _asked_for(copy: LatestCopy) -> datetime | None:
     """Return a time up to which the copy certainly has everything.
 
-    It is the time in ``as_of``, or else the time at which the run was due, because the position was recorded later.
+    The result is the time in ``as_of``. Without ``as_of``, it is the time at which the run was due, because the
+    position was recorded later.
     """
     if copy.as_of:
         point = as_of.parse(copy.as_of)

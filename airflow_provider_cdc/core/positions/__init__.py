@@ -1,9 +1,9 @@
 """Positions in a source's history: GTID sets, LSNs, and what ``as_of`` accepts.
 
-A position is a `Position` object (`GtidSet`, `Lsn`) in jobs, operators and sources. It is text only at the boundaries:
-in records (manifests, plans, results, ``_latest.json``), XComs, options, messages, and commands to a server.
-`Manifest.initial`, `Run.position` and `kinds.parse_position` parse the text in records. A missing position is None; in
-records, it is an empty text.
+A position is a `Position` object (`GtidSet`, `Lsn`) in jobs, operators and sources. A position is text only at the
+boundaries: in records (manifests, plans, results, ``_latest.json``), XComs, options, messages, and commands to a
+server. `Manifest.initial`, `Run.position` and `kinds.parse_position` parse the text in records. A missing position is
+None; in records, it is an empty text.
 
 Names:
 
@@ -15,7 +15,7 @@ Names:
 ``upper``
     the bound of reads: the exact position of a read, or the position up to which changes count.
 ``log_end``
-    the place in the log that corresponds to the bound of all reads. It is a `LogEnd`, not a position.
+    the place in the log that corresponds to the bound of all reads. The log end is a `LogEnd`, not a position.
 ``position``
     the position at which a copy is exact, or another position that a call is about.
 ``target``

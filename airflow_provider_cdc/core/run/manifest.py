@@ -1,4 +1,4 @@
-"""The manifest: the tables, source, position and target of a run. It never changes.
+"""The manifest: the tables, source, position and target of a run. The manifest never changes.
 
 The results of the steps are in separate records (`core.run.results`). A manifest holds no secret.
 """

@@ -1,4 +1,4 @@
-"""The timeline: when each part of a run was read, and by which process. It is only for display."""
+"""The timeline: when each part of a run was read, and by which process. The timeline is only for display."""
 
 from __future__ import annotations
 

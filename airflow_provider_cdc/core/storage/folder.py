@@ -28,7 +28,7 @@ else:
 class Storage:
     """The folder at ``uri``. Paths in its methods are relative to it, with forward slashes.
 
-    It is pickled as its URI. Credentials come from the environment, as pyarrow.fs finds them.
+    The folder is pickled as its URI. Credentials come from the environment, as pyarrow.fs finds them.
 
     :raises ConfigurationError: pyarrow.fs does not support the URI.
     """
@@ -85,7 +85,8 @@ class Storage:
     def together(self) -> Iterator[Storage]:
         """Yield this folder for many small writes, which cost a disk about as much as one file.
 
-        They survive a crash once the context has ended without an error. Files of `write_json` do not exist until then.
+        The files survive a crash once the context has ended without an error. Files of `write_json` do not exist until
+        then.
         """
         if not isinstance(self._filesystem, fs.LocalFileSystem):
             yield self

@@ -2,7 +2,7 @@
 
 A record is a frozen dataclass, and msgspec is its only serializer. `encode` converts a record to JSON data. `decode`
 converts JSON data to a record, and is the only place that reports invalid data: truncated, with another structure, or
-with other types. Unknown keys are rejected, because exactness may depend on what they mean.
+with other types. Unknown keys are rejected, because exactness may depend on their meaning.
 """
 
 from __future__ import annotations

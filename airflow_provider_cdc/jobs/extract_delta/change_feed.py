@@ -58,7 +58,7 @@ class FeedOutcome:
 
 @dataclass(frozen=True)
 class FeedTask:
-    """A task that writes change feeds. It is sent to executors.
+    """A task that writes change feeds. Spark sends this object to executors.
 
     ``skips``: if the table cannot be copied, report this in the outcome, and do not stop the step.
     """

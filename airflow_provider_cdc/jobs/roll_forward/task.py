@@ -5,8 +5,8 @@ differs, the row was changed without an entry in the log, or a change was lost. 
 which rows were only changed, only the columns with changes are encoded again. A new row goes into the file, and the row
 group, whose range of keys contains its key. So the statistics of the files still show which file can have a key.
 
-Where the log has only the keys of touched rows, these rows were read again. They are added as new rows, and the rows
-that they replace cannot be compared with the log.
+Where the log has only the keys of touched rows, these rows were read again. The rows that were read again are added as
+new rows, and the rows that they replace cannot be compared with the log.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MOST_SORTED_BYTES = 2**30
 
 @dataclass(frozen=True)
 class RollTask:
-    """A task that rolls a copy forward. It is sent to executors. ``skips``: as in `RewindTask`."""
+    """A task that rolls a copy forward. Spark sends this object to executors. ``skips``: as in `RewindTask`."""
 
     staging: Staging
     source: Source
@@ -66,7 +66,7 @@ class RollTask:
     skips: bool = False
 
     def __call__(self, order: Roll) -> Outcome:
-        # All files of one task become valid together, so they are flushed to disk once.
+        # All files of one task become valid together, so flush them to disk together.
         with self.staging.reading(), self.staging.folder.together() as folder:
             try:
                 return _Rolling(replace(self, staging=Staging(folder)), order).done()

@@ -50,8 +50,8 @@ class PreparesBeforeWindow(Protocol):
     The window may contain only one of the two places."""
 
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
-        """Return up to ``count`` whole segments directly before ``segment``, in log order. Their numbers precede its
-        number. Empty: the log does not reach further back.
+        """Return up to ``count`` whole segments directly before ``segment``, in log order. The numbers of these
+        segments precede the number of ``segment``. Empty: the log does not reach further back.
         """
 
 
@@ -205,8 +205,8 @@ class TellsBacklog(Protocol):
 class Reach:
     """Whether a server has reached a target.
 
-    ``lacks`` describes what is missing, if it has not. ``at`` is where the server was at the time. It is opaque: as
-    long as it is the same, the server has not reached the target.
+    ``lacks`` describes the missing part, if the server has not reached the target. ``at`` is where the server was at
+    the time. ``at`` is opaque: as long as it is the same, the server has not reached the target.
     """
 
     reached: bool

@@ -57,7 +57,7 @@ class StatementReader:
         self._name = str(table.name)
         self._types = column_types(table)
         looked_at = table.selection.where.columns if table.selection.where is not None else ()
-        # Values that are published as text do not stop the run. Only the condition treats them as null.
+        # Values that are published as text do not stop the run. Only the condition treats these values as null.
         self._noted = [column.policy == "error" or column.name in looked_at for column in self._types]
         self._widths = np.array([column.row_width for column in self._types], np.int32)
         self._statements: dict[str, PreparedStatement] = {}

@@ -63,11 +63,11 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "TimeZone": "UTC",
     "bytea_output": "hex",
     "extra_float_digits": "3",
-    # Unless it is named, the schema of temporary tables is searched first.
+    # If the path does not name the schema of temporary tables, the server searches this schema first.
     "search_path": "pg_catalog, pg_temp",
     "standard_conforming_strings": "on",
     "xmlbinary": "base64",
-    # Not about text, but needed as well: rows that a policy hides would be silently omitted.
+    # This setting does not affect text, but without it, rows that a policy hides would be silently omitted.
     "row_security": "off",
 }
 """The settings of every session that reads tables or the log: all settings that determine how output functions print a
@@ -146,7 +146,8 @@ def column_types(table: Table) -> tuple[ColumnType, ...]:
 
 
 def arrow_schema(table: Table) -> pa.Schema:
-    """Return the Arrow schema of ``table``'s rows. It is the same for rows read by SELECT and for rows from the log."""
+    """Return the Arrow schema of ``table``'s rows. The schema is the same for rows read by SELECT and for rows from the
+    log."""
     return pa.schema([pa.field(column.name, column.arrow, nullable=column.nullable) for column in column_types(table)])
 
 

@@ -70,7 +70,7 @@ class RowReader(Protocol):
 
 @contextmanager
 def open_rows(settings: ConnectionSettings, table: Table, kept: Kept | None = None) -> Iterator[RowReader]:
-    """Open a session that reads rows of ``table``. It ends with the block, unless it is ``kept``."""
+    """Open a session that reads rows of ``table``. The session ends with the block, unless it is ``kept``."""
     with session_of(kept, "reading", lambda: _reading(settings)) as reading:
         if isinstance(reading, CopyStream):
             reading.where = str(table.name)

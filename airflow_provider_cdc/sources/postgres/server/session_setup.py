@@ -68,7 +68,7 @@ def of_run(settings: ConnectionSettings, identity: Mapping[str, str], position: 
 
 
 def statement(settings: ConnectionSettings) -> str:
-    """Return the query that prepares a session. It returns one row of text, for `check`.
+    """Return the query that prepares a session. The query returns one row of text, for `check`.
 
     The query has no parameters, because COPY accepts none, and depends on no setting.
     """
