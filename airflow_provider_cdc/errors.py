@@ -99,7 +99,7 @@ class ConfigurationError(TerminalError):
 class StorageRefused(ConfigurationError, OSError):
     """The lake's store denies access, has no such bucket, or cannot hold such a name.
 
-    It is also an `OSError`, so that cleanup code can handle it without knowing this class.
+    This error is also an `OSError`, so that cleanup code can handle it without knowing this class.
     """
 
     code = "CDC-1011"
@@ -231,7 +231,8 @@ class SourceUnavailable(TransientError):
 
 
 class StorageUnavailable(TransientError, OSError):
-    """The lake's store cannot be reached, is full, or failed. It is also an `OSError`, like `StorageRefused`."""
+    """The lake's store cannot be reached, is full, or failed. This error is also an `OSError`, like
+    `StorageRefused`."""
 
     code = "CDC-1502"
 

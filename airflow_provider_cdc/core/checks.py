@@ -49,7 +49,9 @@ class Check(Generic[C]):
 
     ``id``
         the permanent name: the kind of source, ``target`` or ``run``, then a dot, and the subject.
-    ``protects`` one sentence: the condition that holds as long as the check finds no problem. ``when``
+    ``protects``
+        one sentence: the condition that holds as long as the check finds no problem.
+    ``when``
         the moments at which ``ask`` is called.
     ``hint``
         what to do if the check finds a problem. The problem or error may have a more specific hint.

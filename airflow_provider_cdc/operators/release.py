@@ -101,7 +101,7 @@ class ReleaseOfRun:
                 return
             instance: Any = context["ti"]
             dag_run = context["dag_run"]
-            # Not get_ti_count: Airflow's DAG processor cannot decode its answer (3.3).
+            # Do not use get_ti_count: Airflow's DAG processor cannot decode its answer (3.3).
             task_filter = {"dag_id": dag_run.dag_id, "task_ids": [task.task_id], "run_ids": [dag_run.run_id]}
             states = instance.get_task_states(**task_filter).get(dag_run.run_id, {})
         except Exception as error:

@@ -243,8 +243,8 @@ def bases_of(
 def with_known_of_bases(plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage) -> InitialPoint:
     """Return the initial point in which each table that is rolled forward has the `KNOWN_AT_POSITION` of its base.
 
-    The window of such a table begins at the base. Facts that are in both records were known at the beginning of the
-    window, and still hold.
+    The window of such a table begins at the base. The facts of the base's record are the only ones that were known at
+    the beginning of the window, and all of them still hold.
     """
     runs = {run_id: published_run(scratch, run_id) for run_id in {plan.base for plan in plans if plan.base}}
     bases = {plan.table: _entry(runs[plan.base], plan.table).table for plan in plans if plan.base}

@@ -142,7 +142,7 @@ class Run:
         return self.found(type(found))
 
     def decide(self, commit: Commit) -> Commit:
-        """Take the commit, unless it is already taken; return the commit that counts. It never changes.
+        """Take the commit, unless it is already taken; return the commit that counts. A commit never changes.
 
         :raises CommitUnknown: it is unknown whether the commit was taken, because the store failed.
         """

@@ -153,8 +153,8 @@ class Storage:
     def move_to(self, name: str, other: Storage, new_name: str) -> str:
         """Move a file to ``other``, in which the folder for it exists. Replaces a file with the new name.
 
-        To another store or disk, the file is copied and also stays here. Then the CRC-32 of the copied bytes is
-        returned, in hexadecimal digits; otherwise, an empty text.
+        To another store or disk, the file is copied and also stays here. After a copy, return the CRC-32 of the copied
+        bytes, in hexadecimal digits; otherwise, return an empty text.
         """
         with told(self.uri_of(name)):
             if self._filesystem.equals(other._filesystem):
@@ -213,7 +213,8 @@ class Storage:
             ) from error
 
     def write_json(self, name: str, data: Any) -> None:
-        """Write a file atomically: readers see all of it or nothing. It survives a crash once this returns."""
+        """Write a file atomically: readers see all of it or nothing. The file survives a crash once this method has
+        returned."""
         with told(self.uri_of(name)):
             if self._batch is None:
                 durable.write(self._filesystem, self.path(name), _json_bytes(data))

@@ -3,9 +3,9 @@
 The step has four phases. A try that begins after a crash continues from the last phase that was reached:
 
 1. The input files are checked, and the new files are staged. This phase can be repeated.
-2. The commit fixes the files of all tables. Only one try can create the commit. After that, the run will be published
-in any
-   case: the later phases need only the commit, and any try, or several tries at once, can execute them.
+2. The commit fixes the files of all tables. Only one try can create the commit. After that, the run will be
+   published in any case: the later phases need only the commit, and any try, or several tries at once, can execute
+   them.
 3. The sink publishes the files that the commit names. After that, the step is done.
 4. The work files, the slot and publication of the run, and older copies (`remove_old_copies`) are removed.
 

@@ -30,7 +30,8 @@ from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
 from airflow_provider_cdc.sources.mysql.tables.types import arrow_schema, column_types
 
 _BATCH_ROWS = 65_560
-"""Not a large power of two: all locations of a row would then compete for the same set of the CPU cache."""
+"""This is not a large power of two, because all locations of a row would then compete for the same set of the CPU
+cache."""
 _BATCH_CELLS = 1_000_000
 """Limits the memory for the locations of values in rows of a wide table, at 8 bytes per value."""
 

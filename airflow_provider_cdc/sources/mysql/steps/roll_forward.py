@@ -118,8 +118,8 @@ def _broken(
     summaries = []
 
     def walker_of(segment: LogSegment) -> _Survey:
-        # Skip tables for which an earlier file gave a reason. The outcomes of some of these transactions may be unknown
-        # here.
+        # Skip tables for which an earlier file gave a reason. Some of these reasons may not be known
+        # yet.
         unread_tables = [table for table in tables if table.name not in reasons]
         return _Survey(segment.name, segment.start, segment.stop, start, unread_tables)
 

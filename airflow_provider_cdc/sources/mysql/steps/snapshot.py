@@ -167,7 +167,7 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
     """Return a bound on everything that could be seen by reads that have ended.
 
     The bound is the end of the log (``log_history.LogPlace``), because a transaction is written there before it
-    becomes visible. Such a transaction may not be in ``@@gtid_executed`` yet. Such a transaction is still in
+    becomes visible. Such a transaction may not be in ``@@gtid_executed`` yet. In that case it is still in
     ``@@gtid_owned``, which is therefore read first.
     """
     with session(settings) as connection:

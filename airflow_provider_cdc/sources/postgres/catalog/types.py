@@ -272,7 +272,7 @@ _NATIVE: Mapping[int, tuple[Family, pa.DataType]] = {
     3802: (Family.TEXT, pa.utf8()),  # jsonb
 }
 _PLAIN_TEXTS = frozenset({19, 25, 1042, 1043})
-"""name, text, char(n), varchar. Not json, because its text is a printed representation."""
+"""name, text, char(n), varchar. The type json is not included, because its text is a printed representation."""
 _UNREPRESENTABLE = (Family.DECIMAL, Family.DATE, Family.TIMESTAMP, Family.TIME)
 
 # Calling these functions takes half the time of format(), which is used for all other types.

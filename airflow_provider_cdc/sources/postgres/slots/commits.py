@@ -49,7 +49,8 @@ class Commit:
 def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Generator[Commit]:
     """Yield the commits whose records begin at ``start`` or later, in log order, up to the log that is on disk.
 
-    :param slot: a slot that has the log since ``start``. The slot is not changed. :raises LogGone: the slot is gone.
+    :param slot: a slot that has the log since ``start``. The slot is not changed.
+    :raises LogGone: the slot is gone.
     :raises SourceUnavailable: the slot no longer has the log since ``start``.
     :raises ConfigurationError: the server lacks test_decoding.
     """
