@@ -60,7 +60,7 @@ def production_targets(source_conn_id: str) -> ProductionTargets:
 def check_named(source_conn_id: str) -> None:
     """Check that it is known which targets are production.
 
-    :raises ConfigurationError: it is unknown.
+    :raises ConfigurationError: the production targets are unknown.
     """
     targets = production_targets(source_conn_id)
     if targets.patterns:

@@ -66,7 +66,7 @@ class Allowed:
         """Check that the connection and the folders are allowed.
 
         :param scratch: empty: the default, a folder in the target.
-        :raises PreflightError: one of them is not allowed; the error names it.
+        :raises PreflightError: the connection or a folder is not allowed; the error names it.
         """
         problems = []
         connection_ids = self.source_conn_ids

@@ -71,7 +71,7 @@ class Wanted:
 def ask(target: str, table: str, wanted: Wanted, where: str = "", columns: Sequence[str] = ()) -> Answer:
     """Return whether the latest copy of a table, or of a part of it, meets all conditions.
 
-    :raises CdcError: as `read_latest` does, and `Wanted.lacking`.
+    :raises CdcError: the same errors as `read_latest` and `Wanted.lacking`.
     """
     # Imported late: this module is slow to import, and DAG files import this one.
     from airflow_provider_cdc.lake import read_latest

@@ -46,7 +46,7 @@ class Failure:
 class Outage:
     """Tolerates transient errors until they have lasted for too long without an answer in between.
 
-    :param seconds: how long they may last.
+    :param seconds: how long the errors may last.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:

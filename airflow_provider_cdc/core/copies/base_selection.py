@@ -184,7 +184,7 @@ def _by_cause(refused: Mapping[TableName, str], what: tuple[str, str], hint: str
 def _check_changes(plans: Sequence[TablePlan], options: StepOptions) -> None:
     """Check that row changes can be published with these plans and options.
 
-    :raises PreflightError: they cannot.
+    :raises PreflightError: the changes cannot be published.
     """
     if options.refresh == FULL:
         what = "changes since the last copy are published only with copies that are rolled forward"

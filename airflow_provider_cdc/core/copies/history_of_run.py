@@ -139,7 +139,7 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
         )
     elif own.unproven and own.unproven not in (_TAKEN_OVER.why, _PROMOTED.why) and trace_of(copy).mark:
         _log.warning(
-            "%s: whether the source was set back after the copy of run %s cannot be told: %s. Copies are compared by "
+            "%s: cannot tell whether the source was set back after the copy of run %s: %s. Copies are compared by "
             "their positions.",
             table,
             copy.run_id,

@@ -1,11 +1,10 @@
 """The options of a run, each declared once.
 
 A field whose value is `option(...)` is an option. The field has the option's name, type and default. The declaration
-has the accepted values and the effect of the option. The rest is derived from the declarations: the arguments of the
-operators, the params of the DAGs that come with the package, the checks and messages of preflight, the options in the
-manifest, and the table in ``docs/options.md``. Only `SnapshotTaskGroup` lists its arguments explicitly, for the
-completion of editors, and ``operators/arguments.py``, for type checkers. Tests compare these lists with the
-declarations.
+has the accepted values and the effect of the option. The rest is derived from the declarations: the operators'
+arguments, the params of the package's DAGs, the checks and messages of preflight, the options in the manifest, and the
+table in ``docs/options.md``. Only `SnapshotTaskGroup` lists its arguments explicitly, for the completion of editors,
+and ``operators/arguments.py``, for type checkers. Tests compare these lists with the declarations.
 
 To add an option, declare it here and use it: in `TableOptions` if it is about how tables are read and published, in
 `StepOptions` if steps after preflight need it, and in `RunOptions` otherwise. ``core/options/author.py`` has the

@@ -89,7 +89,7 @@ class Run:
     def position(self) -> Position:
         """The position at which all tables of the run are exact.
 
-        :raises ManifestError: the snapshot step fixes it, and is not finished.
+        :raises ManifestError: the snapshot step determines this position, and is not finished.
         :raises PositionError: the text in the run's records is not a position.
         """
         return parse_position(self.manifest.kind, self.position_text)
@@ -98,7 +98,7 @@ class Run:
     def position_text(self) -> str:
         """`position` as text, as in the run's records: for other records and for readers.
 
-        :raises ManifestError: the snapshot step fixes it, and is not finished.
+        :raises ManifestError: the snapshot step determines this position, and is not finished.
         """
         return self.found(SnapshotResult).snapshot_upper if self.manifest.at_upper else self.manifest.initial_position
 

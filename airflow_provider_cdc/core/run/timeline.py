@@ -17,7 +17,7 @@ class Bar:
     """One part that was read.
 
     :param table: the table's name.
-    :param lane: the Python worker of Spark that read it, as machine and process.
+    :param lane: the Python worker of Spark that read the part, as machine and process.
     :param began: the start, in Unix seconds, by the clock of that machine.
     :param bytes: the size of the part's files.
     """

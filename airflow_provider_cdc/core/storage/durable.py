@@ -96,8 +96,8 @@ def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
 def create(filesystem: fs.FileSystem, path: str, data: bytes, settle: float | None = None) -> bool:
     """`write` the file unless it exists; an existing file is unchanged. Return whether the file now contains ``data``.
 
-    :param settle: how long to wait for other writers if the store cannot reject the second one; 0 if it does no harm
-        that the last writer wins.
+    :param settle: how long to wait for other writers if the store cannot reject a second writer; 0 if the last writer
+        may replace the records of the others.
     """
     make_folder(filesystem, posixpath.dirname(path))
     if isinstance(filesystem, fs.LocalFileSystem):

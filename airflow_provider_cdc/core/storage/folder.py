@@ -252,7 +252,7 @@ class Storage:
         """Write and remove a probe file.
 
         :raises ConfigurationError: this folder is not writable.
-        :raises StorageUnavailable: it is not writable at the moment.
+        :raises StorageUnavailable: the folder is not writable at the moment.
         """
         probe = f"_probe-{uuid.uuid4().hex}"
         try:

@@ -176,7 +176,8 @@ class _Rolling:
     def _incoming(self, *, into_files: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the rows that the window added, each batch with the number of its target.
 
-        :param into_files: only the targets that are existing files; otherwise, only the targets that are new files.
+        :param into_files: yield only rows whose target is an existing file; otherwise, only rows whose target is a new
+            file.
         """
         targets = [
             (number, target.range)
@@ -350,7 +351,7 @@ class _Rolling:
         """Yield the rows of a row group with their state after the window, in parts: the changes may be far larger than
         the row group.
 
-        :raises CopyMismatch: a row differs from the row that the log has for it before the window.
+        :raises CopyMismatch: a row differs from the old row in the log.
         """
         assert self._images is not None
         names, rows = self._schema.names, file.read(group)
@@ -367,7 +368,7 @@ class _Rolling:
             logged = decode_published(self._task.source, self._table, before, {})
             differs = pc.not_equal(row_bytes.encode(batch, names), row_bytes.encode(logged, names))
             if differs.true_count:
-                raise self._mismatch(batch, differs, "a row of the copy is not what the log says it was before")
+                raise self._mismatch(batch, differs, "a row of the copy differs from the old row in the log")
             stays = after.is_valid()
             gone = np.zeros(part.num_rows, np.bool_)
             gone[marked_rows] = after.is_null().to_numpy(zero_copy_only=False)

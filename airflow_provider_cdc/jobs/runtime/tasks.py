@@ -69,7 +69,7 @@ def run_tasks(
         even at the same time, so its side effects must be harmless. If ``work`` has a method ``session``, this method
         returns a context manager, whose value is called instead for all orders of one Spark task. The orders are done
         only if the context ends without an error.
-    :param done: is called in the driver once for each result, as soon as it arrives. An exception ends the job.
+    :param done: called in the driver once for each result, as soon as the result arrives. An exception ends the job.
     :param meanwhile: is called from time to time while the job runs. An exception ends the job.
     :param bundle: returns how many neighbouring orders each Spark task handles; None: one.
     :param brief: a failure affects all orders until the caller resolves it, so stop early.

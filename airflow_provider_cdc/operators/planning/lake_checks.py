@@ -76,7 +76,7 @@ def check_not_made_before(run: Storage, sink: Sink, tables: Sequence[TableName])
 
     Otherwise it would read all tables again, and could not publish them, because its folders in the lake exist.
 
-    :raises ManifestError: it has copies. The records of the run were removed, or are in another scratch.
+    :raises ManifestError: the run has published copies. The records of the run were removed, or are in another scratch.
     """
 
     def files(table: TableName) -> list[str]:

@@ -64,7 +64,7 @@ class LogsStatements(Protocol):
         reader has already stopped.
 
         :param summaries: the summaries of all segments of the window, in log order.
-        :raises ImageNotWhole: a statement may have changed one.
+        :raises ImageNotWhole: a statement may have changed a copied table.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
@@ -99,7 +99,8 @@ class GoesBack(Protocol):
     def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
         """Check that a copy of these tables can be exact at ``as_of``: nothing that it depends on has changed since.
 
-        :raises PreflightError: it cannot; the error lists every problem, and the earliest time that is possible.
+        :raises PreflightError: a copy cannot be exact at ``as_of``; the error lists every problem, and the earliest
+            time that is possible.
         :raises SourceUnavailable: the server cannot be reached.
         """
 

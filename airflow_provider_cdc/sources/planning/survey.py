@@ -90,7 +90,7 @@ def survey_past(
     :param may_miss: the run copies the present instead. So a table whose past is missing for once (`Problem.passes`) is
         not left out; one that has none in any night is.
     :param parts: as for `survey`.
-    :raises PreflightError: with every relevant problem.
+    :raises PreflightError: there are problems; the error lists every relevant one.
     """
     while True:
         try:

@@ -289,8 +289,8 @@ def walk(
                         return OTHERS_CASCADES
                     if parent >= 0 and state[ROW] == 0:
                         upper = parent_words[parent * TABLE_WORDS + UPPER]
-                        # Within the bound, it is not known yet whether a prepared transaction counts. After the bound, it
-                        # does not count, because its commit is later still.
+                        # Within the bound, it is not known yet whether a prepared transaction counts. After the bound,
+                        # it does not count, because its commit is later still.
                         if upper == 0 or contains(sets, upper, state[SOURCE], state[NUMBER]):
                             code = keeps_keys(data, kind, body_end, state, parent, parents, ranges)
                             if code != MORE:

@@ -96,8 +96,8 @@ class XaLedger:
     ) -> list[str]:
         """Record the outcome of a transaction that was prepared in an earlier segment. Return its ids that count.
 
-        :param ignored: whether it was rolled back, or committed within the initial position. Such a transaction has no
-            effect on tables without a bound.
+        :param ignored: whether the transaction was rolled back, or committed within the initial position. Such a
+            transaction has no effect on tables without a bound.
         """
         outcomes = [(xid, not ignored)]
         outcomes += [
@@ -115,7 +115,7 @@ class XaLedger:
     def close(self) -> list[str]:
         """Finish the segment. Return the ids of all transactions that it prepares and does not decide.
 
-        :raises CdcError: one of them has an ``error``.
+        :raises CdcError: one of these transactions has an ``error``.
         """
         for prepared in self.undecided.values():
             if prepared.error is not None:

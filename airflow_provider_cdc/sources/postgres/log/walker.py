@@ -54,8 +54,8 @@ class LogWalker:
     """Nets the row changes of a slot, given as batches of messages.
 
     :param slot: the slot's name, for messages.
-    :param initial: transactions whose commit begins before it do not count.
-    :param stop: transactions whose commit begins at it or later do not count.
+    :param initial: transactions whose commit record begins before this position do not count.
+    :param stop: transactions whose commit record begins at this position or later do not count.
     :param mark: the mark that must occur before the end.
 
     ``state`` is the state of ``walk.walk``. After ``close``, ``change`` has the result.

@@ -112,7 +112,7 @@ def new_slot(settings: ConnectionSettings, name: str, seconds: float) -> Iterato
 
     The server waits for every running transaction that has written, including prepared transactions.
 
-    :raises LockNotGranted: one of them ran for longer than ``seconds``; the message lists them.
+    :raises LockNotGranted: a transaction ran for longer than ``seconds``; the message lists these transactions.
     """
     with session(settings, replication=True) as connection:
         # With SNAPSHOT 'nothing', servers before 15.8 and 16.4 may reuse the snapshot that another slot built when it

@@ -31,7 +31,7 @@ def consistent_point(settings: ConnectionSettings, connection: Connection, sql: 
     """Run CREATE_REPLICATION_SLOT on a replication connection, for at most ``seconds``. Return the slot's consistent
     point, and the name of the exported snapshot (empty if there is none).
 
-    :raises LockNotGranted: it had to wait for longer.
+    :raises LockNotGranted: the command had to wait for longer.
     """
     # statement_timeout does not apply to commands of the replication protocol, and lock_timeout would apply separately
     # to each transaction that the command waits for.
@@ -60,7 +60,7 @@ def settle(
     comes after the point.
 
     :param only: the ids (of type xid) of the relevant transactions, which were in progress a moment ago; None: all.
-    :raises LockNotGranted: some did not end within ``seconds``; the message lists them.
+    :raises LockNotGranted: some transactions did not end within ``seconds``; the message lists them.
     """
     # A snapshot lists running transactions only up to the last one that has ended. So end a new transaction, which is
     # the latest one.

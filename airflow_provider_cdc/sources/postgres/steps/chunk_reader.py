@@ -76,7 +76,7 @@ def open_reader(
             return
         if view is None:
             raise SourceUnavailable(
-                "the shared snapshot to read it in is missing", where=str(table.name), hint="retry the task"
+                "the shared snapshot for reading the table does not exist", where=str(table.name), hint="retry the task"
             )
         rows.run("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         with shared_view_errors(str(table.name)):

@@ -132,7 +132,7 @@ def keep_window(
 def _check_since(connection: Connection, identity: Mapping[str, str], start: Lsn) -> None:
     """Check that this is the server of a copy, with all of its history since.
 
-    :raises SourceReplaced: it is another server, or its log ends before the copy.
+    :raises SourceReplaced: this is another server, or its log ends before the copy.
     """
     server_identity = identity_of(connection)
     # Another version may format values differently.

@@ -234,7 +234,7 @@ def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Seq
 def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[SharedView]:
     """Export one snapshot for many sessions, at an exactly known position, for as long as the context is open.
 
-    :raises LockNotGranted: transactions delayed it for too long.
+    :raises LockNotGranted: transactions delayed the snapshot for too long.
     :raises SourceUnavailable: the server has no free slots or sessions.
     """
     seconds = lock.slot_wait_seconds

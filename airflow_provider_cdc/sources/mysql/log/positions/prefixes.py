@@ -46,10 +46,10 @@ _KEEP_LOGS = "make the server keep its logs for longer (binlog_expire_logs_secon
 class Prefix:
     """A prefix of the log.
 
-    :param position: its transactions, including those that were purged from the log.
-    :param place: where it ends.
+    :param position: the transactions of the prefix, including those that were purged from the log.
+    :param place: the place in the log at which the prefix ends.
     :param latest: the latest commit in the part that was read; None: nothing was read.
-    :param following: the commit time of the first transaction after it; None: there is none yet.
+    :param following: the commit time of the first transaction after the prefix; None: there is none yet.
     """
 
     position: GtidSet
