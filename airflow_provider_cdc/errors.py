@@ -222,7 +222,7 @@ class CopyMismatch(ExactnessError):
 class SourceUnavailable(TransientError):
     """The server cannot be reached, or it ended the session.
 
-    ``is_starting``: the server answered that it is starting up or recovering from a crash, so waiting helps.
+    ``is_starting``: the server reported that it is starting up or recovering from a crash, so waiting helps.
     """
 
     is_starting = False

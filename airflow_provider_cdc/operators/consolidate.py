@@ -44,7 +44,7 @@ class ConsolidateOperator(SparkStepOperator):
       these tables begin a new history.
     - ``removed``: the URIs of the older copies that were removed (``keep``).
     - ``position``: the position at which all copies are exact.
-    - ``counts``: what the step did, in numbers.
+    - ``counts``: numbers about the work of the step.
 
     Each copy creates one event of its table's asset (`airflow_provider_cdc.assets`), however often the task runs
     (`operators.announce`). The event's ``extra`` has ``run_id``, ``position`` (also under the source's own name for

@@ -8,7 +8,7 @@ None; in records, it is an empty text.
 Names:
 
 ``initial``
-    the run's position at its beginning. The rows that are read are rewound to it.
+    the run's position at its beginning. The run rewinds the rows that it reads to this position.
 ``start``, ``end``
     the positions that bound a part of the log: everything after ``start``, up to ``end``. The integers
     ``LogSegment.start`` and ``stop`` are offsets within one file or slot.

@@ -81,8 +81,8 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
 class View:
     """The snapshot at the end of a run that reads touched rows again.
 
-    ``seconds``: about how long it is open. ``whole``: the tables that are read in it as a whole, because the log has no
-    keys for their changed rows; the largest table first.
+    ``seconds``: about how long the snapshot is open. ``whole``: the tables that are read in it as a whole, because the
+    log has no keys for their changed rows; the largest table first.
     """
 
     seconds: float

@@ -115,7 +115,7 @@ class TrackedTable:
     ``index`` is the value in ``DELTA_SCHEMA.table``. ``upper`` is the exact position up to which changes count: for a
     table that was read at one position, this position; for a table that is rolled forward, the position to publish.
     None for other tables, whose changes count up to the window's end. ``forward``: the reader also returns the rows
-    after the changes. ``changes``: it also returns each single change. ``keys_only``: it reads only the keys of
+    after the changes. ``changes``: the reader also returns each single change. ``keys_only``: it reads only the keys of
     changes. ``looked_at``: it returns no changes, but stops at changes that it could not read.
     """
 

@@ -62,7 +62,8 @@ _OPTIMIZING = (
 
 @dataclass(frozen=True)
 class LoggedDdl:
-    """A logged statement that may have changed the identity of a table. ``when``: the second in which it started."""
+    """A logged statement that may have changed the identity of a table. ``when``: the second in which the statement
+    started."""
 
     when: int
     effect: IdentityEffect

@@ -32,8 +32,8 @@ This module needs the name of a column, ``Column.nullable``, and from ``Column.d
 ``kind``
     ``base``, ``enum``, ``domain``, ``composite``, ``range``, ``multirange`` or ``array``.
 ``base_oid``, ``base_typmod``
-    the type beneath all domains; the same as the first two if there is no domain. (If they are missing, a domain is
-    read as text.)
+    the type beneath all domains; the same as ``oid`` and ``typmod`` if there is no domain. (If they are missing, a
+    domain is read as text.)
 ``names_objects``
     true if a part of the type (a field of a composite, say) is one of ``NAMES_OF_OBJECTS``.
 ``expression``
@@ -100,9 +100,9 @@ class ColumnType:
     ``value``
         the value that ``select`` reads: the column, or the expression by which the table computes it.
     ``policy``
-        how values that ``arrow`` cannot represent are handled: ``error`` or ``null``.
+        the policy for values that ``arrow`` cannot represent: ``error`` or ``null``.
     ``nullable``
-        whether the published column may have nulls; ``stored_nulls``: whether the column of the table may.
+        whether the published column may have nulls; ``stored_nulls``: whether the column of the table may have nulls.
     ``precision``, ``scale``
         the precision and scale of decimals.
     """

@@ -77,7 +77,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EventTrigger:
-    """An event trigger that is not disabled. ``tags``: the commands for which it fires; empty: all commands."""
+    """An event trigger that is not disabled. ``tags``: the commands for which the trigger fires; empty: all
+    commands."""
 
     name: str
     event: str

@@ -69,7 +69,7 @@ _SYSTEM_COLUMN = re.compile(r" :varattno -\d+")
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation that a view reads, directly or not. ``is_parent``: other tables inherit from it."""
+    """A relation that a view reads, directly or not. ``is_parent``: other tables inherit from this relation."""
 
     oid: int
     name: str

@@ -152,8 +152,8 @@ class PostgresSegmentReader:
 def messages(
     connection: ReadingConnection, slot: str, publication: str, initial: Lsn, stop: Lsn, *, marked: bool = False
 ) -> Generator[pa.Array]:
-    """Yield the messages of a slot that stands at ``initial``: those of all transactions whose commit record ends at
-    ``stop`` or before, and perhaps of some later ones.
+    """Yield the messages of a slot that stands at ``initial``, for all transactions whose commit record ends at
+    ``stop`` or before, and perhaps for some later transactions.
 
     The server keeps the result of a call, in temporary files if necessary, until all of it is decoded. The result for a
     whole window could fill the server's disk, so a copy of the slot is read in parts. Each call decodes again from the

@@ -54,7 +54,7 @@ class UnreadableError(Exception):
 class Token:
     """A word (with ``word``, its upper-case form, for comparison with keywords), a quoted name, a string, or a sign.
 
-    ``spaced``: whether it is separated from the previous token.
+    ``spaced``: whether the token is separated from the previous one.
     """
 
     text: str
