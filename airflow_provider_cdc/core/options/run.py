@@ -1,10 +1,9 @@
 """The options of a run, each declared once.
 
-A field whose value is `option(...)` is an option. The field has the option's name, type and default. The declaration
-has the accepted values and the effect of the option. The rest is derived from the declarations: the operators'
-arguments, the params of the package's DAGs, the checks and messages of preflight, the options in the manifest, and the
-table in ``docs/options.md``. Only `SnapshotTaskGroup` lists its arguments explicitly, for the completion of editors,
-and ``operators/arguments.py``, for type checkers. Tests compare these lists with the declarations.
+A field whose value is `option(...)` is an option, with the field's name, type and default. The declaration has the
+accepted values and the effect. The operators' arguments, the params of the package's DAGs, the checks and messages of
+preflight, the options in the manifest, and the table in ``docs/options.md`` are derived from it. Only
+`SnapshotTaskGroup` (for editors) and ``operators/arguments.py`` (for type checkers) list arguments; tests compare them.
 
 To add an option, declare it here and use it: in `TableOptions` if it is about how tables are read and published, in
 `StepOptions` if steps after preflight need it, and in `RunOptions` otherwise. ``core/options/author.py`` has the

@@ -107,7 +107,7 @@ class LookAtFiles:
 
 @dataclass(frozen=True)
 class CheckBaseFile:
-    """A task that reads a whole file of a copy, and compares it with its record. Spark sends this object to executors."""
+    """A task that reads a whole file of a copy, and compares it with its record. Spark sends the task to executors."""
 
     folder: Storage
 

@@ -129,20 +129,23 @@ _HARMLESS: Mapping[str, str] = {
         myisam_stats_method old_alter_table restrict_fk_on_non_standard_key sql_generate_invisible_primary_key
         sql_require_primary_key character_set_server collation_server character_set_database collation_database
     """,
-    "It applies to statements that this package does not run (SHOW CREATE, SELECT … INTO, CALL, CREATE USER).": """
+    "The variable applies to statements that this package does not run (SHOW CREATE, SELECT … INTO, CALL, CREATE "
+    "USER).": """
         character_set_filesystem generated_random_password_length max_sp_recursion_depth print_identified_with_as_hex
         select_into_buffer_size select_into_disk_sync select_into_disk_sync_delay show_create_table_verbosity
     """,
-    "It changes functions that this package's statements do not use, and virtual columns that use them are rejected "
-    "(``generated``).": """
+    "The variable changes functions that this package's statements do not use, and virtual columns that use them are "
+    "rejected (``generated``).": """
         block_encryption_mode default_week_format div_precision_increment group_concat_max_len
         lc_time_names max_points_in_geometry windowing_use_high_precision
     """,
     "All comparisons and sorts of text name their collation.": "default_collation_for_utf8mb4",
-    "It truncates sort keys. Sorts only propose the bounds of chunks; the order of an index is not affected.": """
+    "The variable truncates sort keys. Sorts only propose the bounds of chunks; the order of an index is not "
+    "affected.": """
         max_length_for_sort_data
     """,
-    "It influences the plan, and every plan returns the same rows: key ranges name their index (FORCE INDEX).": """
+    "The variable influences the plan, and every plan returns the same rows: key ranges name their index (FORCE "
+    "INDEX).": """
         max_seeks_for_key optimizer_max_subgraph_pairs optimizer_prune_level optimizer_search_depth
         secondary_engine_cost_threshold
     """,
@@ -164,13 +167,14 @@ _HARMLESS: Mapping[str, str] = {
     "The server copies it to wait_timeout when an interactive client logs in.": "interactive_timeout",
     "With autocommit, LOCK TABLES takes no InnoDB lock.": "innodb_table_locks",
     "The variable limits the retries of a write to the network.": "net_retry_count",
-    "It makes sessions wait for other servers of a group; the session that holds a lock sets it (``snapshot``).": """
+    "The variable makes sessions wait for other servers of a group; the session that holds a lock sets it "
+    "(``snapshot``).": """
         group_replication_consistency
     """,
     "Every EXPLAIN of this package names its format, and none is JSON.": """
         end_markers_in_json explain_format explain_json_format_version
     """,
-    "It renames instruments, threads and states, none of which this package reads.": "terminology_use_previous",
+    "The variable renames instruments, threads and states. This package reads none.": "terminology_use_previous",
     "The variable applies only to clients that request the capability at login; the driver does not.": """
         resultset_metadata session_track_gtids session_track_schema session_track_state_change
         session_track_system_variables session_track_transaction_info
