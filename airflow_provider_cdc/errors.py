@@ -29,8 +29,8 @@
         ├── PublishIncomplete      publishing stopped half-way; running the task again completes it
         └── CommitUnknown          it is unknown whether the run was published; running the task again finds out
 
-The message says what is wrong, ``where`` names the object and the position, ``hint`` says what to do.
-The errors can be pickled, because Spark sends them from executors to the driver.
+The message describes the problem, ``where`` names the object and the position, ``hint`` tells the reader how to solve
+it. The errors can be pickled, because Spark sends them from executors to the driver.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ class ConfigurationError(TerminalError):
 class StorageRefused(ConfigurationError, OSError):
     """The lake's store denies access, has no such bucket, or cannot hold such a name.
 
-    It is also an `OSError`, so that cleanup code can handle it without knowing this class.
+    This error is also an `OSError`, so that cleanup code can handle it without knowing this class.
     """
 
     code = "CDC-1011"
@@ -222,7 +222,7 @@ class CopyMismatch(ExactnessError):
 class SourceUnavailable(TransientError):
     """The server cannot be reached, or it ended the session.
 
-    ``is_starting``: the server answered that it is starting up or recovering from a crash, so waiting helps.
+    ``is_starting``: the server reported that it is starting up or recovering from a crash, so waiting helps.
     """
 
     is_starting = False
@@ -231,7 +231,8 @@ class SourceUnavailable(TransientError):
 
 
 class StorageUnavailable(TransientError, OSError):
-    """The lake's store cannot be reached, is full, or failed. It is also an `OSError`, like `StorageRefused`."""
+    """The lake's store cannot be reached, is full, or failed. This error is also an `OSError`, like
+    `StorageRefused`."""
 
     code = "CDC-1502"
 

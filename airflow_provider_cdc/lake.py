@@ -50,7 +50,8 @@ class Changes:
     :param run_id: the run that published the latest copy.
     :param position: the position of the latest copy.
     :param rows: the number of changes.
-    :param files: URIs of all files of the changes, in the order of the changes; empty if they begin at the latest copy.
+    :param files: URIs of all files of the changes, in the order of the changes; empty if the changes begin at the
+        latest copy.
     :param copy_file: URI of a file of the latest copy, which has the columns of the changes.
     """
 
@@ -130,14 +131,14 @@ def read_changes(
 
     Replaying them in order onto the earlier copy gives the latest copy.
 
-    :param target: as for `read_latest`.
+    :param target: the folder in which runs publish, as for `read_latest`.
     :param table: ``schema.table``.
     :param since: the copy at which the changes begin: its position, or the ``run_id`` of its run; empty: the copy
         before the latest. Note that a run may have been recreated at another position after its copy was removed. If
         the source was set back, a position is unambiguous only beyond the position that the source had reached before;
         until then, give the ``run_id``.
     :param where: with ``columns``, the part of the table that was copied, as for `read_latest`.
-    :raises ChangesMissing: there are no changes from that copy on, or some of them no longer exist.
+    :raises ChangesMissing: there are no changes since the copy ``since``, or some of them no longer exist.
     :raises ConfigurationError: ``target`` is not a folder in a lake, ``table`` is not a table's name, or ``where`` is
         not a condition.
     :raises ManifestError: a record of copies or changes is damaged.

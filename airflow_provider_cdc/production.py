@@ -10,7 +10,7 @@ Without this setting, the setting ``targets``, which names the folders in which 
 - It names no folder: every target counts as production, because there may be only one.
 - It names one folder: that folder is the production target.
 - It allows several folders: it is unknown which of them is production, so none is. A DAG that uses the plain asset of a
-  table is rejected when it is parsed. Otherwise it might run for copies in a sandbox, or never again.
+  table is rejected when it is parsed. Otherwise such a DAG might run for copies in a sandbox, or never again.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def production_targets(source_conn_id: str) -> ProductionTargets:
 def check_named(source_conn_id: str) -> None:
     """Check that it is known which targets are production.
 
-    :raises ConfigurationError: it is unknown.
+    :raises ConfigurationError: the production targets are unknown.
     """
     targets = production_targets(source_conn_id)
     if targets.patterns:

@@ -50,7 +50,7 @@ class Check(Generic[C]):
     ``id``
         the permanent name: the kind of source, ``target`` or ``run``, then a dot, and the subject.
     ``protects``
-        what holds as long as the check finds no problem: one sentence.
+        one sentence: the condition that holds as long as the check finds no problem.
     ``when``
         the moments at which ``ask`` is called.
     ``hint``

@@ -21,13 +21,13 @@ class Kind:
     """A kind of source.
 
     ``position_key``
-        the name of its positions in XComs, manifests and ``_latest.json``.
+        the name of this kind's positions in XComs, manifests and ``_latest.json``.
     ``parse``
         parses the text of a position; raises `PositionError`.
     ``features``
         the consistencies that only some kinds have, and the features that options need (`Option.feature`).
     ``branch``
-        the key of a server's identity within which positions are comparable; empty: they always are.
+        the key of a server's identity within which positions are comparable; empty: positions are always comparable.
     ``takes_over``
         whether another server with the same connection that includes a copy's position counts as the same source.
     ``keeps_past``

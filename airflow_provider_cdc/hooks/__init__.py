@@ -35,7 +35,7 @@ async def source_in_event_loop(conn_id: str) -> Source:
     Opens no session.
 
     :raises SourceUnavailable: Airflow does not return the connection.
-    :raises ConfigurationError: as `open_hook` does, and the hook's ``settings``.
+    :raises ConfigurationError: the same errors as `open_hook` and the hook's ``settings``.
     """
     try:
         connection = await BaseHook.aget_connection(conn_id)

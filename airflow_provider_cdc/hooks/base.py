@@ -32,7 +32,7 @@ class CdcHook(BaseHook):
     stock_refused: ClassVar[tuple[str, ...]] = ()
     """Fields of a stock connection's extra that would redirect its sessions or change their trust.
 
-    They are not supported here. Ignoring them could lead to another server, so such connections are rejected.
+    These fields are not supported. Ignoring them could lead to another server, so such connections are rejected.
     """
 
     def __init__(self, source_conn_id: str) -> None:

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Announcement:
-    """What a try announces.
+    """The events that a try announces.
 
     ``events``: by table name, the events that Airflow does not have yet. ``told``: the record to write to the run's
     folder when the task ends.
@@ -50,7 +50,7 @@ class Announcement:
 
 
 def announcement_of(context: Context, run: Run, source_conn_id: str, latest: Mapping[str, bool]) -> Announcement:
-    """Return what this try of a run's last task has to announce.
+    """Return the events that this try of a run's last task has to announce.
 
     :param latest: for each published table, by its name: whether the run's copy is the latest one of its folder.
     """
@@ -91,7 +91,8 @@ def say_other_target(log: Any, run: Run, source_conn_id: str) -> None:
 
 
 def _airflow_has(events: Mapping[str, Announced], run_id: str, since: datetime) -> bool:
-    """Return whether Airflow has the events that one try of a run's last task announced. It has all of them or none.
+    """Return whether Airflow has the events that one try of a run's last task announced. Airflow has either all of
+    these events or none.
 
     :param since: a time before all events of the run.
     """

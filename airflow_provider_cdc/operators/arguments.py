@@ -124,7 +124,7 @@ class PreflightArguments(TaskArguments, OptionArguments, total=False):
 class SparkArguments(TaskArguments, total=False):
     """The keyword arguments of the operators that run on Spark, except those that their signatures name.
 
-    They are the arguments of Airflow's `SparkSubmitOperator` that the operators do not set themselves.
+    These are the arguments of Airflow's `SparkSubmitOperator` that the operators do not set themselves.
     """
 
     archives: str | None

@@ -43,7 +43,7 @@ class Places:
 class ParametersContext:
     """The parameters of a run.
 
-    :param afterwards: when it is closed, the folders that a run with ``plan_only`` created are removed.
+    :param afterwards: removes the folders that a run with ``plan_only`` created, when this context is closed.
     :param places: the places that the parameters name; set once they are known to be writable.
     """
 
@@ -75,7 +75,7 @@ def collect(checks: Sequence[Check[C]], context: C, problems: list[Problem]) -> 
 def collected(problems: list[Problem], where: str) -> Iterator[None]:
     """Add the errors of the block to ``problems``, so that one run of preflight reports all problems.
 
-    :raises TransientError: the block raised it, and there are no earlier problems.
+    :raises TransientError: the block raised this error, and there are no earlier problems.
     :raises PreflightError: the block raised a `TransientError`, and there are earlier problems.
     """
     try:

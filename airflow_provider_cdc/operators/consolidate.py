@@ -38,13 +38,13 @@ class ConsolidateOperator(SparkStepOperator):
     XComs (``published`` to ``superseded``, and ``removed``, are objects with the table names as keys):
 
     - ``published``: the URI of each table's new files.
-    - ``latest``: whether ``_latest.json`` names this run's copy. It does not if a newer copy exists.
+    - ``latest``: whether ``_latest.json`` names this run's copy. False if a newer copy exists.
     - ``skipped``: for each table that was named but not published, the reason.
     - ``superseded``: for each table whose source was set back since the last copy, how this was detected. The copies of
       these tables begin a new history.
     - ``removed``: the URIs of the older copies that were removed (``keep``).
     - ``position``: the position at which all copies are exact.
-    - ``counts``: what the step did, in numbers.
+    - ``counts``: numbers about the work of the step.
 
     Each copy creates one event of its table's asset (`airflow_provider_cdc.assets`), however often the task runs
     (`operators.announce`). The event's ``extra`` has ``run_id``, ``position`` (also under the source's own name for

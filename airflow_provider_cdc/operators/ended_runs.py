@@ -65,7 +65,8 @@ def _release_if_over(instance: Any, source: Source, left: LeftByRun, scratch: st
         )
         return
     folder = run_folder(scratch, left.run_id)
-    # The manifest says whether to keep the slot (`keep_slot`). It is elsewhere if the run had another scratch.
+    # The manifest says whether to keep the slot (`keep_slot`). The manifest is in another folder if the run had another
+    # scratch.
     if str(getattr(state, "value", state)) not in _OVER or not Run.exists(folder):
         return
     try:

@@ -66,7 +66,7 @@ class Allowed:
         """Check that the connection and the folders are allowed.
 
         :param scratch: empty: the default, a folder in the target.
-        :raises PreflightError: one of them is not allowed; the error names it.
+        :raises PreflightError: the connection or a folder is not allowed; the error names it.
         """
         problems = []
         connection_ids = self.source_conn_ids
@@ -103,7 +103,7 @@ def _not_allowed(parameter: str, value: str, known: Sequence[str], setting: str)
 
 
 def check_conf(given: Mapping[str, Any] | None, known: Collection[str]) -> None:
-    """Check that each key of a DAG run's conf is a param. Otherwise a misspelt key would be silently ignored.
+    """Check that each key of a DAG run's conf is a param. Without this check, a misspelt key would be silently ignored.
 
     :raises PreflightError: some keys are no params; the error names them.
     """
@@ -117,7 +117,8 @@ def check_conf(given: Mapping[str, Any] | None, known: Collection[str]) -> None:
 
 
 def check_kind(options: RunOptions, kind: str) -> None:
-    """Check that no option is set that only another kind of source supports. It would be silently ignored.
+    """Check that no option is set that only another kind of source supports. Without this check, such an option would
+    be silently ignored.
 
     :param kind: the kind of the source.
     :raises PreflightError: such options are set; the error names them.

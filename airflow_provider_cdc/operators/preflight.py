@@ -89,7 +89,7 @@ class PreflightOperator(TargetOperator):
             setattr(self, name, value)
         # Compared before rendering: afterwards, a supplied time looks like any other time.
         self.as_of_is_supplied = options["as_of"] == INTERVAL_END
-        # Not templates: a user who triggers a run could set them.
+        # These arguments are no templates, because a user who triggers a run could set templates.
         self.allowed = Allowed(source_conn_ids, targets)
         self.strict_conf = strict_conf
 
@@ -126,7 +126,7 @@ class PreflightOperator(TargetOperator):
         return self._tell(context, options, *surveyed, places, missed, may_miss)
 
     def _survey(self, context: Context, options: RunOptions, places: Places | None) -> tuple[Source, Survey]:
-        """Return the source, and the survey of what can be copied from it."""
+        """Return the source, and the survey of the tables that can be copied from it."""
         source = open_hook(options.source_conn_id).get_conn()
         wait_until_started(source)
         if places is not None and not options.plan_only:

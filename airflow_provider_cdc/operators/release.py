@@ -49,7 +49,8 @@ class ReleasingOperator(RendersClearly):
         self.on_failure_callback = [*callbacks, release_of_task]
 
     def will_release(self, run: Storage, settings: ConnectionSettings, context: Context) -> None:
-        """Remember what to release, because a task that is being killed cannot ask Airflow for a connection."""
+        """Remember the run and its connection, because a task that is being killed cannot ask Airflow for a
+        connection."""
         self._releasing = (run, settings, context)
 
     def release(self, run: Storage, settings: ConnectionSettings) -> None:
@@ -81,10 +82,10 @@ class ReleasingOperator(RendersClearly):
 class ReleaseOfRun:
     """Drops the slot and the publication of the run of one `SnapshotTaskGroup`, when its DAG run ends.
 
-    It is an ``on_failure_callback`` and ``on_success_callback`` of the DAG. A task whose process dies at once (SIGKILL,
-    out of memory, loss of its machine) runs no callback, and neither does a task that was marked before it ran. Its DAG
-    run still ends, and Airflow then calls the DAG's callback in another process. A mapped group has a run for each of
-    its sources.
+    This class is an ``on_failure_callback`` and ``on_success_callback`` of the DAG. A task whose process dies at once
+    (SIGKILL, out of memory, loss of its machine) runs no callback, and neither does a task that was marked before it
+    ran. Its DAG run still ends, and Airflow then calls the DAG's callback in another process. A mapped group has a run
+    for each of its sources.
 
     :param recording: the task that records the initial position.
     """
@@ -100,7 +101,7 @@ class ReleaseOfRun:
                 return
             instance: Any = context["ti"]
             dag_run = context["dag_run"]
-            # Not get_ti_count: Airflow's DAG processor cannot decode its answer (3.3).
+            # Do not use get_ti_count: Airflow's DAG processor cannot decode its answer (3.3).
             task_filter = {"dag_id": dag_run.dag_id, "task_ids": [task.task_id], "run_ids": [dag_run.run_id]}
             states = instance.get_task_states(**task_filter).get(dag_run.run_id, {})
         except Exception as error:

@@ -50,7 +50,7 @@ class RendersClearly(BaseOperator):
 def _check_defined(rendered: Any) -> None:
     """Check the result of rendering. A template that is only an undefined name renders to an `Undefined` object.
 
-    :raises UndefinedError: the result is or contains one.
+    :raises UndefinedError: the result is or contains an `Undefined` object.
     """
     from jinja2 import Undefined
 

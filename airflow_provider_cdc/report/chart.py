@@ -73,7 +73,7 @@ class Chart:
 def chart_of(bars: Sequence[Bar]) -> Chart:
     """Lay ``bars`` out.
 
-    :param bars: at least one.
+    :param bars: at least one bar.
     """
     begin = min(bar.began for bar in bars)
     seconds = max(max(bar.began + bar.seconds for bar in bars) - begin, 0.001)

@@ -29,9 +29,9 @@ class PublishedSensor(TargetOperator, WaitingSensor):
 
     :param target: the folder to which copies are published; ``{source}`` in it stands for ``source_conn_id``.
     :param table: the table, as ``schema.table``.
-    :param position: what the copy must contain at least: a GTID set, an LSN, or a time. A time means everything that
-        was committed up to it. The copy meets it if its ``as_of`` is that time or a later one; without ``as_of``, if
-        its run was due then or later, by Airflow's clock.
+    :param position: the copy must be exact at this position or a later one: a GTID set, an LSN, or a time. A time means
+        everything that was committed up to it. The copy meets it if its ``as_of`` is that time or a later one; without
+        ``as_of``, if its run was due then or later, by Airflow's clock.
     :param published_after: the copy must have been published after this time.
     :param other_than_run: the copy must not be of the run with this id, such as the run whose copy was read last. A
         latest copy is replaced only by a copy with a later position or of a later history of the source.

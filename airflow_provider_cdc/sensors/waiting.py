@@ -29,7 +29,7 @@ class WaitingSensor(RendersClearly, BaseSensorOperator):
     ``outage_seconds`` at a time. In the mode ``reschedule``, which keeps no state between polls, it may be unreachable
     until the ``timeout``.
 
-    :param outage_seconds: how long an outage may last. After that the try fails, and Airflow may retry it.
+    :param outage_seconds: how long an outage may last. After a longer outage the try fails, and Airflow may retry it.
     :param deferrable: wait in the triggerer, without a worker. The default is Airflow's setting
         ``operators.default_deferrable``.
     """

@@ -28,7 +28,7 @@ _ALLOWED = {"source_conn_id": "source_conn_ids", "target": "targets"}
 def allowed() -> dict[str, Any]:
     """Return the arguments ``source_conn_ids`` and ``targets`` of a `SnapshotTaskGroup` from Airflow's configuration.
 
-    Both are lists, separated by commas or blanks. ``*`` matches any run of characters.
+    Both settings are lists, separated by commas or blanks. ``*`` matches any run of characters.
 
     - ``source_conn_ids`` (``AIRFLOW__CDC__SOURCE_CONN_IDS``): the allowed connections, by default ``cdc_*``.
     - ``targets`` (``AIRFLOW__CDC__TARGETS``): the folders in which, or below which, runs may publish. There is no

@@ -19,7 +19,7 @@ def target_of(text: str, where: str) -> AsOf:
     """Return the position or time that a parameter names.
 
     :param where: the parameter, for the message.
-    :raises PositionError: it names neither.
+    :raises PositionError: the parameter names neither a position nor a time.
     """
     try:
         target = as_of.parse(text)
@@ -35,7 +35,8 @@ def target_of(text: str, where: str) -> AsOf:
 
 
 class PositionQuestion:
-    """Asks whether a server has reached ``target``. It passes on the last answer, which may save the server work."""
+    """Asks whether a server has reached ``target``. Each poll passes the previous answer to the source, which may save
+    the server work."""
 
     def __init__(self, target: AsOf) -> None:
         self._target = target
@@ -44,7 +45,7 @@ class PositionQuestion:
     def ask(self, source: Source) -> Answer:
         """Ask once.
 
-        :raises CdcError: as `TellsReach.has_reached` does.
+        :raises CdcError: the same errors as `TellsReach.has_reached`.
         """
         from airflow_provider_cdc.sources.api.calls import telling_reach
 

@@ -71,7 +71,7 @@ class Wanted:
 def ask(target: str, table: str, wanted: Wanted, where: str = "", columns: Sequence[str] = ()) -> Answer:
     """Return whether the latest copy of a table, or of a part of it, meets all conditions.
 
-    :raises CdcError: as `read_latest` does, and `Wanted.lacking`.
+    :raises CdcError: the same errors as `read_latest` and `Wanted.lacking`.
     """
     # Imported late: this module is slow to import, and DAG files import this one.
     from airflow_provider_cdc.lake import read_latest
@@ -116,7 +116,8 @@ def _short_of(copy: LatestCopy, target: AsOf) -> str:
 def _asked_for(copy: LatestCopy) -> datetime | None:
     """Return a time up to which the copy certainly has everything.
 
-    It is the time in ``as_of``, or else the time at which the run was due, because the position was recorded later.
+    The result is the time in ``as_of``. Without ``as_of``, it is the time at which the run was due, because the
+    position was recorded later.
     """
     if copy.as_of:
         point = as_of.parse(copy.as_of)

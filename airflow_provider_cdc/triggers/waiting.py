@@ -46,7 +46,7 @@ class Failure:
 class Outage:
     """Tolerates transient errors until they have lasted for too long without an answer in between.
 
-    :param seconds: how long they may last.
+    :param seconds: how long the errors may last.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -74,8 +74,8 @@ class Outage:
 class WaitingTrigger(BaseTrigger):
     """Polls until the answer is yes.
 
-    Its event is ``{"found": …}``, or ``{"failure": …}`` with a `Failure`. Only its arguments are serialized: ids, names
-    and positions, never credentials.
+    The event of the trigger is ``{"found": …}``, or ``{"failure": …}`` with a `Failure`. Only its arguments are
+    serialized: ids, names and positions, never credentials.
 
     :param poll_seconds: how long to wait between two polls.
     :param outage_seconds: how long the server or store may fail to answer.

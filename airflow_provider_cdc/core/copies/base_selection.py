@@ -168,7 +168,7 @@ def choose(
 def _by_cause(refused: Mapping[TableName, str], what: tuple[str, str], hint: str) -> list[Problem]:
     """Return one problem for each cause, which may apply to many tables.
 
-    :param what: what cannot be done, in words for one table and for several.
+    :param what: the action that is impossible, in words for one table and for several tables.
     """
     tables: dict[str, list[str]] = {}
     for table, cause in refused.items():
@@ -184,7 +184,7 @@ def _by_cause(refused: Mapping[TableName, str], what: tuple[str, str], hint: str
 def _check_changes(plans: Sequence[TablePlan], options: StepOptions) -> None:
     """Check that row changes can be published with these plans and options.
 
-    :raises PreflightError: they cannot.
+    :raises PreflightError: the changes cannot be published.
     """
     if options.refresh == FULL:
         what = "changes since the last copy are published only with copies that are rolled forward"
@@ -233,8 +233,8 @@ def bases_of(
                 what = "the table, or the copy that is to be rolled forward, changed since preflight"
                 raise SchemaChanged(what, where=str(plan.table), hint=_ANEW)
         if isinstance(source, TellsReplaced):
-            # This check comes after the position is fixed, so it sees everything that happened before the position
-            # without a trace in the log.
+            # Run this check after the position is fixed, so that it also sees unlogged changes from before the
+            # position.
             recorded = [] if past else [now[table.name] for table in tables]
             source.check_replaced(base.identity, tables, initial.identity, recorded)
     return bases
@@ -243,8 +243,8 @@ def bases_of(
 def with_known_of_bases(plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage) -> InitialPoint:
     """Return the initial point in which each table that is rolled forward has the `KNOWN_AT_POSITION` of its base.
 
-    The window of such a table begins at the base. Only what was known there was known at the beginning of the window,
-    and all of it still holds.
+    The window of such a table begins at the base. The facts of the base's record are the only ones that were known at
+    the beginning of the window, and all of them still hold.
     """
     runs = {run_id: published_run(scratch, run_id) for run_id in {plan.base for plan in plans if plan.base}}
     bases = {plan.table: _entry(runs[plan.base], plan.table).table for plan in plans if plan.base}

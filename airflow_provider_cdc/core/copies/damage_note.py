@@ -1,8 +1,8 @@
 """Damage notes: mark a published copy, or the log after it, as damaged, so that no later run rolls it forward.
 
 The note is in the folder of the run that made the copy. A file can have the right size and footer, and still have wrong
-content. This is noticed only when the file is read; the same holds for damaged rows in the log. Without the note, the
-next run would use the same copy and stop at the same place, every night.
+content. Damage of this kind is noticed only when the file is read. Damaged rows in the log are also noticed only then.
+Without the note, the next run would use the same copy and stop at the same place, every night.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.tables.table import TableName
 
 @dataclass(frozen=True)
 class Damage:
-    """What is wrong with the copy of a table, and in which file (its URI), or where in the log."""
+    """The damage of a table's copy: a description, and the URI of the file or the place in the log."""
 
     table: str
     what: str

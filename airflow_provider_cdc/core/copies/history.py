@@ -29,7 +29,7 @@ class Relation(StrEnum):
     SAME = "same"
     """The server still has the copy's position and mark."""
     OTHER = "other"
-    """It is proved that the server no longer has them."""
+    """The server provably no longer has these transactions."""
     UNKNOWN = "unknown"
     """The server no longer has the log that would decide it."""
 
@@ -55,9 +55,9 @@ class Finding:
 class Superseded:
     """A history that ended when the source was set back.
 
-    ``id`` is the id of the history (empty: it had none). Its latest copy was made by the run ``run_id`` and is exact at
-    ``position``. ``why`` is the evidence that it ended. The run ``found_by``, which began at ``found_at`` (ISO 8601),
-    detected this.
+    ``id`` is the id of the history (empty: it had none). The latest copy of this history was made by the run ``run_id``
+    and is exact at ``position``. ``why`` is the evidence that it ended. The run ``found_by``, which began at
+    ``found_at`` (ISO 8601), detected this.
     """
 
     id: str

@@ -1,8 +1,8 @@
 """Decides which history each table's copy belongs to: once, when the run begins. The manifest stores the result.
 
-The source checks the position and the mark of the previous copy. It finds that the history continues, that it ended
-(the server was set back), or that the log that would decide it is gone. Later steps, and later runs that compare
-copies, use the result in the manifest. So every try of the run has the same result.
+The source checks the position and the mark of the previous copy. The result is one of three: the history continues; it
+ended (the server was set back); or the log that shows this is gone. Later steps, and later runs that compare copies,
+use the result in the manifest. So every try of the run has the same result.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
         )
     elif own.unproven and own.unproven not in (_TAKEN_OVER.why, _PROMOTED.why) and trace_of(copy).mark:
         _log.warning(
-            "%s: whether the source was set back after the copy of run %s cannot be told: %s. Copies are compared by "
+            "%s: cannot tell whether the source was set back after the copy of run %s: %s. Copies are compared by "
             "their positions.",
             table,
             copy.run_id,

@@ -13,8 +13,8 @@ _RECORD = "retention.json"
 
 @dataclass(frozen=True)
 class Removed:
-    """What a run removed: ``copies`` (URIs by the table's name) and the folders of ``runs`` (their ids). ``left`` says
-    why old copies were kept, by their URIs."""
+    """The copies and runs that a run removed: ``copies`` has URIs by the table's name, ``runs`` the ids of the runs.
+    ``left`` says why old copies were kept, by their URIs."""
 
     copies: dict[str, tuple[str, ...]] = field(default_factory=dict)
     runs: tuple[str, ...] = ()

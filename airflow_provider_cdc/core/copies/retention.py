@@ -3,11 +3,11 @@
 A copy is removed only if a finished run records that it made the copy, if it is not one of the newest copies of its
 table, and if no run that may still publish is based on it. A copy for which this is unknown is kept and reported.
 
-A run that is based on a copy, and a run that removes the copy, may be active at the same time. So each first records
-what it is about to do, and then checks for the other. The first run writes its manifest, which names its bases, and
-checks for marks before it uses the bases (`check_not_removed`). The second run marks the copy, and reads the manifests
-again before it deletes the first file. However long either of them stalls in between, one of them detects the other and
-stops.
+A run that is based on a copy, and a run that removes the copy, may be active at the same time. So each run first
+records its intention, and then looks for the record of the other run. The first run writes its manifest, which names
+its bases, and checks for marks before it uses the bases (`check_not_removed`). The second run marks the copy, and reads
+the manifests again before it deletes the first file. However long either of them stalls in between, one of them detects
+the other and stops.
 
 A mark belongs to one manifest. If a run is recreated with the same id after its first copies were removed, earlier
 marks do not apply to its new copies, however late such a mark is written.
@@ -208,7 +208,8 @@ def is_latest(run: Run, table: TableName, lake: Lake) -> bool:
 def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now: datetime) -> list[Run]:
     """Return the runs that published some of ``tables`` before ``run``, and of which no copy is left.
 
-    Their records are no longer needed: their last task has ended (`Run.note_told`), or has been silent for `UNTOLD`.
+    The records of these runs are no longer needed: the run's last task has ended (`Run.note_told`), or has been silent
+    for `UNTOLD`.
 
     :param now: the time of the store's clock.
     """

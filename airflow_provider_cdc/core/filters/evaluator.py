@@ -72,7 +72,8 @@ def _evaluate(term: Term, columns: Mapping[str, pa.Array], rows: int) -> pa.Bool
 
 
 def expression(pattern: str, escape: str) -> str:
-    """Return the regular expression (RE2) of a LIKE pattern. It matches the whole text, including line breaks."""
+    """Return the regular expression (RE2) of a LIKE pattern. The expression matches the whole text, including line
+    breaks."""
     parts = []
     letters = iter(pattern)
     for letter in letters:

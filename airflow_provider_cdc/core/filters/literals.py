@@ -47,7 +47,7 @@ _ORDERED = ("<", "<=", ">", ">=")
 
 
 class NotComparable(Exception):
-    """A literal and a column cannot be compared. Holds what is wrong, and what to write instead."""
+    """A literal and a column cannot be compared. Holds a description of the mistake, and the text to write instead."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(what)

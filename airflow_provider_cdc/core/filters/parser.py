@@ -355,7 +355,7 @@ _COMPARED = {"EQ": "=", "NEQ": "<>", "LT": "<", "LTE": "<=", "GT": ">", "GTE": "
 
 
 def wrong_pattern(pattern: str, escape: str) -> str:
-    """Return what is wrong with a LIKE pattern; empty: nothing."""
+    """Return the problem with a LIKE pattern; empty: no problem."""
     if len(pattern) > 1000:
         return "the pattern has more than 1,000 characters"
     if not escape:

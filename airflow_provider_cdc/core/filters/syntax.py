@@ -79,7 +79,7 @@ def _text(term: Term, around: int) -> str:
         text = f" {term.op} ".join(_text(operand, binds) for operand in term.terms)
     else:
         text = _leaf(term)
-    # Parentheses also separate AND within AND and OR within OR. Only NOT NOT needs none.
+    # Parentheses also separate AND within AND and OR within OR. Only NOT within NOT needs no parentheses.
     return f"({text})" if term.terms and binds <= around and not binds == around == _BINDS[NOT] else text
 
 

@@ -56,10 +56,12 @@ def kernel(function: _Function) -> _Function:
 
 
 def inner(function: _Function) -> _Function:
-    """Compile a function that only kernels call, and that creates no array. Its machine code is cached with theirs.
+    """Compile a function that only kernels call, and that creates no array. The machine code of the function is cached
+    with the code of these kernels.
 
-    It does not count references (which takes two locked instructions per array and call), and it cannot be called from
-    Python. So it runs about twice as fast as a kernel that is called by a kernel, and compiles in about half the time.
+    The function does not count references (which takes two locked instructions per array and call), and cannot be
+    called from Python. So it runs about twice as fast as a kernel that is called by a kernel, and compiles in about
+    half the time.
     """
     compile_inner = numba.njit(
         _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", nogil=True
@@ -68,7 +70,7 @@ def inner(function: _Function) -> _Function:
 
 
 class _View:
-    """A buffer's memory for NumPy. It references the buffer, so that the memory lives as long as the array."""
+    """A buffer's memory for NumPy. The array references the buffer, so that the memory lives as long as the array."""
 
     def __init__(self, buffer: pa.Buffer) -> None:
         self.buffer = buffer

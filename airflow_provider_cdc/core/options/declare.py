@@ -150,7 +150,7 @@ _NAME = "[a-z0-9_]{0,30}"
 _Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 _Texts = Annotated[list[_Text], msgspec.Meta(min_length=1)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
-# Any finite float from 0. With only a lower bound, msgspec would accept infinity. It never accepts NaN.
+# Any finite float from 0. With only a lower bound, msgspec would accept infinity. NaN is never accepted.
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 _TEXT = {"type": "string", "minLength": 1}

@@ -1,10 +1,9 @@
 """The options of a run, each declared once.
 
-A field whose value is `option(...)` is an option. The field gives its name, type and default; the declaration says
-which values it accepts and what it does. The rest is derived from the declarations: the arguments of the operators, the
-params of the DAGs that come with the package, the checks and messages of preflight, the options in the manifest, and
-the table in ``docs/options.md``. Only `SnapshotTaskGroup` lists its arguments explicitly, for the completion of
-editors, and ``operators/arguments.py``, for type checkers. Tests compare these lists with the declarations.
+A field whose value is `option(...)` is an option, with the field's name, type and default. The declaration has the
+accepted values and the effect. The operators' arguments, the params of the package's DAGs, the checks and messages of
+preflight, the options in the manifest, and the table in ``docs/options.md`` are derived from it. Only
+`SnapshotTaskGroup` (for editors) and ``operators/arguments.py`` (for type checkers) list arguments; tests compare them.
 
 To add an option, declare it here and use it: in `TableOptions` if it is about how tables are read and published, in
 `StepOptions` if steps after preflight need it, and in `RunOptions` otherwise. ``core/options/author.py`` has the
@@ -148,7 +147,7 @@ class LockPolicy:
 
 @dataclass(frozen=True)
 class StepOptions:
-    """Options that the steps after preflight need. They are stored in the manifest."""
+    """Options that the steps after preflight need. The manifest stores these options."""
 
     chunk_rows: int = option(
         100_000,

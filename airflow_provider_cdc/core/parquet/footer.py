@@ -1,7 +1,7 @@
 """Decodes and encodes the footer of a Parquet file: the places and the metadata of its column chunks.
 
-A footer is one structure of Thrift's compact protocol (https://parquet.apache.org/docs/file-format/metadata/). It is
-decoded without knowing the meaning of all fields, so that unknown fields are preserved.
+A footer is one structure of Thrift's compact protocol (https://parquet.apache.org/docs/file-format/metadata/). The
+footer is decoded without knowing the meaning of all fields, so that unknown fields are preserved.
 """
 
 from __future__ import annotations

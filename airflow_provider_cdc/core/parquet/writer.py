@@ -138,8 +138,8 @@ class _OpenFile:
         self._stream = CheckedStream(run.filesystem.open_output_stream(run.path(name)))
         self._metadata: list[pq.FileMetaData] = []
         self._schema = first.schema
-        # By default, the writer tries a dictionary on every column and gives it up on most. That takes three times as
-        # long as the rest of its work.
+        # By default, the writer tries a dictionary on every column and gives it up on most. These tries take three
+        # times as long as all other work of the writer.
         self._writer = pq.ParquetWriter(
             self._stream,
             first.schema,

@@ -1,21 +1,21 @@
 """Positions in a source's history: GTID sets, LSNs, and what ``as_of`` accepts.
 
-A position is a `Position` object (`GtidSet`, `Lsn`) in jobs, operators and sources. It is text only at the boundaries:
-in records (manifests, plans, results, ``_latest.json``), XComs, options, messages, and commands to a server.
-`Manifest.initial`, `Run.position` and `kinds.parse_position` parse the text in records. A missing position is None; in
-records, it is an empty text.
+A position is a `Position` object (`GtidSet`, `Lsn`) in jobs, operators and sources. A position is text only at the
+boundaries: in records (manifests, plans, results, ``_latest.json``), XComs, options, messages, and commands to a
+server. `Manifest.initial`, `Run.position` and `kinds.parse_position` parse the text in records. A missing position is
+None; in records, it is an empty text.
 
 Names:
 
 ``initial``
-    the run's position at its beginning. The rows that are read are rewound to it.
+    the run's position at its beginning. The run rewinds the rows that it reads to this position.
 ``start``, ``end``
     the positions that bound a part of the log: everything after ``start``, up to ``end``. The integers
     ``LogSegment.start`` and ``stop`` are offsets within one file or slot.
 ``upper``
     the bound of reads: the exact position of a read, or the position up to which changes count.
 ``log_end``
-    the place in the log that corresponds to the bound of all reads. It is a `LogEnd`, not a position.
+    the place in the log that corresponds to the bound of all reads. The log end is a `LogEnd`, not a position.
 ``position``
     the position at which a copy is exact, or another position that a call is about.
 ``target``

@@ -23,7 +23,7 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import PositionError
 
 GNO_END = 2**63 - 1
-"""One more than the largest transaction number, as in the server (`GNO_END` in sql/rpl_gtid.h)."""
+"""The largest transaction number plus one, as in the server (`GNO_END` in sql/rpl_gtid.h)."""
 
 MAX_TAG_LENGTH = 32
 
@@ -199,7 +199,7 @@ class GtidSet(Position):
         return not self - other if isinstance(other, GtidSet) else NotImplemented
 
     def shortfall(self, wanted: GtidSet) -> str:
-        """Describe what this set lacks of ``wanted``; empty: nothing."""
+        """Describe the transactions of ``wanted`` that this set lacks; empty: none."""
         missing = wanted - self
         return f"it lacks {counted(len(missing), 'transaction')}: {str(missing)[:200]}" if missing else ""
 

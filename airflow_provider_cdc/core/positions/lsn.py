@@ -1,6 +1,6 @@
 """PostgreSQL positions: a log sequence number (LSN), the byte offset in the write-ahead log.
 
-The text is that of the type `pg_lsn` (https://www.postgresql.org/docs/current/datatype-pg-lsn.html).
+The text form is the one of the type `pg_lsn` (https://www.postgresql.org/docs/current/datatype-pg-lsn.html).
 """
 
 from __future__ import annotations

@@ -46,5 +46,5 @@ class Position:
         raise NotImplementedError
 
     def shortfall(self, wanted: Self) -> str:
-        """Describe what this position lacks of ``wanted``; empty: nothing."""
+        """Describe the part of ``wanted`` that this position lacks; empty: none."""
         raise NotImplementedError

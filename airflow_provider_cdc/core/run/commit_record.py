@@ -1,6 +1,8 @@
-"""The commit record of a run: the files of its copies. It is in the run's folder, and its digest is part of its name.
+"""The commit record of a run: the files of its copies. The record is in the run's folder, and its digest is part of its
+name.
 
-Later runs that roll these copies forward depend on this record. By its name, they verify that it is what was published.
+Later runs that roll these copies forward depend on this record. By the digest in the name, they verify that the record
+is the published one.
 """
 
 from __future__ import annotations

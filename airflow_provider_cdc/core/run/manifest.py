@@ -1,4 +1,4 @@
-"""The manifest: the tables, source, position and target of a run. It never changes.
+"""The manifest: the tables, source, position and target of a run. The manifest never changes.
 
 The results of the steps are in separate records (`core.run.results`). A manifest holds no secret.
 """
@@ -39,8 +39,8 @@ class Base:
 class RunTable:
     """A table of the run: its schema at the initial position, how it is read, and the reason.
 
-    ``at_upper``: it is published at the position where its reads end, not at the initial position. ``base`` is the id
-    of the run whose copy is rolled forward; empty: the table's rows are read.
+    ``at_upper``: the table is published at the position where its reads end, not at the initial position. ``base`` is
+    the id of the run whose copy is rolled forward; empty: the table's rows are read.
     """
 
     table: Table

@@ -1,4 +1,4 @@
-"""What is decided before a run reads: how to read each table, and the point at which the run begins."""
+"""The plan of a run: how to read each table, and the point at which the run begins."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
 from airflow_provider_cdc.core.tables.table import CopyName, Table, TableName
 
 FEW_KEYS = 10_000
-"""Up to so many touched keys are looked up in a snapshot without an earlier read, because it takes about a second."""
+"""Up to this number of touched keys are looked up in the snapshot alone, without an earlier pass, because this takes
+about a second."""
 
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What preflight decided for one table, and why. ``unrepresentable`` is one of `core.options.run.UNREPRESENTABLE`.
+    """The decision of preflight for one table, with the reason. ``unrepresentable`` is one of
+    `core.options.run.UNREPRESENTABLE`.
 
     ``at_upper``: the table is published at the position where its reads end, which the snapshot step fixes, and not at
     the initial position. This is the same for all tables of a run.

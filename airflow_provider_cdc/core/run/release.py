@@ -1,7 +1,7 @@
 """Drops the replication slot and the publication of a run, and records that they were dropped.
 
 A run without its slot cannot read the log. The record lets a cleared task fail with the right hint before Spark starts.
-Without it, the task fails minutes later, and its error suggests that another user dropped the slot.
+Without this record, the task fails minutes later, and its error suggests that another user dropped the slot.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from airflow_provider_cdc.errors import LogGone
 
 @dataclass(frozen=True)
 class Released:
-    """When the slot of a run was dropped, and for which manifest: a run that began anew has another one."""
+    """The time at which the slot of a run was dropped, and the manifest that it belonged to: a run that began anew has
+    another slot."""
 
     manifest: str
     at: str

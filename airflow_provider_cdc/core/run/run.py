@@ -1,9 +1,9 @@
 """A run: one execution, its folder, the records in that folder, and its state.
 
 ``<scratch>/<run_id>/manifest.json`` is written when the run begins (`core.run.initial_position`). The result of each
-finished step is a separate record, ``steps/<digest of the manifest>/<task_id>.json``, which only one try can create. It
-names the records that it depends on by their digests. Work of a step that is not in one of these records (or in a
-record that they name) does not count: a retry does it again.
+finished step is a separate record, ``steps/<digest of the manifest>/<task_id>.json``, which only one try can create.
+The record of a step names the records that it depends on by their digests. Work of a step that is not in one of these
+records (or in a record that they name) does not count: a retry does it again.
 
 A run whose source no longer reaches back to the initial position begins anew, with ``manifest-2.json``, and so on. The
 last manifest counts. Before another manifest is written, the *commit* of the last one is taken as ``abandoned``. So at
@@ -55,8 +55,9 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Commit:
-    """The decision, taken once, what is published: ``record`` names the record with the files. ``token`` identifies the
-    try that took it. If it is ``abandoned``, nothing is ever published for this manifest: the run began anew."""
+    """The decision about which files are published, taken once: ``record`` names the record with the files. ``token``
+    identifies the try that took it. If it is ``abandoned``, nothing is ever published for this manifest: the run began
+    anew."""
 
     token: str
     rests_on: dict[str, str]
@@ -88,7 +89,7 @@ class Run:
     def position(self) -> Position:
         """The position at which all tables of the run are exact.
 
-        :raises ManifestError: the snapshot step fixes it, and is not finished.
+        :raises ManifestError: the snapshot step determines this position, and is not finished.
         :raises PositionError: the text in the run's records is not a position.
         """
         return parse_position(self.manifest.kind, self.position_text)
@@ -97,13 +98,13 @@ class Run:
     def position_text(self) -> str:
         """`position` as text, as in the run's records: for other records and for readers.
 
-        :raises ManifestError: the snapshot step fixes it, and is not finished.
+        :raises ManifestError: the snapshot step determines this position, and is not finished.
         """
         return self.found(SnapshotResult).snapshot_upper if self.manifest.at_upper else self.manifest.initial_position
 
     @property
     def committed(self) -> bool:
-        """Whether the run has its commit: what it publishes is decided."""
+        """Whether the run has its commit, so that it is decided which files are published."""
         return self.commit is not None and not self.commit.abandoned
 
     @property
@@ -141,7 +142,7 @@ class Run:
         return self.found(type(found))
 
     def decide(self, commit: Commit) -> Commit:
-        """Take the commit, unless it is already taken; return the commit that counts. It never changes.
+        """Take the commit, unless it is already taken; return the commit that counts. A commit never changes.
 
         :raises CommitUnknown: it is unknown whether the commit was taken, because the store failed.
         """

@@ -65,7 +65,8 @@ class Staging:
                 raise
 
     def write_empty(self, name: str, schema: pa.Schema) -> StagedFile:
-        """Write a file without rows, which has the schema of an empty table. Its name begins with ``name``."""
+        """Write a file without rows, which has the schema of an empty table. The name of the file begins with
+        ``name``."""
         return write_empty(self.folder, f"{_own(name)}.parquet", schema)
 
     def difference(self, file: StagedFile) -> str:

@@ -1,4 +1,4 @@
-"""The timeline: when each part of a run was read, and by which process. It is only for display."""
+"""The timeline: when each part of a run was read, and by which process. The timeline is only for display."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Bar:
     """One part that was read.
 
     :param table: the table's name.
-    :param lane: the Python worker of Spark that read it, as machine and process.
+    :param lane: the Python worker of Spark that read the part, as machine and process.
     :param began: the start, in Unix seconds, by the clock of that machine.
     :param bytes: the size of the part's files.
     """

@@ -76,7 +76,8 @@ class Batch:
 
 
 def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
-    """Write a file atomically: readers see all of it or nothing. It survives a crash once this returns."""
+    """Write a file atomically: readers see all of it or nothing. The file survives a crash once this function has
+    returned."""
     make_folder(filesystem, posixpath.dirname(path))
     if not isinstance(filesystem, fs.LocalFileSystem):
         # Object stores make an object visible when its upload completes. HDFS and others show a file while it grows.
@@ -95,8 +96,8 @@ def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
 def create(filesystem: fs.FileSystem, path: str, data: bytes, settle: float | None = None) -> bool:
     """`write` the file unless it exists; an existing file is unchanged. Return whether the file now contains ``data``.
 
-    :param settle: how long to wait for other writers if the store cannot reject the second one; 0 if it does no harm
-        that the last writer wins.
+    :param settle: how long to wait for other writers if the store cannot reject a second writer; 0 if the last writer
+        may replace the records of the others.
     """
     make_folder(filesystem, posixpath.dirname(path))
     if isinstance(filesystem, fs.LocalFileSystem):
@@ -134,8 +135,9 @@ def adopt(filesystem: fs.FileSystem, path: str, new_path: str) -> None:
 
 
 def copy(filesystem: fs.FileSystem, path: str, other: fs.FileSystem, new_path: str) -> str:
-    """Copy a file to another store atomically: readers see all of it or nothing. It survives a crash once this returns
-    and its folder is synced. Return the CRC-32 of the copied bytes, in hexadecimal digits."""
+    """Copy a file to another store atomically: readers see all of it or nothing. The new file survives a crash once
+    this function has returned and the folder is synced. Return the CRC-32 of the copied bytes, in hexadecimal
+    digits."""
     whole = other.type_name in _OBJECT_STORES
     first = new_path if whole else f"{posixpath.dirname(new_path)}/_{uuid.uuid4().hex}.tmp"
     crc = 0
@@ -177,9 +179,11 @@ def rename_folder(filesystem: fs.FileSystem, path: str, new_path: str) -> bool:
 
 
 def make_folder(filesystem: fs.FileSystem, path: str, batch: Batch | None = None) -> None:
-    """Create a folder and its parents. They survive a crash once this returns, or once ``batch`` is settled.
+    """Create a folder and its parents. The folders survive a crash once this function has returned, or once ``batch``
+    is settled.
 
-    S3 has no folders: files make them. Objects that stand for empty folders are refused by buckets for tables.
+    S3 has no folders: a folder exists as soon as it has a file. Buckets for tables refuse objects that stand for empty
+    folders.
     """
     if filesystem.type_name == "s3":
         return

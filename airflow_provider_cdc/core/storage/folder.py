@@ -28,7 +28,7 @@ else:
 class Storage:
     """The folder at ``uri``. Paths in its methods are relative to it, with forward slashes.
 
-    It is pickled as its URI. Credentials come from the environment, as pyarrow.fs finds them.
+    The folder is pickled as its URI. Credentials come from the environment, as pyarrow.fs finds them.
 
     :raises ConfigurationError: pyarrow.fs does not support the URI.
     """
@@ -85,7 +85,8 @@ class Storage:
     def together(self) -> Iterator[Storage]:
         """Yield this folder for many small writes, which cost a disk about as much as one file.
 
-        They survive a crash once the context has ended without an error. Files of `write_json` do not exist until then.
+        The files survive a crash once the context has ended without an error. Files of `write_json` do not exist until
+        then.
         """
         if not isinstance(self._filesystem, fs.LocalFileSystem):
             yield self
@@ -152,8 +153,8 @@ class Storage:
     def move_to(self, name: str, other: Storage, new_name: str) -> str:
         """Move a file to ``other``, in which the folder for it exists. Replaces a file with the new name.
 
-        To another store or disk, the file is copied and also stays here. Then the CRC-32 of the copied bytes is
-        returned, in hexadecimal digits; otherwise, an empty text.
+        To another store or disk, the file is copied and also stays here. After a copy, return the CRC-32 of the copied
+        bytes, in hexadecimal digits; otherwise, return an empty text.
         """
         with told(self.uri_of(name)):
             if self._filesystem.equals(other._filesystem):
@@ -212,7 +213,8 @@ class Storage:
             ) from error
 
     def write_json(self, name: str, data: Any) -> None:
-        """Write a file atomically: readers see all of it or nothing. It survives a crash once this returns."""
+        """Write a file atomically: readers see all of it or nothing. The file survives a crash once this method has
+        returned."""
         with told(self.uri_of(name)):
             if self._batch is None:
                 durable.write(self._filesystem, self.path(name), _json_bytes(data))
@@ -250,7 +252,7 @@ class Storage:
         """Write and remove a probe file.
 
         :raises ConfigurationError: this folder is not writable.
-        :raises StorageUnavailable: it is not writable at the moment.
+        :raises StorageUnavailable: the folder is not writable at the moment.
         """
         probe = f"_probe-{uuid.uuid4().hex}"
         try:

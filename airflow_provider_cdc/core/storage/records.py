@@ -2,7 +2,7 @@
 
 A record is a frozen dataclass, and msgspec is its only serializer. `encode` converts a record to JSON data. `decode`
 converts JSON data to a record, and is the only place that reports invalid data: truncated, with another structure, or
-with other types. Unknown keys are rejected, because exactness may depend on what they mean.
+with other types. Unknown keys are rejected, because exactness may depend on their meaning.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def digest_of(record: Any) -> str:
 def read(kind: type[Record], run: Storage, name: str) -> Record:
     """Return the record in the file ``name``.
 
-    :raises ManifestError: there is none, or it is damaged.
+    :raises ManifestError: the file does not exist, or the record is damaged.
     """
     return decode(kind, read_data(run, name), run.uri_of(name))
 
@@ -79,7 +79,7 @@ def read(kind: type[Record], run: Storage, name: str) -> Record:
 def read_data(run: Storage, name: str) -> Any:
     """Return the JSON data in the file ``name``.
 
-    :raises ManifestError: there is none, or it is not JSON.
+    :raises ManifestError: the file does not exist, or its content is not JSON.
     """
     try:
         return run.read_json(name)
@@ -102,7 +102,7 @@ def write_named(run: Storage, prefix: str, record: Any) -> str:
 def read_named(kind: type[Record], run: Storage, name: str) -> Record:
     """Return a record that `write_named` wrote.
 
-    :raises ManifestError: it is not the record that was written.
+    :raises ManifestError: the file does not have the record that was written.
     """
     data = read_data(run, name)
     if not name.endswith(f"-{digest_of(data)}.json"):

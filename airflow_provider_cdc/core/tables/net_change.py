@@ -26,7 +26,7 @@ the state at I. Otherwise, the state at I is the ``before`` of the first event.
 so for one key the order in the log is the order of visibility. Commits are ordered like the log, so I is closed
 under this order: every event on k that precedes the first event not in I is itself in I. If there is no event on k
 outside I, then by (1) and (2) each read saw k exactly as I left it. If there is a first event outside I, then by (3)
-its before image is the state of k that I left. Neither case depends on which later transactions a read saw. ∎
+its before image is the state of k that I left. In both cases it does not matter which later transactions a read saw. ∎
 
 Corollary: only ``before`` is needed to rewind. Reading a chunk again, or replaying an overlap, changes nothing. It does
 not matter when, how often or in what order chunks are read.
@@ -35,8 +35,8 @@ Keyless tables
 --------------
 Without a key, there is no first event on it. The net change is a signed multiset, row →
 (times added − times removed); signed multisets form an abelian group. Let S be the multiset that was read at an *exact*
-position U ⊇ I, and W the net change of U∖I. Then the multiset at I is S − W. It must have no negative count: a negative
-count proves a mistake and stops the run.
+position U ⊇ I, and W the net change of U∖I. Then the multiset at I is S − W. S − W must have no negative count: a
+negative count proves a mistake and stops the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Tables, columns and keys. They are records (`core.storage.records`), which the manifest contains."""
+"""Tables, columns and keys. All of them are records (`core.storage.records`), which the manifest contains."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class CopyName(TableName):
 
 KNOWN_AT_POSITION = "known_at_position"
 """The key, in a table's details, of the facts that its source found to hold at the table's position, in the source's
-own notation. They hold as long as the log has nothing that prevents rolling a copy forward."""
+own notation. These facts hold as long as the log has nothing that prevents rolling a copy forward."""
 
 
 @dataclass(frozen=True)

@@ -112,7 +112,8 @@ def _of_keyless(source: Source, table: Table, part: pa.Table) -> pa.Table:
     odd: list[OddValue] = []
     decoded = source.decode_images(table, _array(part["before"]), None, read, odd)
     matches, _ = copied(table, decoded, odd)
-    # Until here, all columns in the log identified a row. From here on, only the published columns do.
+    # Before the omitted columns are dropped, all columns in the log identify a row. From here on, only the published
+    # columns do.
     keys = published_keys(table, decoded)
     part = part.set_column(part.schema.get_field_index("key"), part.schema.field("key"), keys)
     return part if matches is None else part.filter(matches)

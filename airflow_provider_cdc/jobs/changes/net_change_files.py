@@ -140,8 +140,8 @@ def read(
 ) -> Iterator[pa.RecordBatch]:
     """Read changes from files in batches of bounded size.
 
-    :param table: only the changes of this table, by its index.
-    :param buckets: only the buckets from the first number up to the second (exclusive).
+    :param table: read only the changes of the table with this index.
+    :param buckets: read only the buckets from the first number up to the second (exclusive).
     """
     if not files:
         return

@@ -82,8 +82,8 @@ def _group(
     """Fill ``first``, ``last`` and ``sums``, and return the number of their entries.
 
     :param offsets: the offsets of the keys in ``data``.
-    :param slots: zeros. Their number is a power of two, and at least twice the number of rows. A used slot has the
-        upper half of a key's hash in its upper half, and the number of the key's entry plus one in its lower half.
+    :param slots: zeros. The number of slots is a power of two, and at least twice the number of rows. A used slot has
+        the upper half of a key's hash in its upper half, and the number of the key's entry plus one in its lower half.
     """
     group_count = 0
     mask = len(slots) - 1

@@ -19,7 +19,7 @@ def release_slot(run: Run, settings: ConnectionSettings) -> None:
     """Drop the slot and publication of the run. The run is published, so a failure does not fail the step."""
     source = open_source(settings)
     try:
-        # Nothing tries again after this, so it retries.
+        # No later step repeats this work, so retry it here.
         persist("consolidate: release", lambda: release(run.folder, lambda run_id: release_run(source, run_id)))
     except CdcError as error:
         say(f"consolidate: could not drop the slot and publication of this run: {error}")

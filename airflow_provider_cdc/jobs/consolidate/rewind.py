@@ -67,7 +67,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RewindTask:
-    """A task that rewinds tables. It is sent to executors.
+    """A task that rewinds tables. Spark sends this object to executors.
 
     ``skips``: if the table cannot be copied, report this in the outcome, and do not stop the step.
     """

@@ -3,8 +3,9 @@
 The step has four phases. A try that begins after a crash continues from the last phase that was reached:
 
 1. The input files are checked, and the new files are staged. This phase can be repeated.
-2. The commit fixes the files of all tables. Only one try can make it. After that, the run will be published in any
-   case: the later phases need only the commit, and any try, or several tries at once, can execute them.
+2. The commit fixes the files of all tables. Only one try can create the commit. After that, the run will be
+   published in any case: the later phases need only the commit, and any try, or several tries at once, can execute
+   them.
 3. The sink publishes the files that the commit names. After that, the step is done.
 4. The work files, the slot and publication of the run, and older copies (`remove_old_copies`) are removed.
 
@@ -181,7 +182,8 @@ def _check_commit(step: Step, decision: Decision) -> None:
 
 
 def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
-    """Publish what the commit names. Record in the run's folder which copies are the latest ones of their tables."""
+    """Publish the files that the commit names. Record in the run's folder which copies are the latest ones of their
+    tables."""
     manifest = run.manifest
     publication = Publication(
         run_id=run.run_id,

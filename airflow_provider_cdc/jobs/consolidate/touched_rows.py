@@ -30,7 +30,7 @@ BLOCK_BYTES = 128 * 2**20
 """Bounds on the row groups that are searched together: their rows, and the bytes of their key columns. Arrow builds a
 hash table of all touched keys for each search, however few rows are searched."""
 TOUCHED_BYTES = 256 * 2**20
-"""Bytes of touched keys that a task holds at a time. They must fit into one array of 2 GiB."""
+"""Bytes of touched keys that a task holds at a time. The keys must fit into one array of 2 GiB."""
 _PRUNED_VALUES = 100_000
 
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
@@ -89,7 +89,7 @@ class TouchedKeys:
         index = pc.index_in(keys, value_set=self.keys)
         rows = np.flatnonzero(index.is_valid().to_numpy())
         which = index.drop_null().to_numpy()
-        # All copies of one row are equal, so remove the first ones, as many as are still to be removed.
+        # All occurrences of one row are equal, so remove the first ones, up to the number that the log removes.
         order = np.argsort(which, kind="stable")
         rows, which = rows[order], which[order]
         start = np.searchsorted(which, which)
@@ -102,7 +102,7 @@ class TouchedKeys:
     def check_all_found(self, table: Table, does: str = "adds") -> None:
         """Check that all rows to be removed from a keyless table were found.
 
-        :param does: what the log does with these rows, for the message.
+        :param does: describes, for the message, the change that the log has for these rows.
         :raises CopyMismatch: some rows are not in the table's files.
         """
         if self.left is not None and self.left.any():

@@ -58,7 +58,7 @@ class FeedOutcome:
 
 @dataclass(frozen=True)
 class FeedTask:
-    """A task that writes change feeds. It is sent to executors.
+    """A task that writes change feeds. Spark sends this object to executors.
 
     ``skips``: if the table cannot be copied, report this in the outcome, and do not stop the step.
     """
@@ -131,7 +131,7 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
 def _in_order(staging: Staging, window: WindowChanges, table: int, part: Slice | None) -> Iterator[pa.Table]:
     """Yield the changes of a table, of `CHANGE_SCHEMA`, in the order of their commits.
 
-    :param part: only the changes of this slice; None: all changes.
+    :param part: read only the changes of this slice; None: all changes.
     """
     pieces_by_segment = {piece.segment: piece for piece in window.pieces}
     late = list(part.late) if part is not None else _late(staging, window, pieces_by_segment, table)
@@ -177,8 +177,9 @@ def _read(
 ) -> Iterator[pa.Table]:
     """Yield the changes of a table in a segment, in their order.
 
-    :param pending: only the changes of this prepared transaction; None: only the changes that are not pending.
-    :param groups: only the changes in these row groups; None: in all.
+    :param pending: read only the changes of this prepared transaction; None: read only the changes that are not
+        pending.
+    :param groups: read only the changes in these row groups; None: in all row groups.
     """
     for rows in _groups(staging, piece, table, CHANGE_SCHEMA.names, groups):
         counts = rows["pending"].is_null() if pending is None else pc.equal(rows["pending"], pending)

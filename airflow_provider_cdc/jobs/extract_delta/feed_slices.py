@@ -48,7 +48,7 @@ class GroupCount:
 
 @dataclass(frozen=True)
 class CountChanges:
-    """A task that counts changes. It is sent to executors."""
+    """A task that counts changes. Spark sends this object to executors."""
 
     staging: Staging
     tables: tuple[int, ...]

@@ -49,7 +49,7 @@ class SegmentRecord:
 
 @dataclass(frozen=True)
 class ReadSegment:
-    """A task that reads segments of the window ``name``. It is sent to executors.
+    """A task that reads segments of the window ``name``. Spark sends this object to executors.
 
     ``start``: the position at which the window begins. ``skips``: a table that cannot be copied is left out, and does
     not stop the step, unless it is the last table of the run. ``alone``: the run has no tables other than ``tables``.
@@ -106,7 +106,7 @@ class ReadSegment:
 
 @dataclass(frozen=True)
 class ComposeBuckets:
-    """A task that composes the segments of the window ``name``. It is sent to executors."""
+    """A task that composes the segments of the window ``name``. Spark sends this object to executors."""
 
     staging: Staging
     name: str
@@ -145,7 +145,7 @@ class ComposeBuckets:
 
 @dataclass(frozen=True)
 class LastOfBuckets:
-    """A task that composes touched keys. It is sent to executors."""
+    """A task that composes touched keys. Spark sends this object to executors."""
 
     staging: Staging
     files: tuple[StagedFile, ...]

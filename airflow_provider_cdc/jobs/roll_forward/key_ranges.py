@@ -1,4 +1,4 @@
-"""Ranges of values of the first key column. They determine into which file of a copy a row goes.
+"""Ranges of values of the first key column. The ranges determine into which file of a copy a row goes.
 
 Values are compared in the order of Parquet's statistics: as integers, or as bytes.
 """

@@ -58,7 +58,7 @@ class BaseFile:
 
 @dataclass(frozen=True)
 class LookAtFiles:
-    """A task that checks files of base copies. It is sent to executors."""
+    """A task that checks files of base copies. Spark sends this object to executors."""
 
     source: Source
     bases: Mapping[int, Storage]
@@ -107,7 +107,7 @@ class LookAtFiles:
 
 @dataclass(frozen=True)
 class CheckBaseFile:
-    """A task that reads a whole file of a copy, and compares it with its record. It is sent to executors."""
+    """A task that reads a whole file of a copy, and compares it with its record. Spark sends the task to executors."""
 
     folder: Storage
 
@@ -237,7 +237,7 @@ def roll_forward(
             sum(outcome.found for outcome in outcomes if outcome.table == index),
             change.befores(index),
         )
-        # Where the log names only keys, it does not say whether a row existed before.
+        # If the log names only keys, it does not show whether a row existed before.
         if not table.keyless and index not in layers and rows_found != befores:
             raise CopyMismatch(
                 f"the log changes {counted(befores, 'row')} of the last copy, which has {rows_found:,} of them",
@@ -263,7 +263,8 @@ def _orders(
 
 
 def _targets(files: Sequence[BaseFile], change_bytes: int) -> list[Target]:
-    """Return the targets of one table. Their ranges do not overlap, so each added row goes into one file."""
+    """Return the targets of one table. The key ranges of the targets do not overlap, so each added row goes into one
+    file."""
     filled = [one for one in files if one.file.rows]
     empty = [Target(one.file, None) for one in files if not one.file.rows]
     extents = [one.extent for one in filled if one.extent is not None]

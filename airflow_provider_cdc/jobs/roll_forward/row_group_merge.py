@@ -20,7 +20,7 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Left:
-    """Some rows of a row group (``before``), and their state after the window.
+    """Some rows of a row group (``before``: as in the copy), and their state after the window.
 
     ``rows`` replace the rows at ``places``, and differ from them in the columns ``changed``. ``gone`` is a mask of the
     rows that were deleted."""

@@ -5,8 +5,8 @@ differs, the row was changed without an entry in the log, or a change was lost. 
 which rows were only changed, only the columns with changes are encoded again. A new row goes into the file, and the row
 group, whose range of keys contains its key. So the statistics of the files still show which file can have a key.
 
-Where the log has only the keys of touched rows, these rows were read again. They are added as new rows, and the rows
-that they replace cannot be compared with the log.
+Where the log has only the keys of touched rows, these rows were read again. The rows that were read again are added as
+new rows, and the rows that they replace cannot be compared with the log.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ MOST_SORTED_BYTES = 2**30
 
 @dataclass(frozen=True)
 class RollTask:
-    """A task that rolls a copy forward. It is sent to executors. ``skips``: as in `RewindTask`."""
+    """A task that rolls a copy forward. Spark sends this object to executors. ``skips``: as in `RewindTask`."""
 
     staging: Staging
     source: Source
@@ -66,7 +66,7 @@ class RollTask:
     skips: bool = False
 
     def __call__(self, order: Roll) -> Outcome:
-        # All files of one task become valid together, so they are flushed to disk once.
+        # All files of one task become valid together, so flush them to disk together.
         with self.staging.reading(), self.staging.folder.together() as folder:
             try:
                 return _Rolling(replace(self, staging=Staging(folder)), order).done()
@@ -176,7 +176,8 @@ class _Rolling:
     def _incoming(self, *, into_files: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield the rows that the window added, each batch with the number of its target.
 
-        :param into_files: only the targets that are existing files; otherwise, only the targets that are new files.
+        :param into_files: yield only rows whose target is an existing file; otherwise, only rows whose target is a new
+            file.
         """
         targets = [
             (number, target.range)
@@ -350,7 +351,7 @@ class _Rolling:
         """Yield the rows of a row group with their state after the window, in parts: the changes may be far larger than
         the row group.
 
-        :raises CopyMismatch: a row differs from the row that the log has for it before the window.
+        :raises CopyMismatch: a row differs from the old row in the log.
         """
         assert self._images is not None
         names, rows = self._schema.names, file.read(group)
@@ -367,7 +368,7 @@ class _Rolling:
             logged = decode_published(self._task.source, self._table, before, {})
             differs = pc.not_equal(row_bytes.encode(batch, names), row_bytes.encode(logged, names))
             if differs.true_count:
-                raise self._mismatch(batch, differs, "a row of the copy is not what the log says it was before")
+                raise self._mismatch(batch, differs, "a row of the copy differs from the old row in the log")
             stays = after.is_valid()
             gone = np.zeros(part.num_rows, np.bool_)
             gone[marked_rows] = after.is_null().to_numpy(zero_copy_only=False)

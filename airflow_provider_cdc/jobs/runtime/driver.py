@@ -48,8 +48,8 @@ def check_pyspark() -> None:
 def driver_jvm(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the environment variable with the JVM options with which ``spark-submit`` and PySpark start the driver.
 
-    Each step has its own JVM, which schedules a few dozen tasks, usually for seconds. Its optimizing compiler would use
-    more processor time than it saves, so it is disabled. Options that the user has set take precedence.
+    Each step has its own JVM, which schedules a few dozen tasks, usually for seconds. The optimizing compiler of the
+    JVM would use more processor time than it saves, so it is disabled. Options that the user has set take precedence.
     """
     return {JVM_VARIABLE: f"-XX:TieredStopAtLevel=1 {environment.get(JVM_VARIABLE, '')}".strip()}
 

@@ -174,7 +174,7 @@ class Progress:
 class ProgressFile:
     """The file ``progress.json`` in the run's folder: the progress of the current step.
 
-    It is only for display, so errors of the store are ignored, and a slow store does not delay the step.
+    The file is only for display, so errors of the store are ignored, and a slow store does not delay the step.
 
     :param folder: the run's folder.
     """

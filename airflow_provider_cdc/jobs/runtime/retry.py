@@ -82,7 +82,7 @@ def may_pass(error: BaseException) -> bool:
     transient = isinstance(error, OSError | MemoryError)
     earlier = error.__cause__ or error.__context__
     while earlier is not None and not transient:
-        # These two also occur in normal operation, so they do not explain the error that followed.
+        # These two exceptions also occur in normal operation, so they do not explain the error that followed.
         answer = isinstance(earlier, FileNotFoundError | FileExistsError)
         transient = isinstance(earlier, OSError | MemoryError) and not answer
         earlier = earlier.__cause__ or earlier.__context__

@@ -43,7 +43,7 @@ def open_session(name: str) -> SparkSession:
 def check_encryption(setting: str) -> None:
     """Check that Spark encrypts the files that it writes.
 
-    :raises ConfigurationError: Spark does not encrypt them.
+    :raises ConfigurationError: Spark does not encrypt its files.
     """
     if setting != "true":
         raise ConfigurationError(

@@ -14,8 +14,8 @@ SHIPPED = ("core", "sources", "sinks", "jobs")
 
 # The zip's own __init__ unpacks the zip once per machine and version into the user's cache, and modules are imported
 # from there. Modules in a zip would be compiled in every process. Compiled kernels are cached by the path of their
-# source, and a zip has another path in each Spark application. If the user has no cache, the zip is unpacked beside
-# itself, in the application's own folder on each machine.
+# source, and a zip has another path in each Spark application. If the user has no cache folder, unpack the zip next to
+# the zip file, in the application's own folder on each machine.
 _INIT = '''"""airflow-provider-cdc, as sent to executors: see jobs/runtime/shipping.py."""
 
 import os
@@ -56,7 +56,8 @@ __path__ = _place()
 
 
 def package_zip(folder: Path) -> Path:
-    """Write the zip to ``folder``, and return its path. Its name and content depend only on the package."""
+    """Write the zip to ``folder``, and return its path. The name and the content of the zip depend only on the
+    package."""
     sources = {f"airflow_provider_cdc/{path.relative_to(PACKAGE).as_posix()}": path for path in _shipped()}
     contents = {name: path.read_bytes() for name, path in sorted(sources.items())}
     digest = hashlib.sha256()

@@ -1,8 +1,8 @@
 """Code that the three steps of a run share: the manifest, the source, the sink, and the record that a step is done.
 
-Two tries of a step may run at the same time, if the task of one was presumed dead. They share only records that one try
-alone can create, and each try uses its own file names. So both tries continue until one has recorded its result. The
-other try then ends with that result.
+Two tries of a step may run at the same time, if the task of one was presumed dead. Such tries share only records that
+one try alone can create, and each try uses its own file names. So both tries continue until one has recorded its
+result. The other try then ends with that result.
 """
 
 from __future__ import annotations
@@ -108,10 +108,12 @@ class Step:
         return records.digest_of(self.run.rests_on)
 
     def plan(self, name: str, kind: type[Order], make: Callable[[], Sequence[Order]]) -> Plan[Order]:
-        """Return the plan of this step. It is made once, because a later try must divide the work in the same way.
+        """Return the plan of this step. The plan is made once, because a later try must divide the work in the same
+        way.
 
         :param kind: the type of the orders.
-        :param make: makes the orders. It retries by itself; retries around it would multiply the time to a failure.
+        :param make: makes the orders. This function retries by itself; do not add retries around it, which would
+            multiply the time to a failure.
         """
         # If the run was started again, tries that were presumed dead may still follow the earlier plan.
         for file_name in (name, f"{name.removesuffix('.json')}-{self.stamp}.json"):

@@ -38,8 +38,8 @@ Order = TypeVar("Order")
 Result = TypeVar("Result")
 
 BREATH_SECONDS = 1.0
-"""The pause of a worker after an order has failed with a transient error. Without it, all orders of a step would fail
-before a server is up again."""
+"""The pause of a worker after an order has failed with a transient error. Without this pause, all orders of a step
+would fail before a server is up again."""
 _POLL_SECONDS = 0.2
 _STREAK = 4
 """This number of failures in a row, per slot, counts as one failure of all orders: see `run_tasks`, ``brief``."""
@@ -65,11 +65,11 @@ def run_tasks(
     """Call ``work`` for each order, and return the results in the order of ``orders``. Spark starts with the first one.
 
     :param title: the name of the job in Spark's UI.
-    :param work: runs in an executor. It, the orders and the results are pickled. A Spark task may run twice, even at
-        the same time, so its side effects must be harmless. If ``work`` has a method ``session``, this method returns a
-        context manager, whose value is called instead for all orders of one Spark task. The orders are done only if the
-        context ends without an error.
-    :param done: is called in the driver once for each result, as soon as it arrives. An exception ends the job.
+    :param work: runs in an executor. This function, the orders and the results are pickled. A Spark task may run twice,
+        even at the same time, so its side effects must be harmless. If ``work`` has a method ``session``, this method
+        returns a context manager, whose value is called instead for all orders of one Spark task. The orders are done
+        only if the context ends without an error.
+    :param done: called in the driver once for each result, as soon as the result arrives. An exception ends the job.
     :param meanwhile: is called from time to time while the job runs. An exception ends the job.
     :param bundle: returns how many neighbouring orders each Spark task handles; None: one.
     :param brief: a failure affects all orders until the caller resolves it, so stop early.
@@ -216,7 +216,8 @@ def _acknowledge() -> None:
 
     Spark's JVM sends the two as small segments. Nagle's algorithm holds back the second one until the first one is
     acknowledged, and Linux delays the acknowledgement by 40 ms: two thirds of the time of an empty task. Tasks do not
-    have access to the worker's socket, so the option is set on all sockets of the process. It does not affect others.
+    have access to the worker's socket, so the option is set on all sockets of the process. The option does not affect
+    other processes.
     """
     if not hasattr(socket, "TCP_QUICKACK"):
         return

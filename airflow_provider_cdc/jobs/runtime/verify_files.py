@@ -52,7 +52,7 @@ class Checked:
 
 @dataclass(frozen=True)
 class CheckFiles:
-    """A task that checks files. It is sent to executors."""
+    """A task that checks files. Spark sends this object to executors."""
 
     run: Storage
 

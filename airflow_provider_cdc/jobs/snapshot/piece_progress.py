@@ -1,8 +1,8 @@
 """Progress within pieces of work (parts and log segments) that are large or take long.
 
-Without it, a table that is read in one part, or a log of one segment, would show 0 % until its end. So would small
-parts that one Spark task reads together. Tasks write their progress to files in the run's folder. No result depends on
-these files, so errors of the store are ignored.
+Without these reports, a table that is read in one part, or a log of one segment, would show 0 % until its end. So would
+small parts that one Spark task reads together. Tasks write their progress to files in the run's folder. No result
+depends on these files, so errors of the store are ignored.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ _LOOKED_AT = 64
 class Piece(NamedTuple):
     """A piece of work, which reports its progress in the file ``name``.
 
-    ``weight`` is its size in bytes. ``expected`` is what it reads in total: rows of a part, or bytes of a segment."""
+    ``weight`` is its size in bytes. ``expected`` is the total that the task reads: rows of a part, or bytes of a
+    segment."""
 
     name: str
     weight: int

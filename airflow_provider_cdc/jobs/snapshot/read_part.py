@@ -58,7 +58,7 @@ class PartRecord:
 
 @dataclass(frozen=True)
 class ReadPart:
-    """A task that reads parts. It is sent to executors.
+    """A task that reads parts. Spark sends this object to executors.
 
     ``skips``: if a table cannot be copied, record this for the part, and do not stop the step.
     """
@@ -73,8 +73,8 @@ class ReadPart:
 
     @contextmanager
     def session(self) -> Iterator[ReadPart]:
-        """Return a task for several parts that uses as few sessions as possible. Their files and records become durable
-        together when the context ends. Before that, no record exists.
+        """Return a task for several parts that uses as few sessions as possible. The files and records of the parts
+        become durable together when the context ends. No record exists before the context ends.
         """
         with self.staging.folder.together() as folder, self.source.one_session() as source:
             yield replace(self, staging=replace(self.staging, folder=folder), source=source)

@@ -47,7 +47,7 @@ class FoundAgain:
 
 @dataclass(frozen=True)
 class ReadAgain:
-    """A task that reads rows again by their keys. It is sent to executors.
+    """A task that reads rows again by their keys. Spark sends this object to executors.
 
     ``keys`` are files of `NET_SCHEMA`. ``view``: the rows are read in an exported snapshot of the server with this
     incarnation; empty: the current rows are read, and doubtful keys get the order ``order``. ``skips``: if a table
@@ -86,7 +86,7 @@ class ReadAgain:
             try:
                 doubtful.append(self._table(index, table_rows, rows_again))
             except ValueNotRepresentable as error:
-                # Only in the exported snapshot: after an earlier pass, these keys would not be read again.
+                # Do this only in the exported snapshot: after an earlier pass, the keys would not be read again.
                 if not (self.skips and self.view):
                     raise
                 rows_again.refused[index] = reason(error)
@@ -120,8 +120,8 @@ class ReadAgain:
                 seen = np.zeros(some.num_rows, np.int64)
                 wanted_keys = some["key"].chunk(0)
                 for batch in reader.find(some["before"].chunk(0)):
-                    # The source may return rows whose keys are equal in its collation but have other bytes. These rows
-                    # belong to other keys.
+                    # The source may return rows whose keys are equal in its collation but have other bytes. Rows with
+                    # other bytes belong to other keys.
                     places = pc.index_in(row_bytes.encode(batch, table.key), value_set=wanted_keys)
                     found_there, stopping_values = copied(table, batch, reader.odd)
                     for value in stopping_values:

@@ -11,8 +11,8 @@ touched later are read again by the next pass or in the snapshot. A pass resolve
 for a key contradict the log, it leaves the key to the next pass. In the snapshot, such a key proves an error (for
 example, an index that does not find its rows), and stops the run.
 
-Two rules are essential. After the position of the exported snapshot is fixed, no read outside of it may begin that
-counts. If the snapshot is lost, everything that was read in it is dropped.
+Two rules are essential. Once the position of the exported snapshot is fixed, only reads in this snapshot may still
+begin. If the snapshot is lost, everything that was read in it is dropped.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ SORT_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Layer:
-    """Rows that one pass read again, as files by the table's name. They take precedence over the chunks and the earlier
-    layers. ``since``: keys whose last change has a greater order were touched after this pass, and are not taken from
-    this layer."""
+    """Rows that one pass read again, as files by the table's name. The rows of a layer take precedence over the chunks
+    and the earlier layers. ``since``: keys whose last change has a greater order were touched after this pass, and are
+    not taken from this layer."""
 
     since: int
     files: dict[str, tuple[StagedFile, ...]]
@@ -279,7 +279,7 @@ def _nulled(step: Step, found: Sequence[FoundAgain]) -> list[tuple[str, dict[str
 
 
 def read_record(run: Run) -> Again:
-    """Return the record of what the snapshot step read again.
+    """Return the record of the rows that the snapshot step read again.
 
     :raises ManifestError: the step is not done.
     """

@@ -47,7 +47,7 @@ from airflow_provider_cdc.sources.planning.selections import check_still
 
 PLAN = "chunks/plan.json"
 READS = 5
-"""The largest number of reads. After each one, the parts from before a restart of the server are read again."""
+"""The largest number of reads. After each restart of the server, the parts that were read before it are read again."""
 
 
 @dataclass(frozen=True)

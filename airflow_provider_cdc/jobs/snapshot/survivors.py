@@ -2,7 +2,7 @@
 
 The tasks that read write a placeholder for each odd value, and record the key of its row. If the window touches the
 row, the rewind removes the row, and decodes its *before* by its own rules (`rewind`). The other rows survive, and would
-be published with the placeholder. These rows stop the run, with one error for all of them.
+be published with the placeholder. The surviving rows stop the run, with one error for all of them.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def check_not_made_before(run: Storage, sink: Sink, tables: Sequence[TableName])
 
     Otherwise it would read all tables again, and could not publish them, because its folders in the lake exist.
 
-    :raises ManifestError: it has copies. Its records were removed, or are in another scratch.
+    :raises ManifestError: the run has published copies. The records of the run were removed, or are in another scratch.
     """
 
     def files(table: TableName) -> list[str]:
@@ -99,7 +99,8 @@ def check_not_of_a_deleted_dag_run(run: Run, options: StepOptions) -> None:
     """Check that ``run``, which already exists at the first try of a DAG run, is not published.
 
     The run exists because an earlier DAG run with the same name and date was deleted. If it is published, the new DAG
-    run would succeed without copying anything. That is correct only if both ask for the same past position.
+    run would succeed without copying anything. Such a success is correct only if both DAG runs request the same past
+    position.
 
     :param options: the options of the new DAG run.
     :raises ManifestError: the run is published, and not for the same past position.

@@ -81,8 +81,8 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
 class View:
     """The snapshot at the end of a run that reads touched rows again.
 
-    ``seconds``: about how long it is open. ``whole``: the tables that are read in it as a whole, because the log has no
-    keys for their changed rows; the largest table first.
+    ``seconds``: about how long the snapshot is open. ``whole``: the tables that are read in it as a whole, because the
+    log has no keys for their changed rows; the largest table first.
     """
 
     seconds: float
@@ -107,7 +107,7 @@ class View:
 def view_of(plans: Sequence[TablePlan], pace: Pace | None) -> View | None:
     """Return the snapshot with which a run over these tables ends; None: it needs none.
 
-    All but a few of the touched keys (`FEW_KEYS`) are read again before it, however many keys were touched.
+    All but a few of the touched keys (`FEW_KEYS`) are read again before that snapshot, however many keys were touched.
     """
     if not any(plan.at_upper for plan in plans):
         return None
@@ -162,7 +162,7 @@ def pace_of(sink: Sink, scratch: Storage, plans: Sequence[TablePlan]) -> Pace | 
     """Return the pace of the run that read the most rows, among those that made the latest copies of these tables."""
     pace_by_table: dict[str, tuple[int, Pace]] = {}
     for plan in plans[:_LOOKED_AT]:
-        # A copy or run that cannot be read is skipped. It must not fail the plan.
+        # A copy or run that cannot be read is skipped. Such a copy or run must not fail the plan.
         with suppress(CdcError, OSError):
             head = sink.latest(plan.copy_name)
             if head is None or head.run_id in pace_by_table:

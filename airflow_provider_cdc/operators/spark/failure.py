@@ -54,7 +54,7 @@ class LastLines:
 def spark_failed(step: str, status: int, lines: LastLines, *, ended_by_airflow: bool = False) -> SparkFailed:
     """Return the error of a step whose ``spark-submit`` failed.
 
-    :param status: its exit status; negative: the signal that killed it.
+    :param status: the exit status of ``spark-submit``; negative: the signal that killed it.
     :param ended_by_airflow: whether Airflow ended the task, and with it the application.
     """
     if ended_by_airflow:

@@ -1,12 +1,12 @@
 """A process between a task and its ``spark-submit``: when the task dies, it ends everything that the task started.
 
-The task cannot do this itself: after SIGKILL it runs no more code, and Spark's processes outlive their parent. They
-would keep reading the source and writing to the lake while the task's next try runs.
+The task cannot do this itself: after SIGKILL it runs no more code, and Spark's processes outlive their parent. Without
+the guardian, these processes would keep reading the source and writing to the lake while the task's next try runs.
 
-The guardian runs as a script (``python -I -S guardian.py FOLDER TASK SUPERVISOR COMMAND…``). It imports only the
-standard library, so that it starts quickly. Twice a second it checks that the task is still its parent, and that the
-supervisor is still the task's parent. If not, on SIGTERM, or when ``COMMAND`` has ended, it kills all descendants of
-the command, including those that left its process group, and removes the scratch folder. If the guardian itself gets
+The guardian runs as a script (``python -I -S guardian.py FOLDER TASK SUPERVISOR COMMAND…``). The script imports only
+the standard library, so that it starts quickly. Twice a second it checks that the task is still its parent, and that
+the supervisor is still the task's parent. If not, on SIGTERM, or when ``COMMAND`` has ended, it kills all descendants
+of the command, including those that left its process group, and removes the scratch folder. If the guardian itself gets
 SIGKILL, the kernel kills ``spark-submit`` (``PR_SET_PDEATHSIG``), the driver notices this (``jobs.runtime.app``), and
 the task or a later one removes the folder (``scratch``).
 """

@@ -62,7 +62,8 @@ def driver_environment(
 ) -> dict[str, str]:
     """Return the environment variables that a Spark driver needs.
 
-    They hold the credentials, the options of its JVM, and the Python interpreter that has this package.
+    The variables hold the credentials, the options of the driver's JVM, and the Python interpreter that has this
+    package.
     """
     variables = {
         **to_environment(settings, catalog),

@@ -1,4 +1,5 @@
-"""Folders for the local files of a step's Spark driver. They are removed with the step, even if it is killed.
+"""Folders for the local files of a step's Spark driver. The folders are removed when the step ends, even if it is
+killed.
 
 A process that uses a folder holds its lock, and the kernel releases the lock when the process ends. So if the lock of a
 folder is free, a killed step left the folder, and the next step on the machine removes it.

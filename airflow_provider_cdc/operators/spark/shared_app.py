@@ -20,7 +20,7 @@ SAME = (
     "run_uri",
     "spark_conn_id",
     "conf",
-    # Where, and as which user, it would run.
+    # The place where the task would run, and its user.
     "queue",
     "pool",
     "pool_slots",

@@ -274,7 +274,8 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         if guarding is not None:
             # SIGTERM, not SIGKILL: the guardian must survive long enough to kill its children and clean up.
             guarding.terminate()
-        # Before any wait: Airflow kills this process 5 s after SIGTERM. The guardian does not need this process.
+        # Do this before any wait, because Airflow kills this process 5 s after SIGTERM. The guardian does not need this
+        # process.
         self.release_when_killed()
         if self._hook is not None:
             if guarding is not None:

@@ -73,7 +73,8 @@ def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan
 
 
 def _note_position(source: KeepsPast, point: InitialPoint, options: StepOptions) -> None:
-    """Call `KeepsPast.note_position`. It is only a fallback for `note_copies`, so if it cannot work, the run continues.
+    """Call `KeepsPast.note_position`. The position is only a fallback for `note_copies`, so if it cannot be recorded,
+    the run continues.
 
     If the error can pass, or is unexpected, discard the objects that were created for ``point``, and raise the error.
     """

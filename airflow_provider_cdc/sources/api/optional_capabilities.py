@@ -50,8 +50,8 @@ class PreparesBeforeWindow(Protocol):
     The window may contain only one of the two places."""
 
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
-        """Return up to ``count`` whole segments directly before ``segment``, in log order. Their numbers precede its
-        number. Empty: the log does not reach further back.
+        """Return up to ``count`` whole segments directly before ``segment``, in log order. The numbers of these
+        segments precede the number of ``segment``. Empty: the log does not reach further back.
         """
 
 
@@ -64,7 +64,7 @@ class LogsStatements(Protocol):
         reader has already stopped.
 
         :param summaries: the summaries of all segments of the window, in log order.
-        :raises ImageNotWhole: a statement may have changed one.
+        :raises ImageNotWhole: a statement may have changed a copied table.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
@@ -99,7 +99,8 @@ class GoesBack(Protocol):
     def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
         """Check that a copy of these tables can be exact at ``as_of``: nothing that it depends on has changed since.
 
-        :raises PreflightError: it cannot; the error lists every problem, and the earliest time that is possible.
+        :raises PreflightError: a copy cannot be exact at ``as_of``; the error lists every problem, and the earliest
+            time that is possible.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
@@ -205,8 +206,8 @@ class TellsBacklog(Protocol):
 class Reach:
     """Whether a server has reached a target.
 
-    ``lacks`` describes what is missing, if it has not. ``at`` is where the server was at the time. It is opaque: as
-    long as it is the same, the server has not reached the target.
+    ``lacks`` describes the missing part, if the server has not reached the target. ``at`` is where the server was at
+    the time. ``at`` is opaque: as long as it is the same, the server has not reached the target.
     """
 
     reached: bool

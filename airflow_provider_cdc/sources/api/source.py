@@ -2,8 +2,8 @@
 
 Every kind of database implements `Source`. `optional_capabilities` has protocols that only some kinds implement.
 
-A source object has settings but no session. It is cheap to create and safe to pickle (Spark sends it to executors), and
-each call that needs a session opens one.
+A source object has settings but no session. A source is cheap to create and safe to pickle (Spark sends it to
+executors). Each call that needs a session opens one.
 """
 
 from __future__ import annotations
@@ -60,8 +60,9 @@ class ChunkReader(Protocol):
         """After the last chunk, wait until no crash of the server can undo what was read, as far as the server can
         guarantee this, and return the server's incarnation. The wait uses the session that read the chunks.
 
-        The incarnation is opaque. It changes with every event that undoes what was read: at least with every restart
-        before which the read was not durable. A part counts only if the bound of the reads has the same incarnation.
+        The incarnation is opaque. The incarnation changes with every event that undoes a read: at least with every
+        restart before which the read was not durable. A part counts only if the bound of the reads has the same
+        incarnation.
 
         :raises SourceUnavailable: the session broke. The part must be discarded.
         """
@@ -180,8 +181,8 @@ class ReadsLog(Protocol):
     ) -> list[LogSegment]:
         """Return the segments with all changes after ``initial`` up to ``log_end``, in log order.
 
-        :param identity: the identity that `record_initial` returned. It names the objects that the server keeps for the
-            run.
+        :param identity: the identity that `record_initial` returned. The identity names the objects that the server
+            keeps for the run.
         :param slots: how many segments are read at once.
 
         :raises LogGone: the log no longer reaches back to ``initial``.

@@ -89,9 +89,9 @@ class UpperBound:
 class LogSegment:
     """A part of the log that one task reads: ``name`` from byte (or LSN) ``start`` up to ``stop``; None: to its end.
 
-    ``mark``: what the log must have before this part if it is still the log of the reads, in a notation of the source;
-    empty: no such requirement. ``also``: the names that follow ``name`` in the log and are read together with it, each
-    from its beginning; ``stop`` is then in the last of them. ``bytes``: the approximate size; 0: unknown.
+    ``mark``: the mark that the log must have before this part, if it is still the log of the reads, in a notation of
+    the source; empty: no mark is required. ``also``: the names that follow ``name`` in the log and are read together
+    with it, each from its beginning; ``stop`` is then in the last of them. ``bytes``: the approximate size; 0: unknown.
     """
 
     number: int
@@ -113,9 +113,9 @@ class TrackedTable:
     """A table whose changes the log reader returns, and how.
 
     ``index`` is the value in ``DELTA_SCHEMA.table``. ``upper`` is the exact position up to which changes count: for a
-    table that was read at one position, this position; for a table that is rolled forward, the position to publish. It
-    is None for other tables, whose changes count up to the window's end. ``forward``: the reader also returns the rows
-    after the changes. ``changes``: it also returns each single change. ``keys_only``: it reads only the keys of
+    table that was read at one position, this position; for a table that is rolled forward, the position to publish.
+    None for other tables, whose changes count up to the window's end. ``forward``: the reader also returns the rows
+    after the changes. ``changes``: the reader also returns each single change. ``keys_only``: it reads only the keys of
     changes. ``looked_at``: it returns no changes, but stops at changes that it could not read.
     """
 

@@ -178,7 +178,7 @@ class Outcome:
 
 
 class ChangeLog:
-    """The buffer of the changes. It starts small and grows with them.
+    """The buffer of the changes. The buffer starts small and grows with the changes.
 
     :param tracked: the tables of the segment's reader.
     :param segment_number: the number of the segment.
@@ -224,7 +224,8 @@ class ChangeLog:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the collected changes as batches of ``CHANGE_SCHEMA``, each of one table, and drop them.
 
-        :param undecided: numbers of prepared transactions whose outcome may still follow. Their changes stay.
+        :param undecided: numbers of prepared transactions whose outcome may still follow. The changes of these
+            transactions stay.
         :param pending: returns the id for the changes of a table in a prepared transaction, given its number, that is
             not decided in this segment; None: there are no prepared transactions.
         """
@@ -255,7 +256,7 @@ class ChangeLog:
                 orders[in_transaction] = outcome.at.order
                 places[in_transaction] = len(points)
                 points.append((outcome.at.position, outcome.at.time))
-        # All changes of a prepared transaction have the same order. They stay in the order of the log.
+        # All changes of a prepared transaction have the same order. These changes stay in the order of the log.
         sequence = np.lexsort((np.arange(len(records)), orders, tables, waits))
         sequence = sequence[counts[sequence] != 0]
         positions = pa.array([position for position, _ in points], pa.string())

@@ -67,7 +67,8 @@ def _gather(arena: Int64s, bytes_: Bytes, records: Int64s, part: int, offsets: I
 
 
 def order_base(segment_number: int) -> int:
-    """Return the number from which the orders of a segment begin in ``DELTA_SCHEMA``. It grows with the segments."""
+    """Return the number from which the orders of a segment begin in ``DELTA_SCHEMA``. The number grows with the
+    segments."""
     return segment_number << 40
 
 

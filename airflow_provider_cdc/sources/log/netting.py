@@ -68,8 +68,8 @@ class Net(NamedTuple):
 
 @inner
 def after_group(group: int) -> int:
-    """Return the group of the last rows of ``group``'s keys. It is less than ``DEAD``. The function is its own
-    inverse."""
+    """Return the group of the last rows of ``group``'s keys. The group's number is less than ``DEAD``. The function is
+    its own inverse."""
     return -2 - group
 
 
@@ -106,8 +106,8 @@ def key_place(state: Int64s) -> int:
 
 @inner
 def hash_key(data: Bytes, at: int, size: int, group: int) -> int:
-    """Return a hash of a group and the key ``data[at : at + size]``. All of its bits depend on both. It is not
-    stored anywhere."""
+    """Return a hash of a group and the key ``data[at : at + size]``. All bits of the hash depend on the group and on
+    the key. The hash is not stored anywhere."""
     value: int = wrapping_multiply(group + 1, _MULTIPLIER)
     while size >= 8:
         value = wrapping_multiply(value ^ load64(data, at), _MULTIPLIER)
@@ -257,7 +257,7 @@ def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, key
             group = after_group(table) if after else table
             found, slot, hashed = _find(net, group, (record + HEADER) << 3, key_bytes)
             if counts[table] and after and found >= 0:
-                # This row is the last one: any other transaction that changed the key had to end before.
+                # This row is the last one of the key: any other transaction that changed the key ended earlier.
                 net.state[WASTED] += _next(arena, found) - found
                 arena[found] = DEAD
                 arena[record] = group

@@ -174,7 +174,7 @@ def _read_otherwise(text: str, kinds: Iterable[TableName], fold: Callable[[str],
 
 def _fits(pieces: Sequence[str], text: str) -> bool:
     """Whether ``text`` consists of the pieces, with anything between them. Each piece is matched at its first possible
-    place. That leaves the most room for the others, so no backtracking is needed."""
+    place. This leaves the most room for the later pieces, so no backtracking is needed."""
     if len(pieces) == 1:
         return pieces[0] == text
     first, *middle, last = pieces

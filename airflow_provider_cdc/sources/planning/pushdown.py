@@ -19,7 +19,7 @@ class Pushable:
     """A column that the server compares in the same way as Arrow.
 
     ``name``: the quoted name. ``spelt``: returns a literal in SQL (None: this literal is not pushed down). ``odd``: the
-    column may have values that no Arrow type holds. These count as null in this package, but not on the server.
+    column may have values that no Arrow type holds. Such values count as null in this package, but not on the server.
     ``nullable``: whether the column may have nulls. ``schema``: the schema of its operators (PostgreSQL); empty: no
     schema is necessary.
     """

@@ -39,8 +39,8 @@ def problems_of(
 
     :param tables: the current definitions of the tables of ``plans``.
     :param at_risk: returns the columns of a table that may have such values, which would stop the run.
-    :param looks: reads samples of a table. Each one has the number of rows, and the number of odd values by column.
-    :param always: whether such values of a column stop the run whatever the policy is.
+    :param looks: reads samples of a table. Each sample has the number of rows, and the number of odd values by column.
+    :param always: whether such values of a column stop the run under every policy.
     """
     problems: list[Problem] = []
     for plan, now in zip(plans, tables, strict=True):

@@ -119,7 +119,7 @@ def told(selection: Selection, pushed: str) -> str:
 def check_still(source: Any, table: Table) -> None:
     """Check that the planned part of a run's table can still be copied: a column may have another type.
 
-    :raises PreflightError: it cannot.
+    :raises PreflightError: the part of the table cannot be copied.
     """
     if table.selection.whole:
         return

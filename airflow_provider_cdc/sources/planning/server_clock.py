@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 def wait_for_clock(as_of: datetime, server_time: Callable[[], datetime]) -> None:
     """Wait until ``server_time`` has reached ``as_of``, if it is at most `SKEW` away.
 
-    :raises PreflightError: it is further away.
+    :raises PreflightError: ``as_of`` is further away.
     """
     logged = False
     while as_of > (now := server_time()):

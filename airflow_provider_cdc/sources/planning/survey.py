@@ -37,7 +37,7 @@ def survey(
 ) -> Survey:
     """Determine how each table is read.
 
-    :param on_table_error: ``fail``: a table that cannot be copied is a problem. ``skip``: it is left out.
+    :param on_table_error: ``fail``: a table that cannot be copied is a problem. ``skip``: the table is left out.
     :param parts: the part of each table that is copied. If it is not the whole table, no rows are sampled: they might
         not belong to it.
     :raises PreflightError: with every relevant problem; also if every table would be skipped.
@@ -90,7 +90,7 @@ def survey_past(
     :param may_miss: the run copies the present instead. So a table whose past is missing for once (`Problem.passes`) is
         not left out; one that has none in any night is.
     :param parts: as for `survey`.
-    :raises PreflightError: with every relevant problem.
+    :raises PreflightError: there are problems; the error lists every relevant one.
     """
     while True:
         try:

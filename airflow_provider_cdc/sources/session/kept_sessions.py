@@ -11,7 +11,7 @@ Session = TypeVar("Session")
 
 
 class Kept:
-    """The open sessions of one Spark task or of one thread. They are never used concurrently."""
+    """The open sessions of one Spark task or of one thread. The sessions are never used concurrently."""
 
     def __init__(self) -> None:
         self._open: dict[str, tuple[ExitStack, Any]] = {}

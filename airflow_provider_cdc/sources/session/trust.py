@@ -109,8 +109,8 @@ def warning(settings: ConnectionSettings) -> str:
 def without_frames(error: BaseException) -> BaseException:
     """Reduce a driver's error and its causes to their messages, and return the error.
 
-    Their frames are removed, because some have the password as a local variable. Their attributes are removed, because
-    those of psycopg have the parameters of the connection.
+    The frames of the errors are removed, because some have the password as a local variable. The attributes of the
+    errors are removed, because psycopg's errors have the parameters of the connection.
     """
     visited: set[int] = set()
     todo: list[BaseException | None] = [error]

@@ -190,7 +190,7 @@ def test_a_change_that_the_log_lost_stops_the_run(nights: Nights) -> None:
     run.record()
     run.snapshot()
     run.extract_delta()
-    with pytest.raises(CopyMismatch, match="is not what the log says"):
+    with pytest.raises(CopyMismatch, match="differs from the old row"):
         run.consolidate()
 
 

@@ -121,7 +121,9 @@ def test_rows_go_into_the_file_whose_keys_they_lie_among(here: MakeRunner) -> No
     ("lost", "message"),
     [
         pytest.param(inserted((50, "new", "")), "which has", id="insert"),
-        pytest.param(Entry("commit", ((0, (2, "new", "x" * 9), (2, "paid", "")),)), "is not what the log", id="update"),
+        pytest.param(
+            Entry("commit", ((0, (2, "new", "x" * 9), (2, "paid", "")),)), "differs from the old row", id="update"
+        ),
         pytest.param(Entry("commit", ((0, (2, "new", "x" * 9), None),)), "already has", id="delete"),
     ],
 )

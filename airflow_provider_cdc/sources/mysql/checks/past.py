@@ -48,7 +48,7 @@ class Past:
     """A position in the past.
 
     :param moment: everything that the log does not show must be unchanged since this time. All changes that the run
-        rewinds were committed after it.
+        rewinds were committed after this time.
     :param until: a table that was created before this time may have had its present identity at the position. None:
         this holds for every table.
     """

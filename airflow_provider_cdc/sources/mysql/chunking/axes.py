@@ -122,7 +122,8 @@ class DateAxis(TimeAxis):
     """Days since year 1; with ``clock``, fractions of a second since then.
 
     Dates that are not in the calendar (2024-02-31, 0000-00-00) get a place nearby: they can be read, but are never
-    proposed as cuts. Neither are dates before ``since``, with which a TIMESTAMP column cannot be compared.
+    proposed as cuts. Dates before ``since`` are not returned either, because a TIMESTAMP column cannot be compared with
+    them.
     """
 
     clock: bool = True

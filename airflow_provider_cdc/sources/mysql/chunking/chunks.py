@@ -6,7 +6,7 @@ about the wanted size. Cells with too many rows are cut again between the first 
 contain (which skips gaps). If one value fills a cell, the cell is cut along the next key column. Small neighbouring
 cells are joined.
 
-All of this only affects how even the chunks are. That chunks leave no gaps and do not overlap follows from one fact
+The cuts only affect how even the chunks are. That chunks leave no gaps and do not overlap follows from one fact
 (``core.chunk``): the bounds strictly increase in the key's order. The server confirms this at the end (``bounds``), and
 unconfirmed bounds are dropped.
 
@@ -74,8 +74,8 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
 
 
 def where(table: Table, chunk: Chunk) -> tuple[str, list[KeyValue]]:
-    """Return the SQL condition of a chunk, with ``?`` markers, and its parameters. It is empty for an unbounded
-    chunk."""
+    """Return the SQL condition of a chunk, with ``?`` markers, and its parameters. The condition is empty for an
+    unbounded chunk."""
     lower, upper = chunk.bounds
     depth = max(len(lower or ()), len(upper or ()))
     axes = [axis for name in table.key[:depth] if (axis := axis_of(table.column(name)))]

@@ -1,10 +1,10 @@
 """Cuts along a text column, for any collation. This module proposes the cuts, and the server sorts them.
 
-Each cut begins with the common prefix of the first and the last key of a cell, followed by a few more characters. These
-are treated as the digits of a number. The digits are the characters that were seen in keys, in the order of the
-collation; characters that the collation treats as equal are one digit. The numbers between the first and the last key
-are the proposals, which are about as evenly spaced as the characters are. The server sorts them, drops equal ones, and
-keeps those between the two keys. No knowledge of collations is needed here.
+Each cut begins with the common prefix of the first and the last key of a cell, followed by a few more characters. The
+added characters are treated as the digits of a number. The digits are the characters that were seen in keys, in the
+order of the collation; characters that the collation treats as equal are one digit. The numbers between the first and
+the last key are the proposals, which are about as evenly spaced as the characters are. The server sorts them, drops
+equal ones, and keeps those between the two keys. No knowledge of collations is needed here.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _DIGITS = 8
 
 
 class TextCuts:
-    """Proposes cuts along one axis. It collects the characters that occur in the keys it is called with."""
+    """Proposes cuts along one axis. The object collects the characters that occur in the keys that it receives."""
 
     def __init__(self, connection: Connection, axis: TextAxis) -> None:
         self._connection = connection
@@ -106,7 +106,7 @@ class TextCuts:
         points = {start + (stop - start) * piece // pieces for piece in range(1, pieces)}
         # A CHAR column ignores trailing spaces, so with them the cut would be at another place.
         texts = {(first[:shared] + self._text(point, digits)).rstrip(" ") for point in points}
-        # Always propose the last key, so that there is progress whatever the collation does.
+        # Always propose the last key, so that there is progress with every collation.
         return sorted(texts - {""} | {last})
 
     def _text(self, number: int, digits: int) -> str:

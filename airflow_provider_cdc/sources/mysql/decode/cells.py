@@ -115,7 +115,7 @@ def bit_cells(located: Located, index: int, column: ColumnType, lengths: Int32s)
 
 
 def byte_cells(located: Located, index: int, column: ColumnType) -> Cells:
-    """Return values of any length. Those of binary(n) are padded with the zero bytes that the log omits.
+    """Return values of any length. Values of binary(n) are padded with the zero bytes that the log omits.
 
     :raises DecodeError: one batch has more than 2 GiB, or a binary(n) value has more than n bytes.
     """

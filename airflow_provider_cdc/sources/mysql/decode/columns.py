@@ -125,7 +125,7 @@ def _moments(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] |
                 return _no_date(where, column, text[:10] if column.family is Family.DATE else text)
 
             note(odd, column.name, _bits_of(cells) & (_bits_of(cleared) ^ 1), error)
-        # For a row without a value, the kernel writes 1970-01-01, whatever bytes the row has.
+        # For a row without a valid value, the kernel writes 1970-01-01.
         values, _ = _counted(column, cleared)
     return _fixed(column.arrow, cells, values)
 

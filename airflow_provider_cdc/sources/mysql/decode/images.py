@@ -108,7 +108,7 @@ def decode_images(
     noted: list[OddValue] = []
 
     def place_for(column: ColumnType) -> list[OddValue] | None:
-        # Values that are published as text do not stop the run. Only conditions treat them as null.
+        # Values that are published as text do not stop the run. Only the conditions treat these values as null.
         return noted if column.policy == "error" or odd is not None else None
 
     decoded = {

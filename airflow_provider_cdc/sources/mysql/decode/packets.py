@@ -102,7 +102,7 @@ def locate_rows(
     """
     columns, capacity = len(widths), starts.shape[1]
     bitmap = (columns + 9) >> 3
-    # One dimension instead of two, because this loop is most of the cost of a row.
+    # Use one dimension instead of two, because this loop is most of the cost of a row.
     flat_starts, flat_lengths = starts.reshape(-1), lengths.reshape(-1)
     packet, filled, sequence = state[STATE_POSITION], state[STATE_FILLED], state[STATE_SEQUENCE]
     row = state[STATE_ROWS]
@@ -166,7 +166,7 @@ def locate_rows(
             store32(flat_starts, slot, position)
             position += length
             slot += capacity
-        # The bounds of values of fixed width are checked here, all at once. None of them has been read yet.
+        # The bounds of values of fixed width are checked here, all at once. None of these values has been read yet.
         if position != end:
             break
         packet, sequence = following, number

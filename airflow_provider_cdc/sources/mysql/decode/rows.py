@@ -30,7 +30,8 @@ from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
 from airflow_provider_cdc.sources.mysql.tables.types import arrow_schema, column_types
 
 _BATCH_ROWS = 65_560
-"""Not a large power of two: all locations of a row would then compete for the same set of the CPU cache."""
+"""This is not a large power of two, because all locations of a row would then compete for the same set of the CPU
+cache."""
 _BATCH_CELLS = 1_000_000
 """Limits the memory for the locations of values in rows of a wide table, at 8 bytes per value."""
 
@@ -57,7 +58,7 @@ class StatementReader:
         self._name = str(table.name)
         self._types = column_types(table)
         looked_at = table.selection.where.columns if table.selection.where is not None else ()
-        # Values that are published as text do not stop the run. Only the condition treats them as null.
+        # Values that are published as text do not stop the run. Only the condition treats these values as null.
         self._noted = [column.policy == "error" or column.name in looked_at for column in self._types]
         self._widths = np.array([column.row_width for column in self._types], np.int32)
         self._statements: dict[str, PreparedStatement] = {}

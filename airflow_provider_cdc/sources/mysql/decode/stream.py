@@ -116,7 +116,7 @@ class ResultStream:
         """Read the packet at which the kernel stopped, which must be the last packet of the result.
 
         :raises pymysql.MySQLError: the packet reports that the statement failed halfway.
-        :raises DecodeError: it is another packet.
+        :raises DecodeError: the packet is of another kind.
         """
         last = self._payload(_SMALL)
         if last[:1] == b"\xff":

@@ -117,7 +117,8 @@ def _decoded(
         return _by_codec(ends, data, marks)
     out_offsets = pa.allocate_buffer((rows + 1) * 4)
     out_ends = np.frombuffer(out_offsets, np.int32)
-    # One byte becomes at most three, two or three bytes become at most three, and four at most four.
+    # As UTF-8, one byte becomes at most three bytes, two or three bytes become at most three, and four bytes at most
+    # four.
     size = len(data) * (3 if known.unit == 1 else 2 if known.unit == 2 else 1)
     _check_size(where, size)
     out = pa.allocate_buffer(size)

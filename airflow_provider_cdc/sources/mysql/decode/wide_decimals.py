@@ -1,4 +1,5 @@
-"""DECIMAL values with more than the 38 digits that an Arrow decimal holds. Their cells are the text that MySQL prints.
+"""DECIMAL values with more than the 38 digits that an Arrow decimal holds. The cells of such values are the text that
+MySQL prints.
 
 The text consists of a minus sign if the value is negative, the digits before the point (at least one; with ZEROFILL as
 many as the column has), and, if the column has a scale, a point and that many digits. Both formats are first converted

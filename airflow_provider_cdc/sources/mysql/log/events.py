@@ -229,7 +229,8 @@ def _decode(text: bytes, charset: bytes | None) -> str:
     if known is not None and known.ascii and known.unit == 1:
         try:
             # A quote or a backslash may be the second byte of a character. The server's tables define that character,
-            # and the codec may differ. So every non-ASCII character becomes a surrogate, which matches no name.
+            # and the codec may differ. Decode so that every non-ASCII character becomes a surrogate, which matches no
+            # name.
             return "".join(
                 character if character.isascii() else _surrogate(0x80) for character in text.decode(known.codec)
             )

@@ -56,8 +56,8 @@ class Layouts:
 def parents_of(tracked: Sequence[TrackedTable], watched: Sequence[Table]) -> list[TrackedTable]:
     """Return the tables whose changes reach a copied table without being logged there, each once.
 
-    The key of each parent consists of all its referenced columns. They must not change before the last read of a
-    table that the changes reach, or at all if one of ``watched`` is such a table.
+    The key of each parent consists of all its referenced columns. The referenced columns must not change before the
+    last read of a table that the changes reach. If one of ``watched`` is such a table, they must not change at all.
     """
     reached: dict[TableName, list[TrackedTable]] = defaultdict(list)
     parents: dict[TableName, Table] = {}

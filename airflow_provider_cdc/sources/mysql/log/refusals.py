@@ -51,7 +51,7 @@ def logged_as_statement(statement: str, where: str) -> CdcError:
 
 
 def bad_rows(code: int, table: TableName, where: str) -> CdcError:
-    """Return the error for rows that stop the run. ``code`` is what ``walk`` returned."""
+    """Return the error for rows that stop the run. ``code`` is the value that ``walk`` returned."""
     where = f"{table} at {where}"
     if code == walk_state.CASCADES:
         return CascadeNotLogged(

@@ -71,8 +71,8 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
 
 _ROW_SLACK = 2 * HEADER + 8
 MOST_RECORDS = 4
-"""Most records that one row change can add. It may touch two keys; for each key, there is the row before the change
-and, in tables that are rolled forward, the row after it."""
+"""Most records that one row change can add. A row change may touch two keys. For each key, there is the row before the
+change and, in tables that are rolled forward, the row after it."""
 
 
 class KeyRanges(NamedTuple):

@@ -63,7 +63,7 @@ class TableMaps:
         return Maps(self.entries, self.bodies)
 
     def register(self, table_map: TableMap, body: bytes, serial: int) -> None:
-        """Register a table map seen in transaction ``serial``. It replaces an earlier one with the same number."""
+        """Register a table map seen in transaction ``serial``. The map replaces an earlier map with the same number."""
         is_registered = table_map.number in self._names
         self._names[table_map.number] = table_map.name
         if not is_registered and 2 * len(self._names) > len(self.entries) // MAP_WORDS:

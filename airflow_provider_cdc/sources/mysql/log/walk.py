@@ -1,9 +1,11 @@
-"""The kernel that reads binary log events. It handles the frequent events, so that Python does no work per event.
+"""The kernel that reads binary log events. The kernel handles the frequent events, so that Python does no work per
+event.
 
 The kernel follows the transactions, decides by their GTIDs which of them count, keeps track of the table maps, and
-nets the rows of the copied tables (``netting.py``). It leaves rare events to the caller: it returns ``ODD`` with the
-event at ``state[AT]``, whose checksum it has verified. If no rows are netted (``ONLY_LOOKS``), it skips the checksums
-of row events, and the later read of the rows verifies them. This cuts the CPU time of such a pass to a quarter.
+nets the rows of the copied tables (``netting.py``). The kernel leaves rare events to the caller: it returns ``ODD``
+with the event at ``state[AT]``, whose checksum it has verified. If no rows are netted (``ONLY_LOOKS``), it skips the
+checksums of row events, and the later read of the rows verifies them. This cuts the CPU time of such a pass to a
+quarter.
 
 Formats: https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_replication_binlog_event.html.
 """
@@ -287,8 +289,8 @@ def walk(
                         return OTHERS_CASCADES
                     if parent >= 0 and state[ROW] == 0:
                         upper = parent_words[parent * TABLE_WORDS + UPPER]
-                        # It is not known yet whether a prepared transaction counts. After the bound it does not: its
-                        # commit is later still.
+                        # Within the bound, it is not known yet whether a prepared transaction counts. After the bound,
+                        # it does not count, because its commit is later still.
                         if upper == 0 or contains(sets, upper, state[SOURCE], state[NUMBER]):
                             code = keeps_keys(data, kind, body_end, state, parent, parents, ranges)
                             if code != MORE:

@@ -341,7 +341,8 @@ class LogWalker:
                     summary.commits[name] = at
 
     def _payload(self, body: bytes) -> None:
-        """Process the events inside a compressed transaction. They have no checksums and no positions in the file."""
+        """Process the events inside a compressed transaction. The inner events have no checksums and no positions in
+        the file."""
         payload = self._read(events.transaction_payload, body)
         state = self.state
         outside = [walk_state.AT, walk_state.POSITION, walk_state.STOP, walk_state.CHECKSUM]

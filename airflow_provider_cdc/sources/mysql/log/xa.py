@@ -1,8 +1,8 @@
-"""XA transactions in a log segment. Their changes are logged when they are prepared, and take effect only if and when
-they are committed.
+"""XA transactions in a log segment. The changes of XA transactions are logged when they are prepared, and take effect
+only if and when they are committed.
 
 If a transaction is prepared and decided in the same segment, its changes enter the net change at the decision. For
-other transactions, the segment records what it knows under the transaction's *ids*. These are the XID and, for each
+other transactions, the segment records what it knows under the transaction's *ids*. The ids are the XID and, for each
 table that was read at one position, the XID with the table's index: a commit may be after the position of one table and
 before the position of another.
 """
@@ -26,8 +26,8 @@ from airflow_provider_cdc.sources.log.netting import HEADER, USED, decide
 class Prepared:
     """An XA transaction, from XA START on.
 
-    Its records are in ``arena[start:stop]``, among others. ``error`` is an error found in its changes, if any. It stops
-    the run only if the changes count.
+    The records of the transaction are in ``arena[start:stop]``, among other records. ``error`` is an error found in its
+    changes, if any. The error stops the run only if the changes count.
     """
 
     number: int
@@ -96,8 +96,8 @@ class XaLedger:
     ) -> list[str]:
         """Record the outcome of a transaction that was prepared in an earlier segment. Return its ids that count.
 
-        :param ignored: whether it was rolled back, or committed within the initial position. It then has no effect on
-            tables without a bound.
+        :param ignored: whether the transaction was rolled back, or committed within the initial position. Such a
+            transaction has no effect on tables without a bound.
         """
         outcomes = [(xid, not ignored)]
         outcomes += [
@@ -115,7 +115,7 @@ class XaLedger:
     def close(self) -> list[str]:
         """Finish the segment. Return the ids of all transactions that it prepares and does not decide.
 
-        :raises CdcError: one of them has an ``error``.
+        :raises CdcError: one of these transactions has an ``error``.
         """
         for prepared in self.undecided.values():
             if prepared.error is not None:

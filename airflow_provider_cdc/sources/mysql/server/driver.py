@@ -1,10 +1,10 @@
 """PyMySQL, hardened against a malicious server: the server that answers may not be the intended one.
 
 PyMySQL answers every authentication method that a server requests: some methods with the password itself, some with
-the password encrypted with a key that the server has just sent. So PyMySQL does not receive the password. Its first
-answer is empty. Every server then names the account's method, and this module answers it by the rules of
-``sources.session.trust``. PyMySQL also does not limit what it receives. This module sets a deadline for each login and
-a maximum size for each answer.
+the password encrypted with a key that the server has just sent. So PyMySQL does not receive the password. The module's
+first answer to the server is empty. Every server then names the account's method, and this module answers it by the
+rules of ``sources.session.trust``. PyMySQL also does not limit what it receives. This module sets a deadline for each
+login and a maximum size for each answer.
 
 Only this module uses private members of PyMySQL. Modules that read the socket directly, or send commands for which
 PyMySQL has no method, use `GuardedConnection`.
@@ -191,9 +191,9 @@ class GuardedConnection(_Driver):
     def _reset(self) -> None:
         """Remove everything that the server's ``init_connect`` left in the session.
 
-        ``init_connect`` may be any SQL. It may leave a temporary table that hides a table to be copied, a transaction,
-        locks, or values of variables. Only the default schema and the active roles stay. Session variables get their
-        global values, or their defaults if they have no global value.
+        ``init_connect`` may be any SQL. The SQL may leave a temporary table that hides a table to be copied, a
+        transaction, locks, or values of variables. Only the default schema and the active roles stay. Session variables
+        get their global values, or their defaults if they have no global value.
 
         :raises ConfigurationError: the server or proxy does not support the command.
         :raises pymysql.MySQLError: the command failed, or the session broke.
@@ -272,8 +272,8 @@ class GuardedConnection(_Driver):
         except (CdcError, pymysql.MySQLError, OSError):
             raise
         except Exception as error:
-            # PyMySQL does not validate what the server sends, so any exception can follow. For a request for a local
-            # file, it is a RuntimeError.
+            # PyMySQL does not validate the server's answers, so a wrong answer can cause any exception. For a request
+            # for a local file, it is a RuntimeError.
             self.drop()
             raise DecodeError(
                 f"the server's answer is malformed: {error}",

@@ -140,7 +140,7 @@ def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: L
     """Make sure that the log still has ``place`` and everything before it in its file.
 
     :raises LogGone: the file was purged, or lost its end.
-    :raises SourceReplaced: the log is a different one.
+    :raises SourceReplaced: the server's log is not the one of ``place``.
     """
     if place.file not in files and min(map(file_number, files), default=0) < file_number(place.file):
         raise other_log(settings, f"the log has no file {place.file} any more")

@@ -83,7 +83,7 @@ def check_mark(settings: ConnectionSettings, files: Mapping[str, int], mark: Log
     """Make sure that the log is the one of ``mark``, and still has everything before the mark.
 
     :param files: the files of the log, including the file of the mark.
-    :raises SourceReplaced: the log is a different one.
+    :raises SourceReplaced: the server's log is not the one of ``mark``.
     :raises LogGone: the log lost its end.
     """
     finding = _compared(settings, files, mark)

@@ -26,7 +26,7 @@ class Pinned:
     ``value``
         the value to set, as an SQL expression.
     ``why``
-        the effect of other values.
+        the effect that other values of the variable would have.
     ``read``
         the SQL expression that reads the variable back; empty: ``@@SESSION.`` and its name.
     ``shown``
@@ -114,14 +114,14 @@ PINNED: Mapping[str, Pinned] = {
 }
 
 _HARMLESS: Mapping[str, str] = {
-    "It applies to rows that a session writes, and this package's sessions write none.": """
+    "The variable applies to rows that a session writes, and this package's sessions write none.": """
         auto_increment_increment auto_increment_offset binlog_direct_non_transactional_updates binlog_format
         binlog_row_image binlog_row_value_options binlog_rows_query_log_events binlog_transaction_compression
         binlog_transaction_compression_level_zstd bulk_insert_buffer_size enable_cascade_triggers foreign_key_checks
         innodb_lock_wait_timeout low_priority_updates max_delayed_threads max_insert_delayed_threads rbr_exec_mode
         sql_safe_updates unique_checks updatable_views_with_limit xa_detach_on_prepare
     """,
-    "It applies to objects that a session creates or alters, and this package's sessions create none.": """
+    "The variable applies to objects that a session creates or alters, and this package's sessions create none.": """
         default_storage_engine default_table_encryption default_tmp_storage_engine enable_secondary_engine_statistics
         explicit_defaults_for_timestamp external_table_secondary_storage_engine external_table_storage_engine
         histogram_generation_max_mem_size innodb_ddl_buffer_size innodb_ddl_threads innodb_ft_enable_stopword
@@ -129,30 +129,33 @@ _HARMLESS: Mapping[str, str] = {
         myisam_stats_method old_alter_table restrict_fk_on_non_standard_key sql_generate_invisible_primary_key
         sql_require_primary_key character_set_server collation_server character_set_database collation_database
     """,
-    "It applies to statements that this package does not run (SHOW CREATE, SELECT … INTO, CALL, CREATE USER).": """
+    "The variable applies to statements that this package does not run (SHOW CREATE, SELECT … INTO, CALL, CREATE "
+    "USER).": """
         character_set_filesystem generated_random_password_length max_sp_recursion_depth print_identified_with_as_hex
         select_into_buffer_size select_into_disk_sync select_into_disk_sync_delay show_create_table_verbosity
     """,
-    "It changes functions that this package's statements do not use, and virtual columns that use them are rejected "
-    "(``generated``).": """
+    "The variable changes functions that this package's statements do not use, and virtual columns that use them are "
+    "rejected (``generated``).": """
         block_encryption_mode default_week_format div_precision_increment group_concat_max_len
         lc_time_names max_points_in_geometry windowing_use_high_precision
     """,
     "All comparisons and sorts of text name their collation.": "default_collation_for_utf8mb4",
-    "It truncates sort keys. Sorts only propose the bounds of chunks; the order of an index is not affected.": """
+    "The variable truncates sort keys. Sorts only propose the bounds of chunks; the order of an index is not "
+    "affected.": """
         max_length_for_sort_data
     """,
-    "It influences the plan, and every plan returns the same rows: key ranges name their index (FORCE INDEX).": """
+    "The variable influences the plan, and every plan returns the same rows: key ranges name their index (FORCE "
+    "INDEX).": """
         max_seeks_for_key optimizer_max_subgraph_pairs optimizer_prune_level optimizer_search_depth
         secondary_engine_cost_threshold
     """,
-    "It limits the memory of a statement; the rest goes to disk.": """
+    "The variable limits the memory of a statement; the rest goes to disk.": """
         big_tables internal_tmp_mem_storage_engine join_buffer_size max_heap_table_size preload_buffer_size
         query_alloc_block_size query_prealloc_size range_alloc_block_size read_buffer_size read_rnd_buffer_size
         set_operations_buffer_size tmp_table_size transaction_alloc_block_size
         transaction_prealloc_size innodb_parallel_read_threads net_buffer_length connection_memory_chunk_size
     """,
-    "It may end a statement or a session with an error, but never omits rows; the administrator decides.": """
+    "The variable may end a statement or a session with an error, but never omits rows; the administrator decides.": """
         connection_memory_limit global_connection_memory_tracking max_user_connections
         parser_max_mem_size
     """,
@@ -163,29 +166,30 @@ _HARMLESS: Mapping[str, str] = {
     "max_join_size counts only while sql_big_selects is off.": "max_join_size",
     "The server copies it to wait_timeout when an interactive client logs in.": "interactive_timeout",
     "With autocommit, LOCK TABLES takes no InnoDB lock.": "innodb_table_locks",
-    "It limits the retries of a write to the network.": "net_retry_count",
-    "It makes sessions wait for other servers of a group; the session that holds a lock sets it (``snapshot``).": """
+    "The variable limits the retries of a write to the network.": "net_retry_count",
+    "The variable makes sessions wait for other servers of a group; the session that holds a lock sets it "
+    "(``snapshot``).": """
         group_replication_consistency
     """,
     "Every EXPLAIN of this package names its format, and none is JSON.": """
         end_markers_in_json explain_format explain_json_format_version
     """,
-    "It renames instruments, threads and states, none of which this package reads.": "terminology_use_previous",
-    "It applies only to clients that request the capability at login; the driver does not.": """
+    "The variable renames instruments, threads and states. This package reads none.": "terminology_use_previous",
+    "The variable applies only to clients that request the capability at login; the driver does not.": """
         resultset_metadata session_track_gtids session_track_schema session_track_state_change
         session_track_system_variables session_track_transaction_info
     """,
-    "It applies to logs, traces and warnings.": """
+    "The variable applies to logs, traces and warnings.": """
         long_query_time min_examined_row_limit optimizer_trace optimizer_trace_features
         optimizer_trace_limit optimizer_trace_max_mem_size optimizer_trace_offset profiling profiling_history_size
         sql_log_off sql_notes sql_warnings
     """,
-    "It has no global value, so the reset of the session gives it its default.": """
+    "The variable has no global value, so the reset of the session gives it its default.": """
         gtid_next identity immediate_server_version insert_id last_insert_id original_commit_timestamp
         original_server_version pseudo_replica_mode pseudo_slave_mode pseudo_thread_id rand_seed1 rand_seed2
         require_row_format show_create_table_skip_secondary_engine sql_log_bin timestamp transaction_allow_batching
     """,
-    "It is read-only.": "error_count external_user gtid_owned proxy_user statement_id warning_count",
+    "The variable is read-only.": "error_count external_user gtid_owned proxy_user statement_id warning_count",
 }
 
 HARMLESS: Mapping[str, str] = {name: why for why, names in _HARMLESS.items() for name in names.split()}

@@ -22,7 +22,7 @@ def check_identity(
 ) -> None:
     """Check that this is the server of ``expected``, and that its history and settings are intact.
 
-    :raises SourceReplaced: it is another server, or its history does not contain ``position``.
+    :raises SourceReplaced: this is another server, or its history does not contain ``position``.
     :raises LogGone: the log was purged past ``position``, or since then the server crashed or was restarted more than
         once.
     :raises ExactnessError: a setting on which the proof of exactness rests is wrong, or was set after ``expected`` was

@@ -104,7 +104,7 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
 
     :param final: wait until the position at a time is final, which is when something was committed after it, for up to
         ``wait_seconds``.
-    :raises SourceUnavailable: nothing was committed after it.
+    :raises SourceUnavailable: no transaction was committed after ``as_of``.
     :raises LogGone: the log no longer reaches back far enough.
     :raises SourceReplaced: the GTID set was never a state of the server.
     """
@@ -141,7 +141,7 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
 def wait_until_visible(connection: Connection, position: GtidSet, seconds: float) -> None:
     """Wait until the server shows all of ``position`` to readers. A transaction is in the log shortly before that.
 
-    :raises SourceUnavailable: it is not visible after ``seconds``.
+    :raises SourceUnavailable: the position is not visible after ``seconds``.
     """
     until = time.monotonic() + seconds
     while not position <= GtidSet.parse(value(connection, "@@global.gtid_executed")):

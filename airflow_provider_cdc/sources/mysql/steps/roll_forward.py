@@ -118,7 +118,8 @@ def _broken(
     summaries = []
 
     def walker_of(segment: LogSegment) -> _Survey:
-        # Skip tables for which an earlier file gave a reason. Not all of these may be known yet.
+        # Skip tables for which an earlier file gave a reason. Some of these reasons may not be known
+        # yet.
         unread_tables = [table for table in tables if table.name not in reasons]
         return _Survey(segment.name, segment.start, segment.stop, start, unread_tables)
 
@@ -162,7 +163,7 @@ class _Survey(PreparedWalker):
             effect = meaning(statement, self._names)
 
     def _bad_rows(self, code: int, table: TableName) -> None:
-        # It does not matter whether a prepared transaction counts: reading a table in full is always correct.
+        # Do not check whether a prepared transaction counts: reading a table in full is always correct.
         unlogged = code == walk_state.OTHERS_CASCADES
         if affected_tables := [
             unread_table

@@ -87,12 +87,12 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
     """
     locked = [plan.table for plan in plans if plan.locked]
     with session(settings) as connection:
-        # Before the position, so that settings that are changed later show up as a difference.
+        # Read the settings before the position, so that settings that are changed later show up as a difference.
         server_identity = identity(settings, connection)
         if problems := problems_of(SETTINGS, Moment.EACH_STEP, ServerContext(connection)):
             raise PreflightError(problems)
-        # After the place in the log and before the position: later changes of the identities show up as a difference,
-        # and the log from that place on shows whether they were logged.
+        # Read the identities after the place in the log and before the position. Then later changes of the identities
+        # show up as a difference, and the log from that place on shows whether these changes were logged.
         identities = read_identities(connection, [plan.table for plan in plans])
         if locked:
             with _table_lock(connection, locked, lock) as held:
@@ -103,7 +103,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         if not position:
             raise PreflightError([NO_POSITION])
         server_identity = with_mark(settings, connection, server_identity)
-        # Check again what preflight checked. Changes from now on are in the window.
+        # Repeat the checks of preflight. Changes from now on are in the window.
         context = of_recorded(connection, tables_of(connection, plans), plans)
         problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, context)
         tables = with_identities(connection, context.tables, identities)
@@ -137,7 +137,7 @@ def tables_of(connection: Connection, plans: Sequence[TablePlan]) -> tuple[Table
 def open_reader(
     settings: ConnectionSettings, table: Table, consistency: str, lock: LockPolicy, kept: Kept | None = None
 ) -> Iterator[ChunkReader]:
-    """Open a session to read chunks of ``table``. It ends with the block, as does any lock or transaction.
+    """Open a session to read chunks of ``table``. The session ends with the block, as does any lock or transaction.
 
     :param kept: a pool of sessions that outlive the block. Sessions with a transaction always end.
     :raises LockNotGranted: with ``lock``, the lock was not granted within the policy.
@@ -167,8 +167,8 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
     """Return a bound on everything that could be seen by reads that have ended.
 
     The bound is the end of the log (``log_history.LogPlace``), because a transaction is written there before it
-    becomes visible. Such a transaction may not be in ``@@gtid_executed`` yet. It is then in ``@@gtid_owned``, which is
-    therefore read first.
+    becomes visible. Such a transaction may not be in ``@@gtid_executed`` yet. In that case it is still in
+    ``@@gtid_owned``, which is therefore read first.
     """
     with session(settings) as connection:
         start = started(connection)

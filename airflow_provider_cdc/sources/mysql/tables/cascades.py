@@ -8,9 +8,9 @@ Why the copy is exact: such a child is read at one exact position U, under the s
 locked with it. The copy is S(U) rewound to the initial position I by the child's changes in the log between I and U.
 This is correct if the log has all of these changes, that is, if no cascade reached the child in U∖I. Every cascade
 begins with a statement that deletes a row, or changes a key, of a parent, a parent's parent, or another table up the
-chain. That event *is* in the log. So ``extract_delta`` tracks all of these *parents*, copied or not, and stops the run
-at the first transaction of U∖I that deletes a row of a parent or changes a referenced column. Changes after U do not
-matter.
+chain. The log *does* contain the event of this statement. So ``extract_delta`` tracks all of these *parents*, copied or
+not, and stops the run at the first transaction of U∖I that deletes a row of a parent or changes a referenced column.
+Changes after U do not matter.
 
 The parents are those at I: they are looked up once I is fixed. A later DDL on the child or on a parent is in the
 window, and stops the run, too. So no foreign key can join or leave the chain unnoticed.
@@ -19,10 +19,10 @@ The run cannot try again. I stays the same, so the change is still missing from 
 is read at again. A new run has another I.
 
 A server that logs cascades still does not log the cascades of changes that come from a server that does not log them:
-while it is that server's replica (even for a minute of the run), or when it applies the output of mysqlbinlog. It
-applies these changes in the way of the other server. But each event records the way in which the server applied it. So
-a table whose cascades are expected in the log is marked (`relies_on_log`), and the reader stops at a row of any table
-that was deleted or updated in the other way.
+while it is that server's replica (even for a minute of the run), or when it applies the output of mysqlbinlog. The
+server then applies these changes as the other server did. But each event records the way in which the server applied
+it. So a table whose cascades are expected in the log is marked (`relies_on_log`), and the reader stops at a row of any
+table that was deleted or updated in the other way.
 """
 
 from __future__ import annotations

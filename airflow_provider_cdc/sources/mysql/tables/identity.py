@@ -8,9 +8,10 @@ users with the privilege PROCESS, the server also shows the numbers of InnoDB's 
 number is used twice. TRUNCATE, EXCHANGE PARTITION and DISCARD TABLESPACE change only these numbers.
 
 To show these numbers, the server waits for every session that holds an exclusive lock on any table. CREATE TABLE …
-SELECT holds one until it ends, and so does an ALTER that waits for a reader of its table. This module waits only for a
-second. The server shows the numbers of tablespaces (``INNODB_TABLESPACES_BRIEF.SPACE``) without waiting. They change
-together with the numbers of the tables, except with IMPORT TABLESPACE. Tables that share a tablespace have none.
+SELECT holds one until it ends, and so does an ALTER that waits for a reader of its table. This module waits for one
+second at most. The server shows the numbers of tablespaces (``INNODB_TABLESPACES_BRIEF.SPACE``) without waiting.
+Tablespace numbers change together with the numbers of the tables, except with IMPORT TABLESPACE. Tables that share a
+tablespace have none.
 
 Identities are valid on one server only: on another server, the same table has another identity.
 """

@@ -71,7 +71,7 @@ class _Scanned:
 
 def _scan(method: str, expression: str, columns: Iterable[Column]) -> _Scanned:
     if method.endswith(("KEY", "COLUMNS")):
-        # These methods use the column values directly, without an expression.
+        # These partitioning methods use the column values directly, without an expression.
         return _Scanned(known=True, is_unsigned_difference=False)
     types = {column.name.lower(): column.type for column in columns}
     at, end = 0, len(expression.rstrip())

@@ -7,8 +7,8 @@ or in no list. SELECT shows the row. The next REBUILD or REORGANIZE PARTITION dr
 the log. If there is no such row at the position, there is none later: the server accepts no such row, and EXCHANGE,
 which the log shows, stops the run.
 
-The facts are queried after the position was fixed. They hold at the position if the table's identity has not changed
-since before the position: then no statement altered the table or exchanged a partition in between.
+The facts are queried after the position was fixed. The facts hold at the position if the table's identity has not
+changed since before the position: then no statement altered the table or exchanged a partition in between.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def with_known_at_position(
     For a table that is rolled forward, the facts that were known for its base still hold.
 
     :param unaltered: returns the tables that were not altered since the position, each with whether no partition was
-        exchanged either. It is called last.
+        exchanged either. This function is called last.
     """
     rolled = {plan.table for plan in plans if plan.base}
     read = [table for table in tables if table.name not in rolled]

@@ -62,7 +62,8 @@ _OPTIMIZING = (
 
 @dataclass(frozen=True)
 class LoggedDdl:
-    """A logged statement that may have changed the identity of a table. ``when``: the second in which it started."""
+    """A logged statement that may have changed the identity of a table. ``when``: the second in which the statement
+    started."""
 
     when: int
     effect: IdentityEffect
@@ -79,8 +80,8 @@ def replaced_since(
 ) -> dict[TableName, str]:
     """Return the tables whose identity changed without an explanation in the log, each with the reason.
 
-    The result may include the parents whose changes reach the tables. It omits tables without a recorded identity. It
-    includes a table that a running OPTIMIZE TABLE may have changed.
+    The result may include the parents whose changes reach the tables. The result omits tables without a recorded
+    identity. The result includes a table that a running OPTIMIZE TABLE may have changed.
 
     :param begin: a place in the log; the identities were recorded after it.
     :param explained: identities that the log has already explained, so that it need not be read again. New ones are

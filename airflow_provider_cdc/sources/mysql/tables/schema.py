@@ -46,11 +46,11 @@ def read_tables(
 ) -> tuple[Table, ...]:
     """Return the tables' definitions, in the order of ``names``.
 
-    They contain all columns, including generated and invisible ones, in the order of the log.
-    ``Column.type`` is the COLUMN_TYPE of the information schema. ``Column.details`` has, where they apply:
-    ``charset`` and ``collation``; ``generated``: ``virtual`` or ``stored``; ``invisible``: true; ``labels``: the labels
-    of enums and sets whose type does not show them (`hidden_labels`).
-    ``Table.details`` records whether rows `may_lack_partitions`, and the table's `unsigned_difference`.
+    Each definition contains all columns, including generated and invisible ones, in the order of the log.
+    ``Column.type`` is the COLUMN_TYPE of the information schema. ``Column.details`` has, where they apply: ``charset``
+    and ``collation``; ``generated``: ``virtual`` or ``stored``; ``invisible``: true; ``labels``: the labels of enums
+    and sets whose type does not show them (`hidden_labels`). ``Table.details`` records whether rows
+    `may_lack_partitions`, and the table's `unsigned_difference`.
 
     The key is the primary key, else the first visible unique index of whole NOT NULL columns that the server stores.
 
@@ -98,7 +98,7 @@ def unsigned_difference(table: Table) -> str:
 
 
 def difference(recorded: Table, now: Table) -> str:
-    """Describe what changed in a table since it was recorded; empty if nothing changed that a copy could show."""
+    """Describe the changes of a table since it was recorded; empty if no change could affect a copy."""
     before, after = ([_shape(column) for column in table.columns] for table in (recorded, now))
     if before != after:
         names = {shape[0] for shape in set(before) ^ set(after)} or {"their order"}

@@ -110,8 +110,8 @@ class ColumnType:
         the bytes to which binary(n) is padded; for a decimal of more than 38 digits, the minimum number of digits
         before the decimal point; 0 for any other type.
     ``precision``, ``scale``
-        those of a decimal; for bit(n), ``precision`` is the number of bits; for times, ``scale`` is the number of
-        digits of the fractional second.
+        the declared precision and scale of a decimal; for bit(n), ``precision`` is the number of bits; for times,
+        ``scale`` is the number of digits of the fractional second.
     ``labels``
         the members of enum and set, in order.
     ``policy``

@@ -1,8 +1,8 @@
 """Detects tables that entered or left a publication although the publication itself was not altered.
 
 A publication of whole schemas includes every table that is in a schema at the time of a change. A publication that
-publishes partitions as their root publishes a table under the root's name while the table is a partition. Both may last
-only for a moment within a transaction. The only traces are new versions of catalog rows.
+publishes partitions as their root publishes a table under the root's name while the table is a partition. Both
+situations may last only for a moment within a transaction. The only traces are new versions of catalog rows.
 """
 
 from __future__ import annotations

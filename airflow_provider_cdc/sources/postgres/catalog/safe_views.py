@@ -60,7 +60,8 @@ _STABLE = frozenset(
     )
     for sign in ("eq", "ne", "lt", "le", "gt", "ge", "cmp")
 }
-"""Stable functions that depend only on the time zone and on settings for printing values. All of these are pinned."""
+"""Stable functions that depend only on the time zone and on settings for printing values. Sessions pin all of these
+settings."""
 _OF_THE_CLOCK = frozenset({"timezone(text,time with time zone)"})
 """Functions with names in `_STABLE` that depend on the clock: they apply the daylight saving time of today."""
 

@@ -44,7 +44,7 @@ class Leaf:
 
     @property
     def sql(self) -> str:
-        """Its name, quoted."""
+        """The quoted name of the leaf."""
         return quote(self.schema, self.name)
 
 

@@ -28,8 +28,8 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
 
     With ``versions``, no catalog row of the partition tree or of the columns may have changed at all. This mode is for
     the moment at which the position is fixed, because nothing else shows what happened then. During the reads it would
-    stop runs without need. What is not compared by version during the reads cannot cause a wrong row, even if it was
-    changed and changed back:
+    stop runs without need. These objects are not compared by version during the reads, because they cannot cause a
+    wrong row, even if they were changed and changed back:
 
     - Columns (their names, types, NOT NULL): a column that was dropped and added again has another number.
       `check_in_place` checks the names and types of the columns with every read, and the log has them with the changes.
@@ -43,10 +43,10 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
     - The replica identity: the log has it for each relation, and marks with each change whether the old row is whole.
       But if the log reports changes under the root, it has the identity of the root (``as_root``): then versions are
       still compared.
-    - Partitions that were created or attached since: they had none of the table's rows at the position. They are not in
-      the log, and are not read. For a row that moved into such a partition, the log has a DELETE at its old place. If
-      the log does report changes under the root (``as_root``), the rows of an attached partition would look as if they
-      had existed before, so no partition may be added.
+    - Partitions that were created or attached since: they had none of the table's rows at the position. Such partitions
+      are not in the log, and are not read. For a row that moved into such a partition, the log has a DELETE at its old
+      place. If the log does report changes under the root (``as_root``), the rows of an attached partition would look
+      as if they had existed before, so no partition may be added.
     - Keys other than the recorded one: they identify nothing.
 
     A key is identified by its constraint. The index of the constraint may be replaced (REINDEX CONCURRENTLY), because

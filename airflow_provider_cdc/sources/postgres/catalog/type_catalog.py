@@ -37,7 +37,8 @@ WITH RECURSIVE part(root, oid) AS (
 # All parts of a type, with everything in them that can be altered and that affects the type's values.
 #
 # - Labels are compared by the version of their rows (xmin), so that a label that was renamed and renamed back is
-#   detected. They are separate from the digest: existing labels stay the same if others are added, at any place.
+# detected. Labels are not part of the digest, because existing labels stay the same if other labels are added, at any
+# place.
 # - Fields are compared by number, type and modifier: values show neither their names, nor whether a field is NOT NULL.
 #   While a column has the type, the server does not allow the type of a field to be changed, and a field that was
 #   dropped, or added and dropped, stays in the catalog.
@@ -54,8 +55,8 @@ SELECT p.root, bool_or(t.oid = ANY(%s::oid[])),
 FROM part p JOIN pg_type t ON t.oid = p.oid GROUP BY p.root
 """
 
-# A transaction that alters an enum or a composite type holds one of these locks until other sessions see the change. It
-# also holds a lock on each of its transaction ids. If it has no id yet, it has not committed.
+# A transaction that alters an enum or a composite type holds one of these locks until other sessions see the change.
+# The transaction also holds a lock on each of its transaction ids. If it has no id yet, it has not committed.
 _ALTERING = f"""{_PARTS}
 SELECT DISTINCT x.transactionid::text FROM part p JOIN pg_type t ON t.oid = p.oid JOIN pg_locks l ON l.granted
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())

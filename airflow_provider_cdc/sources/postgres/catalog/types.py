@@ -32,8 +32,8 @@ This module needs the name of a column, ``Column.nullable``, and from ``Column.d
 ``kind``
     ``base``, ``enum``, ``domain``, ``composite``, ``range``, ``multirange`` or ``array``.
 ``base_oid``, ``base_typmod``
-    the type beneath all domains; the same as the first two if there is no domain. (If they are missing, a domain is
-    read as text.)
+    the type beneath all domains; the same as ``oid`` and ``typmod`` if there is no domain. (If they are missing, a
+    domain is read as text.)
 ``names_objects``
     true if a part of the type (a field of a composite, say) is one of ``NAMES_OF_OBJECTS``.
 ``expression``
@@ -63,11 +63,11 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "TimeZone": "UTC",
     "bytea_output": "hex",
     "extra_float_digits": "3",
-    # Unless it is named, the schema of temporary tables is searched first.
+    # If the path does not name the schema of temporary tables, the server searches this schema first.
     "search_path": "pg_catalog, pg_temp",
     "standard_conforming_strings": "on",
     "xmlbinary": "base64",
-    # Not about text, but needed as well: rows that a policy hides would be silently omitted.
+    # This setting does not affect text, but without it, rows that a policy hides would be silently omitted.
     "row_security": "off",
 }
 """The settings of every session that reads tables or the log: all settings that determine how output functions print a
@@ -100,9 +100,9 @@ class ColumnType:
     ``value``
         the value that ``select`` reads: the column, or the expression by which the table computes it.
     ``policy``
-        how values that ``arrow`` cannot represent are handled: ``error`` or ``null``.
+        the policy for values that ``arrow`` cannot represent: ``error`` or ``null``.
     ``nullable``
-        whether the published column may have nulls; ``stored_nulls``: whether the column of the table may.
+        whether the published column may have nulls; ``stored_nulls``: whether the column of the table may have nulls.
     ``precision``, ``scale``
         the precision and scale of decimals.
     """
@@ -146,7 +146,8 @@ def column_types(table: Table) -> tuple[ColumnType, ...]:
 
 
 def arrow_schema(table: Table) -> pa.Schema:
-    """Return the Arrow schema of ``table``'s rows. It is the same for rows read by SELECT and for rows from the log."""
+    """Return the Arrow schema of ``table``'s rows. The schema is the same for rows read by SELECT and for rows from the
+    log."""
     return pa.schema([pa.field(column.name, column.arrow, nullable=column.nullable) for column in column_types(table)])
 
 
@@ -271,7 +272,7 @@ _NATIVE: Mapping[int, tuple[Family, pa.DataType]] = {
     3802: (Family.TEXT, pa.utf8()),  # jsonb
 }
 _PLAIN_TEXTS = frozenset({19, 25, 1042, 1043})
-"""name, text, char(n), varchar. Not json, because its text is a printed representation."""
+"""name, text, char(n), varchar. The type json is not included, because its text is a printed representation."""
 _UNREPRESENTABLE = (Family.DECIMAL, Family.DATE, Family.TIMESTAMP, Family.TIME)
 
 # Calling these functions takes half the time of format(), which is used for all other types.

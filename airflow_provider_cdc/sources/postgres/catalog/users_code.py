@@ -60,8 +60,8 @@ WHERE i.indrelid = {0} AND (i.indpred IS NOT NULL OR EXISTS (
     SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
     WHERE a.attrelid = i.indexrelid AND i.indkey[a.attnum - 1] = 0 AND t.typcategory IN ('N', 'D')))
 """
-"""A query that counts dependencies on user-defined functions and operators, for the relation with the given OID. It
-considers indexes that are partial, or that have an expression of a type for which conditions are pushed down
+"""A query that counts dependencies on user-defined functions and operators, for the relation with the given OID. The
+query considers indexes that are partial, or that have an expression of a type for which conditions are pushed down
 (`pushed_conditions`)."""
 
 _PLANNED_AT_ONCE = 50
@@ -77,7 +77,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EventTrigger:
-    """An event trigger that is not disabled. ``tags``: the commands for which it fires; empty: all commands."""
+    """An event trigger that is not disabled. ``tags``: the commands for which the trigger fires; empty: all
+    commands."""
 
     name: str
     event: str
@@ -235,8 +236,8 @@ def is_unplannable(error: psycopg.Error | adbc_driver_manager.Error) -> bool:
 def _is_of_users(error: psycopg.Error) -> bool:
     """Return whether an error comes from user code and not from the table.
 
-    Other checks report that a table no longer exists, or that this user may not read it or all of its rows. Only errors
-    of functions have a context.
+    Other checks report that a table no longer exists, or that this user may not read it or all of its rows. Of these
+    errors, only errors of functions have a context.
     """
     of_table = is_denied(error.sqlstate or "") or isinstance(error, _GONE)
     return bool(error.diag.context) if of_table else is_unplannable(error)

@@ -69,7 +69,7 @@ _SYSTEM_COLUMN = re.compile(r" :varattno -\d+")
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation that a view reads, directly or not. ``is_parent``: other tables inherit from it."""
+    """A relation that a view reads, directly or not. ``is_parent``: other tables inherit from this relation."""
 
     oid: int
     name: str
@@ -82,9 +82,9 @@ class Relation:
 
 @dataclass
 class Definition:
-    """All parts of a view's definition, including the definitions of the views that it reads. ``versions`` changes with
-    any change of these definitions, of the files of the tables, of their partitions and virtual columns, or of
-    user-defined types."""
+    """All parts of a view's definition, including the definitions of the views that this view reads. ``versions``
+    changes with any change of these definitions, of the files of the tables, of their partitions and virtual columns,
+    or of user-defined types."""
 
     relations: dict[int, Relation] = field(default_factory=dict)
     nodes: set[str] = field(default_factory=set)

@@ -1,4 +1,4 @@
-"""Checks of what a run needs to read changes: replication slots, WAL senders, publications and locks."""
+"""Checks of the replication slots, WAL senders, publications and locks that a run needs to read changes."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def _locks(context: TablesContext) -> Iterable[Problem]:
 def _room(context: TablesContext) -> Iterable[Problem]:
     """Check that enough slots and senders are free for a run.
 
-    In addition to its own slot, a run has a temporary slot for the exported snapshot, and later one to read the log. It
-    has both at once if rows are read ``again``.
+    In addition to its own slot, a run has a temporary slot for the exported snapshot, and later one to read the log. If
+    rows are read ``again``, a run has both temporary slots at once.
     """
     again = context.reads_again
     exported = again or any(plan.consistency == "exported" for plan in context.plans)

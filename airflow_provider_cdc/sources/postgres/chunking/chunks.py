@@ -1,9 +1,9 @@
 """Divides a table into chunks: ranges of blocks, read in the order in which they are stored on disk.
 
 Chunks of blocks need no key. While a relation keeps its file, an untouched row keeps its place in the file, so it is
-read exactly once, whenever the chunks are read. If a row moves, it was updated. Then the log has its key, and the
-rewind restores it, whether it was read once, twice or not at all. Every read checks that the relation still has its
-file (``chunk_reader``).
+read exactly once, whenever the chunks are read. If a row moves, it was updated. So the log has the key of the row, and
+the rewind restores the row, whether it was read once, twice or not at all. Every read checks that the relation still
+has its file (``chunk_reader``).
 
 A bound is ``(OID of the leaf, block)``. The leaves of a partitioned table follow each other. The last chunk of each
 leaf has no upper bound, so it includes rows that are appended meanwhile.

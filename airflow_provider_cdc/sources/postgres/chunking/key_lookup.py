@@ -85,7 +85,8 @@ class KeyLookup:
                 where=self._name,
                 hint="the table changed since the run began: trigger a new run",
             )
-        # Both sides have the collation: the server first removes duplicate keys, by the collation of the keys.
+        # Both sides of the comparison have the collation: the server first removes duplicate keys, by the collation of
+        # the keys.
         self._collations = [collations[name] for name in table.key]
         # The cast is needed because the server does not compare a domain over an enum with the enum. A cast without a
         # modifier computes nothing, so the server can still use the index.
@@ -96,7 +97,8 @@ class KeyLookup:
         self._names = ", ".join(f"k{place}" for place in range(len(table.key)))
 
     def source(self, relation: str, keys: pa.BinaryArray) -> str:
-        """Return what follows FROM in a SELECT that returns the rows of ``relation`` with these keys, each row once.
+        """Return the FROM clause (after FROM) of a SELECT that returns the rows of ``relation`` with these keys, each
+        row once.
 
         :param keys: images of the key columns.
         """

@@ -3,7 +3,8 @@
 The server's planner estimates whether an index is used, and how many rows it finds. The estimate affects only how the
 leaf is divided: if the server uses another plan when it reads, it sends the same rows. For columns that were never
 analyzed (a leaf was just loaded, or the server was upgraded), the planner has no statistics. It then assumes that any
-range of values has 1 of 200 rows, so one chunk could have all rows of the leaf. Such a leaf is divided into blocks.
+range of values has 1 of 200 rows, so one chunk could have all rows of the leaf. A leaf without statistics is divided
+into blocks.
 
 Only keys that are whole numbers, dates or times are divided, because this package and the server sort them in the same
 way. The bounds increase, and the first and the last range are open-ended. If the condition bounds the key, it is not

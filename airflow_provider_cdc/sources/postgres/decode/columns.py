@@ -1,7 +1,8 @@
-"""The last step to Arrow. It is the same for rows that were read and for row images of the log: both are ADBC's arrays.
+"""The last step to Arrow. This step is the same for rows that were read and for row images of the log: both are ADBC's
+arrays.
 
-It applies the policy for values that Arrow cannot hold. It also replaces all NaNs, which can differ in their bits, by
-one NaN.
+The step applies the policy for values that Arrow cannot hold. The step also replaces all NaNs, which can differ in
+their bits, by one NaN.
 """
 
 from __future__ import annotations

@@ -32,7 +32,8 @@ from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
 from airflow_provider_cdc.sources.session.trust import without_frames
 
 _BATCH_ROWS = 65_560
-"""Not a large power of two: otherwise all places of a row would compete for the same set of the processor's cache."""
+"""This is not a large power of two, because all locations of a row would then compete for the same set of the CPU
+cache."""
 _BATCH_CELLS = 1_000_000
 """Limits the memory for the places of values in wide rows, at 8 bytes per value."""
 _JSONB = 3802
@@ -70,7 +71,7 @@ class RowReader(Protocol):
 
 @contextmanager
 def open_rows(settings: ConnectionSettings, table: Table, kept: Kept | None = None) -> Iterator[RowReader]:
-    """Open a session that reads rows of ``table``. It ends with the block, unless it is ``kept``."""
+    """Open a session that reads rows of ``table``. The session ends with the block, unless it is ``kept``."""
     with session_of(kept, "reading", lambda: _reading(settings)) as reading:
         if isinstance(reading, CopyStream):
             reading.where = str(table.name)

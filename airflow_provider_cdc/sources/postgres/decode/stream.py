@@ -211,8 +211,8 @@ class CopyStream:
             raise psycopg.OperationalError(f"the connection was lost: {error}") from error
 
     def _messages(self, failure: psycopg.Error | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the messages until the server is ready for the next statement. Then raise the error that it sent, if
-        any.
+        """Yield the messages until the server is ready for the next statement. Then raise the error that the server
+        sent, if any.
 
         :param failure: an error that the server has already sent.
         """

@@ -152,21 +152,22 @@ class PostgresSegmentReader:
 def messages(
     connection: ReadingConnection, slot: str, publication: str, initial: Lsn, stop: Lsn, *, marked: bool = False
 ) -> Generator[pa.Array]:
-    """Yield the messages of a slot that stands at ``initial``: those of all transactions whose commit record ends at
-    ``stop`` or before, and perhaps of some later ones.
+    """Yield the messages of a slot that stands at ``initial``, for all transactions whose commit record ends at
+    ``stop`` or before, and perhaps for some later transactions.
 
     The server keeps the result of a call, in temporary files if necessary, until all of it is decoded. The result for a
     whole window could fill the server's disk, so a copy of the slot is read in parts. Each call decodes again from the
     beginning of the oldest transaction that was open. So a part is no smaller than that stretch of the log.
 
-    :param marked: also return the messages that applications wrote. One of them is the mark.
+    :param marked: also return the messages that applications wrote. One of these messages is the mark.
     :raises LogGone: the slot is gone, or stands elsewhere.
     """
     yield from take(connection, copy_slot(connection, slot, initial), publication, initial, stop, marked=marked)
 
 
 def copy_slot(connection: ReadingConnection, slot: str, initial: Lsn) -> str:
-    """Create a temporary copy of a slot that stands at ``initial``, and return its name. It ends with the session.
+    """Create a temporary copy of a slot that stands at ``initial``, and return its name. The copy is dropped with the
+    session.
 
     :raises LogGone: the slot stands elsewhere.
     """

@@ -121,7 +121,8 @@ def open_tail(
     """Follow the log from ``start`` on.
 
     :param identity: names the slots and the publications.
-    :param tables: either all or none of them are rolled ``forward``, because these tables use another slot.
+    :param tables: the tables whose log is read. Tables that are rolled ``forward`` use another slot, so either all of
+        ``tables`` are rolled forward, or none.
     :raises LogGone: the slot is gone, or was advanced.
     :raises SourceUnavailable: the server cannot be reached.
     """

@@ -1,8 +1,8 @@
 """The kernel that processes pgoutput messages: everything frequent in a log, without a step of Python per message.
 
-It follows the transactions, decides by their commit positions which of them count, and nets the row changes of the
-copied tables (``sources.netting``). It leaves rare or unknown messages to the caller: it returns ``ODD`` with the
-message at ``state[AT]``.
+The kernel follows the transactions, decides by their commit positions which of them count, and nets the row changes of
+the copied tables (``sources.netting``). The kernel leaves rare or unknown messages to the caller: it returns ``ODD``
+with the message at ``state[AT]``.
 
 A position in the log divides transactions by where their commit record *begins*: the consistent point of a slot, or of
 a snapshot that was exported with it, is the end of a record. It includes the transactions whose commit records begin
@@ -156,7 +156,7 @@ def _net_change(
     span = end - (old if old >= 0 else new)
     words = _ROW_SLACK + ((3 * span) >> 3)
     if forward:
-        # Both keys are written once more, the new one with its row.
+        # Write both keys once more, the new key with its row.
         words *= 2
     if not has_room(net, MOST_RECORDS, words):
         state[WANTED] = words
@@ -198,7 +198,7 @@ def _net_change(
             touch(net, table, size, data, 0, NO_ROW, state[ORDER])
         if new >= 0 and forward:
             size = put_key(net, data, new_places, key_columns, keys_at, keys)
-            # The new row may contain values of the old row. It is assembled directly at its final place.
+            # The new row may contain values of the old row. Assemble the row directly at its final place.
             row = key_place(net.state) + ((size + 7) >> 3 << 3)
             row_bytes = put_row(net.bytes, row, data, columns, new_places)
             leave(net, table, size, net.bytes, row, row_bytes, state[ORDER])

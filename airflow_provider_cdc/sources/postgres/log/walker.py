@@ -54,8 +54,8 @@ class LogWalker:
     """Nets the row changes of a slot, given as batches of messages.
 
     :param slot: the slot's name, for messages.
-    :param initial: transactions whose commit begins before it do not count.
-    :param stop: transactions whose commit begins at it or later do not count.
+    :param initial: transactions whose commit record begins before this position do not count.
+    :param stop: transactions whose commit record begins at this position or later do not count.
     :param mark: the mark that must occur before the end.
 
     ``state`` is the state of ``walk.walk``. After ``close``, ``change`` has the result.
@@ -231,8 +231,8 @@ class LogWalker:
         self._register(found.oid, walk_state.UNTRACKED if index is None else index | self._order_of(found, index))
 
     def _order_of(self, found: pgoutput.Relation, index: int) -> int:
-        """Return what is added to a table's index for a relation whose columns must be reordered or left out;
-        ``orders`` then has the order. Values of columns that are not read are not taken from the message."""
+        """Return the number that is added to a table's index for a relation whose columns must be reordered or left
+        out; ``orders`` then has the order. Values of columns that are not read are not taken from the message."""
         names = [column.name for column in self._tables[index].columns]
         told = {name: place for place, (name, *_) in enumerate(found.columns)}
         places = [told[name] if name in self._columns_read[index] else walk_state.NOT_READ for name in names]

@@ -1,7 +1,7 @@
 """Opens sessions with pinned settings, and maps the drivers' errors to errors of this package.
 
 Every setting that could change the result of a read is pinned. Two drivers connect to the server. psycopg is for
-control: queries and replication connections. ADBC reads tables and the log, as Arrow. Both get the same libpq
+control: queries and replication connections. ADBC reads tables and the log, as Arrow. Both drivers get the same libpq
 parameters.
 """
 

@@ -21,8 +21,8 @@ SET_AT_ONCE = ("transaction_timeout", "synchronous_commit")
 """Settings that `statement` sets without reading them back. Servers before 17 do not have the first one."""
 
 KEEPALIVE: Mapping[str, str] = {
-    # The server detects within minutes that the machine of a session is unreachable. Its kernel's default is two hours,
-    # during which the server would keep the session's snapshot and slot.
+    # The server detects within minutes that the machine of a session is unreachable. The default of the server's kernel
+    # is two hours. For that time the server would keep the session's snapshot and slot.
     "tcp_keepalives_idle": "60",
     "tcp_keepalives_interval": "15",
     "tcp_keepalives_count": "4",
@@ -68,7 +68,7 @@ def of_run(settings: ConnectionSettings, identity: Mapping[str, str], position: 
 
 
 def statement(settings: ConnectionSettings) -> str:
-    """Return the query that prepares a session. It returns one row of text, for `check`.
+    """Return the query that prepares a session. The query returns one row of text, for `check`.
 
     The query has no parameters, because COPY accepts none, and depends on no setting.
     """

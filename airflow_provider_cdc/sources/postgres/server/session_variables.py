@@ -23,7 +23,7 @@ class Pinned:
     ``value``
         the value, as the server shows it.
     ``why``
-        the effect of another value, or the reason for this one.
+        the effect of another value of the setting, or the reason why the setting has this value.
     """
 
     value: str

@@ -2,8 +2,7 @@
 
 Over its own TLS connection, libpq returns data only row by row. So here Python's ``ssl`` speaks TLS to the server, and
 libpq only logs in, over a local socket whose other end is this module. Until the session is established, the module
-passes libpq's messages to the server, and the server's answers to libpq. After that, the caller reads from the TLS
-socket.
+passes libpq's messages to the server, and the server's answers to libpq. Then the caller reads from the TLS socket.
 
 This is done only where it is as safe as libpq's own TLS: the server proves its identity with a certificate of the
 authority that the connection names, and no other TLS feature is configured. libpq does not see the encryption, so it

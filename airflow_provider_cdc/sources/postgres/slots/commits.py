@@ -2,8 +2,8 @@
 
 A publication cannot provide them: the server sends nothing for transactions that change none of its tables, so one time
 would mean a different position for each publication. The output plugin test_decoding, which comes with PostgreSQL,
-reports all transactions. Its text of the changes is not needed here. With so little decoding memory, the server only
-reports that a larger transaction has changes.
+reports all transactions. This module ignores the plugin's text of the changes. With so little decoding memory, the
+server only reports that a larger transaction has changes.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Commit:
 def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Generator[Commit]:
     """Yield the commits whose records begin at ``start`` or later, in log order, up to the log that is on disk.
 
-    :param slot: a slot that has the log since ``start``. It is not changed.
+    :param slot: a slot that has the log since ``start``. The slot is not changed.
     :raises LogGone: the slot is gone.
     :raises SourceUnavailable: the slot no longer has the log since ``start``.
     :raises ConfigurationError: the server lacks test_decoding.
@@ -88,7 +88,7 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
 
 
 def advance(connection: Connection, slot: str, to: Lsn) -> None:
-    """Advance a slot to ``to``. It then returns the transactions whose commit records begin there or later.
+    """Advance a slot to ``to``. The slot then returns the transactions whose commit records begin at ``to`` or later.
 
     :raises LogGone: the slot is already past ``to``, the log does not reach ``to``, or the log is gone.
     """

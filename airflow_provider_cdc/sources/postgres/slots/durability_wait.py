@@ -1,8 +1,8 @@
 """Wait until the log is on disk, so that no crash of the server can undo what was read.
 
 With ``synchronous_commit=off``, a transaction is visible before its log is on disk. After its last read, a session
-determines the end of the log. Its reads are safe once the log is on disk up to that end, as seen in the same session. A
-crash ends every session, even if the server's main process survives it, so no crash occurred in between.
+determines the end of the log. The session's reads are safe once the log is on disk up to that end, as seen in the same
+session. A crash ends every session, even if the server's main process survives it, so no crash occurred in between.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def wait(ask: Callable[[str], list[Any]], where: str) -> tuple[Lsn, str]:
     """Wait until all of the current log is on disk. Return the end of that log and the server's incarnation.
 
     The incarnation is the time at which the server was started. A restart may undo even what the server considered to
-    be on disk (``fsync=off``, a machine that is set back to an earlier state). Only the incarnation shows this.
+    be on disk (``fsync=off``, a machine that is set back to an earlier state). Only the incarnation shows such a loss.
 
     :param ask: runs one query in the session that has read.
     :raises SourceUnavailable: the server does not flush its log.

@@ -1,8 +1,8 @@
 """The mark at the end of a run's reads: a message in the log, which later reads of the log must find.
 
 Positions are only numbers. A server whose disk was put back continues from an earlier position and eventually passes
-all positions that it had reached before, with other transactions. Its name, timeline and slots are unchanged. So a
-message that no other log contains proves that a log is still the one that the reads saw.
+all positions that it had reached before, with other transactions. The name, the timeline and the slots of this server
+are unchanged. So a message that no other log contains proves that a log is still the one that the reads saw.
 
 The message belongs to no transaction and changes no row
 (https://www.postgresql.org/docs/current/functions-admin.html, ``pg_logical_emit_message``).
@@ -46,7 +46,7 @@ class EndMark:
 
 
 def write(ask: Callable[[str], list[Any]]) -> EndMark:
-    """Write a new mark into the log. It may not be on disk yet when this returns.
+    """Write a new mark into the log. The mark may not be on disk yet when this function returns.
 
     :param ask: runs one query.
     """

@@ -4,7 +4,8 @@ The first later commit ends the prefix, because commit times need not grow along
 standing slot was created counts. Recorded marks summarise the part that earlier calls have already read.
 
 The log has no DDL. If nothing else was committed between the end of a prefix and the position at which tables joined
-the standing slot, a time after that position resolves to that position. It then includes what was altered before it.
+the standing slot, a time after that position resolves to that position. This position includes all changes of tables
+that were made before it.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import Join, Ma
 
 @dataclass(frozen=True)
 class Prefix:
-    """The longest prefix of the log without a later commit. It ends at ``position``.
+    """The longest prefix of the log without a later commit. The prefix ends at ``position``.
 
     ``mark`` is the end of its last commit. ``position`` may be later than the mark, depending on the requested time.
     ``final``: a later commit follows, so the prefix cannot grow any more.

@@ -31,7 +31,7 @@ from airflow_provider_cdc.sources.postgres.slots.transaction_waits import consis
 
 PREFIX = "cdc_"
 STANDING = f"{PREFIX}standing_"
-"""Prefix of the names of standing slots and of their publications. They belong to no run."""
+"""Prefix of the names of standing slots and of their publications. These names belong to no run."""
 PLUGIN = "pgoutput"
 DROP_SECONDS = 15
 
@@ -72,7 +72,7 @@ class SlotState:
 
 def name_of(run_id: str) -> str:
     """Return the prefix of the names of all slots and publications of a run: ``cdc_`` and the run id, in characters
-    that a slot name may have. It leaves room for a token."""
+    that a slot name may have. The prefix leaves room for a token."""
     name = PREFIX + re.sub("[^a-z0-9_]", "_", run_id.lower())
     longest = _LONGEST_NAME - 1 - _TOKEN_DIGITS
     if len(name) > longest:
@@ -112,7 +112,7 @@ def new_slot(settings: ConnectionSettings, name: str, seconds: float) -> Iterato
 
     The server waits for every running transaction that has written, including prepared transactions.
 
-    :raises LockNotGranted: one of them ran for longer than ``seconds``; the message lists them.
+    :raises LockNotGranted: a transaction ran for longer than ``seconds``; the message lists these transactions.
     """
     with session(settings, replication=True) as connection:
         # With SNAPSHOT 'nothing', servers before 15.8 and 16.4 may reuse the snapshot that another slot built when it
@@ -196,7 +196,7 @@ def begins(connection: Connection, name: str) -> bool:
         return True
     peek = "pg_logical_slot_peek_binary_changes(%s, '0/1', 1, 'proto_version', '1', 'publication_names', %s)"
     try:
-        # It stops after the first record.
+        # The function stops after the first record.
         query(connection, f"SELECT FROM {peek}", (copy, quote(name)))
     except psycopg.errors.UndefinedFile:
         # The error has already dropped the temporary slot.
@@ -293,7 +293,7 @@ def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None
     """Drop a slot and a publication. No error if they do not exist.
 
     :raises TransientError: a session that uses the slot did not end.
-    :raises SourceUnavailable: a standby answered. It has nothing to drop.
+    :raises SourceUnavailable: a standby answered. A standby has nothing to drop.
     """
     with session(settings) as connection:
         _require_primary(settings, connection)

@@ -76,7 +76,7 @@ class Join:
 class Published:
     """Copies of ``tables`` at ``position``, published by the time ``at`` (microseconds since 1970).
 
-    ``wanted``: they may be rolled forward, so the log since ``position`` is needed.
+    ``wanted``: the copies may be rolled forward, so the log since ``position`` is needed.
     """
 
     position: str

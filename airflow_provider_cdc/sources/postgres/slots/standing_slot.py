@@ -90,7 +90,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
             record = _join(settings, connection, name, record, plans, options)
         except BaseException:
             if record is None:
-                # After any error: a slot without a record would keep the log for nothing.
+                # Drop the slot after any error, because a slot without a record would keep the log without need.
                 try:
                     slots.drop(settings, name, name)
                 except CdcError as also:

@@ -31,7 +31,7 @@ def consistent_point(settings: ConnectionSettings, connection: Connection, sql: 
     """Run CREATE_REPLICATION_SLOT on a replication connection, for at most ``seconds``. Return the slot's consistent
     point, and the name of the exported snapshot (empty if there is none).
 
-    :raises LockNotGranted: it had to wait for longer.
+    :raises LockNotGranted: the command had to wait for longer.
     """
     # statement_timeout does not apply to commands of the replication protocol, and lock_timeout would apply separately
     # to each transaction that the command waits for.
@@ -60,9 +60,10 @@ def settle(
     comes after the point.
 
     :param only: the ids (of type xid) of the relevant transactions, which were in progress a moment ago; None: all.
-    :raises LockNotGranted: some did not end within ``seconds``; the message lists them.
+    :raises LockNotGranted: some transactions did not end within ``seconds``; the message lists them.
     """
-    # A snapshot lists running transactions only up to the last one that has ended. So end a new one, the latest.
+    # A snapshot lists running transactions only up to the last one that has ended. So end a new transaction, which is
+    # the latest one.
     query(connection, "SELECT pg_current_xact_id()")
     ((began, committing, waiting),) = query(connection, _BEGAN, {})
     if only is not None:
@@ -82,11 +83,11 @@ _WORKER = "{0}.backend_type LIKE 'logical replication%%worker'"
 _WAITS_FOR_MORE = "{0}.wait_event IN ('LogicalApplyMain', 'LogicalParallelApplyMain', 'applytransaction')"
 _MAY_COMMIT = f"""CASE WHEN {_WORKER} THEN {_WAITS_FOR_MORE} IS NOT TRUE
     ELSE {{0}}.state IS NULL OR {{0}}.state NOT LIKE '{{1}}%%' END"""
-# A worker shows no query either. Its COMMIT PREPARED counts as a transaction of its own.
+# A worker shows no query either. The COMMIT PREPARED of a worker counts as a transaction of its own.
 _STATEMENT = f"concat({{0}}.pid, ' ', CASE WHEN {_WORKER} THEN {{0}}.xact_start ELSE {{0}}.query_start END)"
 
-# A prepared transaction has no session. Its COMMIT PREPARED has begun only if some session runs one. The query that a
-# session runs may be hidden from this user, be cut off, or not be text.
+# A prepared transaction has no session. The COMMIT PREPARED of the transaction has begun only if some session runs a
+# COMMIT PREPARED. The query that a session runs may be hidden from this user, be cut off, or not be text.
 _BEGAN = f"""
 SELECT pg_current_snapshot()::text, ARRAY(
     SELECT {_STATEMENT.format("w")} FROM pg_stat_activity w

@@ -1,1 +1,1 @@
-"""What each step of a run does on PostgreSQL."""
+"""The steps of a run on PostgreSQL."""

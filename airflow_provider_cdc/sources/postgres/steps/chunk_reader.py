@@ -67,7 +67,7 @@ def open_reader(
     # Imported here because the steps that only plan and record do not need the compiled decoders.
     from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
 
-    # Every read checks what was recorded of the whole table, whichever columns it reads.
+    # Every read checks the recorded definition of the whole table, even if it reads only some columns.
     with open_rows(settings, table.as_read, kept) as rows:
         if consistency in ("watermark", "again") and table.details["kind"] in (VIEW, MATERIALIZED):
             raise ConfigurationError("a view can only be read in a shared snapshot", where=str(table.name))
@@ -76,7 +76,7 @@ def open_reader(
             return
         if view is None:
             raise SourceUnavailable(
-                "the shared snapshot to read it in is missing", where=str(table.name), hint="retry the task"
+                "the shared snapshot for reading the table does not exist", where=str(table.name), hint="retry the task"
             )
         rows.run("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         with shared_view_errors(str(table.name)):

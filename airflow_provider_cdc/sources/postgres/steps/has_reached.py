@@ -13,7 +13,8 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.optional_capabilities import Reach
 from airflow_provider_cdc.sources.postgres.server.session import query, session
 
-# A standby shows readers what it has replayed. Each of the two functions fails on the other kind of server.
+# On a standby, readers see the transactions that it has replayed. Each of the two functions fails on the other kind of
+# server.
 _HERE = (
     "SELECT pg_is_in_recovery(), "
     "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text, "

@@ -1,8 +1,8 @@
 """Positions in the past, and whether a copy can be exact at such a position.
 
-The rows are read now and rewound to the past position. What must hold during a run must have held since that position:
-the log has all changes of the copied tables, and the tables are unchanged. The standing slot has the log. Its record
-shows since when the log has all changes of each table, and has a digest of each table that shows whether the table is
+The rows are read now and rewound to the past position. The conditions of a run must have held since that position: the
+log has all changes of the copied tables, and the tables are unchanged. The standing slot has the log. Its record shows
+since when the log has all changes of each table, and has a digest of each table that shows whether the table is
 unchanged. Apart from that, the run is like any other: its own slot is a copy of the standing slot at the past position.
 """
 
@@ -73,9 +73,11 @@ def record_past(
         name = slots.name_of_try(run_id)
         try:
             copy_slot(connection, past, name, position)
-            # Only after the slot exists: commits before the position may not have been visible when it was resolved.
+            # Wait only after the slot exists: commits before the position may not have been visible when it was
+            # resolved.
             transaction_waits.settle(settings, connection, options.lock.slot_wait_seconds)
-            # Only after that: a table in the state in which it joined was in this state at the position, too.
+            # Check the tables only after this wait: a table that is still as it was when it joined was the same at the
+            # position, too.
             tables = _planned_tables(connection, plans, past.name)
             fixed = Moment.POSITION_FIXED
             if problems := _problems_since(fixed, settings, connection, past, tables, plans, position, as_of):
@@ -195,7 +197,7 @@ def resolve(
                     hint="request an earlier time, or wait longer (as_of_wait_seconds), then retry the task",
                 )
             time.sleep(_POLL_SECONDS)
-        # The part that was read need not be read again. Then cause a later commit, which changes nothing.
+        # The part that was read need not be read again. Cause a later commit that changes nothing.
         marks = (*past.marks, prefix.mark)
         query(connection, "SELECT pg_logical_emit_message(true, %s, '')", (APPLICATION,))
     if prefix is None:

@@ -1,9 +1,9 @@
 """Decides whether published copies can be rolled forward, and creates the slots that keep the log for it.
 
-PostgreSQL keeps its log only for slots: the log since a copy exists if the standing slot has it. What must hold during
-a run must have held since the copy: the log has all changes of the table, and the table is unchanged. The record of the
-standing slot shows both. It has a digest of the table that changes with any change to the table's definition, its file,
-its name or its place in the publication, even if the change was undone.
+PostgreSQL keeps its log only for slots: the log since a copy exists if the standing slot has it. The conditions of a
+run must have held since the copy: the log has all changes of the table, and the table is unchanged. The record of the
+standing slot shows both. The record has a digest of the table that changes with any change to the table's definition,
+its file, its name or its place in the publication, even if the change was undone.
 
 Each run creates its own slots at the positions of the copies, as copies of the standing slot. So later changes to the
 standing slot do not affect the run and its retries.
@@ -132,7 +132,7 @@ def keep_window(
 def _check_since(connection: Connection, identity: Mapping[str, str], start: Lsn) -> None:
     """Check that this is the server of a copy, with all of its history since.
 
-    :raises SourceReplaced: it is another server, or its log ends before the copy.
+    :raises SourceReplaced: this is another server, or its log ends before the copy.
     """
     server_identity = identity_of(connection)
     # Another version may format values differently.
@@ -201,7 +201,8 @@ def _altered(
         elif joined is None:
             reasons[table.name] = f"the standing slot {standing.name} does not cover it yet, only from this run on"
         elif not standing.record.has_copy(name, starts[table.name], made_by[table.name]):
-            # Only a session that has found the run's own slot records a copy: so this history has the copy's position.
+            # Only a session that has found the run's own slot records a copy. So the copy's position is in this history
+            # of the server.
             reasons[table.name] = (
                 f"the standing slot {standing.name} has no record of the copy at {starts[table.name]}: the server's "
                 f"disk was restored to an earlier state, or the copy is older than {KNOWN_DAYS} days, or its run did "

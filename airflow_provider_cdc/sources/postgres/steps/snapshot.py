@@ -1,8 +1,9 @@
-"""The initial position, the shared snapshot for reading tables, and the bound on what the reads saw.
+"""Fixes the initial position, opens the shared snapshot for reading tables, and determines the bound on what the reads
+saw.
 
 ``exported`` follows the design of Materialize: the driver opens a transaction whose snapshot is exactly the consistent
-point of a temporary slot. It exports the snapshot and keeps it open while every task imports it. So all tasks read at
-one known position.
+point of a temporary slot. The driver exports the snapshot and keeps it open while every task imports it. So all tasks
+read at one known position.
 
 ``watermark`` needs no such transaction: ``core.net_change`` explains why each chunk may be read at a time of its own.
 ``again`` reads in the same way, and finally reads the changed rows again by their keys, in such a snapshot.
@@ -112,7 +113,7 @@ def record_initial(
             with session(settings) as connection:
                 if problems := problems_of(SETTINGS, Moment.POSITION_FIXED, ServerContext(connection)):
                     raise PreflightError(problems)
-                # Only slots that already exist: the position of a try that begins later may be the one recorded.
+                # Drop only slots that already exist: the position of a try that begins later may be the recorded one.
                 earlier = slots.names_of_run(connection, run_id)
                 before = read_tables(connection, [plan.table for plan in plans])
                 if not publication:
@@ -123,8 +124,9 @@ def record_initial(
                 here = session_setup.of_run(settings, server_identity | started)
                 with slots.new_slot(here, name, seconds) as (position, view):
                     _check_made(connection, name, position)
-                    # Before anything is read in the slot's own snapshot. In that snapshot, a commit that is in the log
-                    # but not yet marked in pg_xact counts as aborted, and a reader of its rows marks them so for good.
+                    # Wait before anything is read in the slot's own snapshot. In that snapshot, a commit that is in the
+                    # log but not yet marked in pg_xact counts as aborted, and a reader of its rows marks them so for
+                    # good.
                     transaction_waits.settle(settings, connection, seconds)
                     catalog_tables = read_at(connection, view, [plan.table for plan in plans])
                 server_identity |= slots.identity_of_try(name, publication)
@@ -232,7 +234,7 @@ def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Seq
 def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[SharedView]:
     """Export one snapshot for many sessions, at an exactly known position, for as long as the context is open.
 
-    :raises LockNotGranted: transactions delayed it for too long.
+    :raises LockNotGranted: transactions delayed the snapshot for too long.
     :raises SourceUnavailable: the server has no free slots or sessions.
     """
     seconds = lock.slot_wait_seconds

@@ -86,7 +86,8 @@ def _warn_of_crashes(connection: Connection) -> None:
 
 
 def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
-    """Warn of limits at which the server invalidates the run's slot. That stops the run, and has no other effect."""
+    """Warn of limits at which the server invalidates the run's slot. The loss of the slot stops the run, and has no
+    other effect."""
     limits = dict(
         query(
             connection,

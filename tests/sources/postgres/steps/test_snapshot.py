@@ -199,7 +199,7 @@ def test_a_leader_that_dies_takes_the_view_with_it_and_the_read_can_be_retried(
         soon(lambda: postgres.query("SELECT 1 FROM pg_replication_slots WHERE temporary"), [])
         with pytest.raises(SourceUnavailable, match="exported the snapshot"):
             read(shared, table, chunks, "exported")
-    with pytest.raises(SourceUnavailable, match="shared snapshot to read it in"):
+    with pytest.raises(SourceUnavailable, match="shared snapshot for reading"):
         read(source, table, chunks, "exported")
 
 

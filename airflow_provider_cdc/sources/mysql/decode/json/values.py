@@ -1,7 +1,8 @@
 """Kernels that write scalars of binary JSON as MySQL prints them, each into a buffer.
 
-Every writer takes the position to write at. It returns the position after the text, or one of the codes below, which
-are all negative. It checks that the text fits before it writes. The caller guarantees that the bytes to read exist.
+Every writer takes the position to write at. The writer returns the position after the text, or one of the codes below,
+which are all negative. Before it writes, the writer checks that the text fits. The caller guarantees that the bytes to
+read exist.
 """
 
 from __future__ import annotations
@@ -197,7 +198,7 @@ def write_double(bits: int, out: Any, pos: int) -> int:
 
 @inner
 def write_opaque(data: Any, code: int, at: int, length: int, out: Any, pos: int) -> int:
-    """Write a value of another SQL type with code `code`. Its `length` bytes are at `at`."""
+    """Write a value of another SQL type with code `code`. The `length` bytes of the value are at `at`."""
     if code == _NEWDECIMAL:
         return _write_decimal(data, at, length, out, pos)
     if code in (_DATE, _TIME, _DATETIME, _TIMESTAMP):
@@ -209,9 +210,9 @@ def write_opaque(data: Any, code: int, at: int, length: int, out: Any, pos: int)
 
 @inner
 def _write_decimal(data: Any, at: int, length: int, out: Any, pos: int) -> int:
-    """Write a decimal. It is stored as precision and scale (one byte each) and MySQL's DECIMAL: groups of 9 digits in 4
-    big-endian bytes; the first and the last group may be shorter. The inverted top bit is the sign. In a negative
-    number, all other bits are inverted, too."""
+    """Write a decimal. The value is stored as precision and scale (one byte each) and MySQL's DECIMAL: groups of 9
+    digits in 4 big-endian bytes; the first and the last group may be shorter. The inverted top bit is the sign. In a
+    negative number, all other bits are inverted, too."""
     if length < 3:
         return BAD_DECIMAL
     scale = np.int64(data[at + 1])
@@ -261,9 +262,9 @@ def _write_decimal(data: Any, at: int, length: int, out: Any, pos: int) -> int:
 
 @inner
 def _write_temporal(data: Any, code: int, at: int, length: int, out: Any, pos: int) -> int:
-    """Write a date or time. It is stored as a little-endian int64: from the low end, 24 bits of microseconds, 6 of
-    seconds, 6 of minutes, then the hours. With a date, the hours have 5 bits, followed by 5 bits of the day and
-    year · 13 + month."""
+    """Write a date or time. The value is stored as a little-endian int64: from the low end, 24 bits of microseconds, 6
+    of seconds, 6 of minutes, then the hours. With a date, the hours have 5 bits, followed by 5 bits of the day and year
+    · 13 + month."""
     if length != 8:
         return BAD_TIME
     if pos + 30 > len(out):

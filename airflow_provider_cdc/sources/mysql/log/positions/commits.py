@@ -61,8 +61,8 @@ def commit_time(data: Bytes, body: int, body_end: int, kind: int) -> int:
     """Return the commit time in microseconds since 1970, or -1."""
     if kind == TAGGED_GTID:
         return tagged_commit_time(data, body, body_end)
-    # flags, UUID, number, a type code (2: two numbers for parallel appliers follow); then the time in 7 bytes. Their
-    # highest bit says that the time of the first commit, on another server, follows.
+    # flags, UUID, number, a type code (2: two numbers for parallel appliers follow); then the time in 7 bytes. If the
+    # highest bit of the 7 bytes is set, the time of the first commit, on another server, follows.
     if body + 49 > body_end or load8(data, body + 25) != 2:
         return -1
     when: int = load32(data, body + 42) | (load16(data, body + 46) << 32) | ((load8(data, body + 48) & 0x7F) << 48)
@@ -136,7 +136,8 @@ def read_commits(
                 return MORE
             if length < HEADER_BYTES + CHECKSUM_BYTES + 58:
                 return DAMAGED
-                # Its own checksum is always present. The byte before it says whether the other events have one.
+                # The event that describes the format always has a checksum of its own. The byte before it says whether
+                # the other events have one.
             if load32(data, at + length - CHECKSUM_BYTES) != crc32(crc_tables, data, at, at + length - CHECKSUM_BYTES):
                 return DAMAGED
             state[CHECKSUM] = CHECKSUM_BYTES if load8(data, at + length - CHECKSUM_BYTES - 1) == 1 else 0

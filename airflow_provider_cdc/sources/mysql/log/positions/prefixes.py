@@ -1,7 +1,8 @@
 """Finds prefixes of the log: the position at a given time, and the place in the log of a GTID set.
 
-The position at a time is the longest prefix of the log in which no transaction committed later. It is final once the
-log contains a later commit. Commit times may decrease along the log, so the prefix ends before the first later commit.
+The position at a time is the longest prefix of the log in which no transaction committed later. The prefix is final
+once the log contains a later commit. Commit times may decrease along the log, so the prefix ends before the first later
+commit.
 
 A GTID set that includes some transactions and omits earlier ones was never the state of this server: rows written by
 the later transactions cannot be separated from the effects of the earlier ones. So only a prefix is a position.
@@ -45,10 +46,10 @@ _KEEP_LOGS = "make the server keep its logs for longer (binlog_expire_logs_secon
 class Prefix:
     """A prefix of the log.
 
-    :param position: its transactions, including those that were purged from the log.
-    :param place: where it ends.
+    :param position: the transactions of the prefix, including those that were purged from the log.
+    :param place: the place in the log at which the prefix ends.
     :param latest: the latest commit in the part that was read; None: nothing was read.
-    :param following: the commit time of the first transaction after it; None: there is none yet.
+    :param following: the commit time of the first transaction after the prefix; None: there is none yet.
     """
 
     position: GtidSet
@@ -60,8 +61,8 @@ class Prefix:
 def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
     """Return the longest prefix of the log without a commit after ``when``.
 
-    It is final if ``following`` is not None. Otherwise nothing was committed later yet, and the next commits may still
-    belong to the prefix.
+    The prefix is final if ``following`` is not None. Otherwise nothing was committed later yet, and the next commits
+    may still belong to the prefix.
 
     :raises LogGone: the log begins after ``when``.
     :raises SourceUnavailable: the server cannot be reached.

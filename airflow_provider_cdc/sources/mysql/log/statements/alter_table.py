@@ -7,10 +7,10 @@ that are in no log of its own (MERGE, FEDERATED). DROP CONSTRAINT may drop a for
 CHECK cannot.
 
 The algorithm matters, too. If the server copies the table row by row, it recomputes STORED columns with the settings of
-the session, and replaces dates that this session's sql_mode does not allow. It copies with ALGORITHM=COPY; with
-``old_alter_table=ON``, which the log does not show; for a new CHECK; and for everything that it cannot do in place. So
-if a copy may have other values, the statement must state that it makes no copy. A table that is rebuilt in place, or
-whose rows move between partitions, keeps its rows byte for byte.
+the session, and replaces dates that this session's sql_mode does not allow. The server copies the table with
+ALGORITHM=COPY; with ``old_alter_table=ON``, which the log does not show; for a new CHECK; and for everything that it
+cannot do in place. So if a copy may have other values, the statement must state that it makes no copy. A table that is
+rebuilt in place, or whose rows move between partitions, keeps its rows byte for byte.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _SHOWN = frozenset(
     "MODIFY OPTIMIZE ORDER PARTITION PARTITIONING PRIMARY REBUILD REMOVE RENAME REORGANIZE REPAIR ROW_FORMAT SET "
     "SPATIAL TABLESPACE TO TRUNCATE UNIQUE".split()
 )
-"""Words at the beginning of a part that say what it does."""
+"""The first words of a part of the statement, which identify the kind of change."""
 _MOST_SHOWN = 4
 
 

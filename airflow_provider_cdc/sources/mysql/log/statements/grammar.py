@@ -5,9 +5,9 @@ unreadable.
 
 The text of a versioned comment (``/*!80023 INVISIBLE */``) is part of the statement for servers of that version and
 later. A server that skips such a comment overwrites its exclamation mark before it logs the statement, so that replicas
-skip the comment, too. A replica logs what it executed itself, and so does a server to which another server's log is
-applied. So a versioned comment in the log was part of the statement, and its number is at most the version of the
-server that wrote the file.
+skip the comment, too. A replica logs the statements that it executed itself. So does a server to which another server's
+log is applied. So a versioned comment in the log was part of the statement, and its number is at most the version of
+the server that wrote the file.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class UnreadableError(Exception):
 class Token:
     """A word (with ``word``, its upper-case form, for comparison with keywords), a quoted name, a string, or a sign.
 
-    ``spaced``: whether it is separated from the previous token.
+    ``spaced``: whether the token is separated from the previous one.
     """
 
     text: str
@@ -67,7 +67,7 @@ class Token:
         return self.name or bool(self.word)
 
 
-# The server knows fewer spaces than Python. After two dashes it accepts any control character.
+# The server knows fewer spaces than Python. After two dashes the server accepts any control character.
 _TOKEN = r"""
     (?P<space>[ \t\n\v\f\r]+|\#[^\n]*|--(?=[\x00-\x20\x7f]|\Z)[^\n]*)
     | /\*!(?P<versioned>(?:[0-9]{5}(?:[0-9](?=[ \t\n\v\f\r]))?)?)   # what follows is part of the statement
@@ -125,7 +125,7 @@ def _tokens(statement: Statement) -> Iterator[Token]:
         elif kind == "end_of_versioned":
             if not versioned:
                 if not text.startswith("*", at):
-                    # It ends no comment, so the server parsed some comment differently.
+                    # This end mark ends no comment, so the server parsed some comment differently.
                     raise UnreadableError
                 # A star that the server takes alone; the slash begins a comment.
                 yield Token("*")

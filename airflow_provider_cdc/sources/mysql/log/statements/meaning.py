@@ -47,8 +47,8 @@ class Meaning:
 
     ``write``: the table written to, with `Effect.ELSEWHERE`. ``redefines``: the tables, copied or not, that may become
     views or other tables, or get other triggers; ``*`` stands for all tables. ``identity``: the possible effect on the
-    identity of the copied tables that the statement names, if it is known to change none of their rows. ``detail``:
-    what a statement that touches a table does, if its kind does not say so.
+    identity of the copied tables that the statement names, if it is known to change none of their rows. ``detail``: the
+    effect of a statement that touches a table, if its kind does not show the effect.
     """
 
     effect: Effect
@@ -76,8 +76,8 @@ class _Parser(Reader):
         self.tracked = tracked
 
     def rows_as_text(self, what: str) -> Meaning:
-        """Return the meaning of a statement that changes rows. It is harmless if it opened no table in a schema that
-        has copied tables."""
+        """Return the meaning of a statement that changes rows. The statement is harmless if it opened no table in a
+        schema that has copied tables."""
         schemas = self.statement.schemas
         if schemas is not None and not any(self.tracked.first_in(known(schema)) for schema in schemas):
             return Meaning(Effect.HARMLESS, what)
@@ -151,7 +151,8 @@ def _meaning(parser: _Parser) -> Meaning:
         parser.take("TABLE")
         return parser.touches("TRUNCATE TABLE", parser.table())
     if verb == "OPTIMIZE":
-        # It rebuilds a table with the same rows, unless it copies them, for example with a FULLTEXT index.
+        # OPTIMIZE TABLE rebuilds a table with the same rows, unless it copies the table, for example because of a
+        # FULLTEXT index.
         parser.take("NO_WRITE_TO_BINLOG", "LOCAL")
         parser.need("TABLE", "TABLES")
         meanings = [

@@ -7,8 +7,9 @@
   to none. There are no such rows if there were none at the beginning (`sources.mysql.tables.partitions`). If the last
   of the new ranges is unbounded (MAXVALUE), every row has a partition. The server does not allow ranges to shrink this
   way. A list may lose values, together with the rows that have them.
-- All of these except OPTIMIZE and ANALYZE compute the partition of each row, unless they add ranges or lists. They drop
-  a row if the computation is an error in this session's sql_mode (`sources.mysql.tables.partition_expressions`).
+- All of these except OPTIMIZE and ANALYZE compute the partition of each row, unless they add ranges or lists. These
+  statements drop a row if the computation is an error in this session's sql_mode
+  (`sources.mysql.tables.partition_expressions`).
 
 TRUNCATE, DROP, EXCHANGE, DISCARD, IMPORT and REPAIR PARTITION change rows.
 """

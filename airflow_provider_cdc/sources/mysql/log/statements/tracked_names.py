@@ -2,8 +2,8 @@
 
 With ``lower_case_table_names``, the server folds names with its own tables: İ becomes i, and every character stays one
 character. So two names are treated as equal if they are equal character by character, ignoring case. A non-ASCII
-character that has case is treated as equal to any other such character. This may stop a run for a table whose name only
-looks alike, but never misses a table. The same rule is used where the server distinguishes case.
+character that has case is treated as equal to any other such character. So a run may stop because of a table with a
+similar name, but no table is missed. The same rule is used where the server distinguishes case.
 """
 
 from __future__ import annotations

@@ -56,7 +56,8 @@ class Write:
 
 
 def write_of(statement: Statement, tracked: TrackedNames) -> Write | None:
-    """Return what a statement writes to, if it is one table in a schema without copied tables; None if unknown."""
+    """Return the table that a statement writes to, if it is a single table in a schema without copied tables; None if
+    unknown."""
     settings = statement.backslash_escapes and not statement.ansi_quotes and statement.charset in _CHARSETS
     if statement.schemas is None or not settings or any(sign in statement.text for sign in ("/*!", "/*+")):
         return None
@@ -89,13 +90,13 @@ class _Parser(Reader):
             if self.word() not in ("SELECT", "SET", "VALUES"):
                 raise UnreadableError
         self._check_numbers()
-        # A name that only looks like a copied table's may be that of a view, so only exact names are left out.
+        # A name that is only similar to a copied table's name may be the name of a view. So leave out only exact names.
         return Write(table, tuple(name for name in self._rest() if not tracked.has(name)))
 
     def table(self) -> TableName:
         name = super().table()
         if "." in name.schema:
-            # In the summary, the text of this name would be that of another table.
+            # In the summary, the text of this name would be the name of another table.
             raise UnreadableError
         return name
 

@@ -1,7 +1,7 @@
 """The stream of a binary log file: its connection and its packets.
 
-The bytes are received into a small buffer that fits into the CPU cache. They are copied from there, without the packet
-headers, into ``Dump.data``, which then has the same bytes as the file. Protocol:
+The bytes are received into a small buffer that fits into the CPU cache. From the buffer, the bytes are copied, without
+the packet headers, into ``Dump.data``, which then has the same bytes as the file. Protocol:
 https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_binlog_dump.html.
 """
 
@@ -104,7 +104,7 @@ class Dump:
         self._raw: Bytes = np.empty(RAW_BYTES, np.uint8)
         self._state: Int64s = np.zeros(8, np.int64)
         self._state[SEQUENCE] = 1
-        # Until the first log data arrives, a silent server is one that does not accept the login.
+        # If the server is silent before the first log data arrives, it does not accept the login.
         self._connection = connect(settings, read_timeout=CONNECT_SECONDS)
         try:
             with mapped_errors(self._where):

@@ -23,8 +23,8 @@ def request_log(connection: Connection, name: str, start: int) -> None:
 
     COM_BINLOG_DUMP has a position of four bytes, but a file can exceed 4 GiB, because a transaction is never split.
     COM_BINLOG_DUMP_GTID has eight bytes. If it names a file, the server starts at the given position and omits the
-    transactions in the GTID set, which is empty here. It works only with ``gtid_mode=ON``, so it is used only where
-    needed.
+    transactions in the GTID set, which is empty here. This command works only with ``gtid_mode=ON``, so it is used only
+    where needed.
     """
     # The server ends an older dump of the same replica, so each request needs a unique id.
     unique = str(uuid.uuid4())

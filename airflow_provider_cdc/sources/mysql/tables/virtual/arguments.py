@@ -29,7 +29,7 @@ from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
 def as_number(value: Value) -> Value:
     """Return ``value`` as a number.
 
-    :raises Dependent: sessions may convert it to different numbers.
+    :raises Dependent: sessions may convert the value to different numbers.
     """
     if value.kind == "geometry" or value.wraps:
         raise Dependent(DIFFERENCE if value.wraps else "it uses a geometry as a number")

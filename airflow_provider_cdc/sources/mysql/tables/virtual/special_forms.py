@@ -68,7 +68,8 @@ def _timestampdiff(node: Node, values: Sequence[Value]) -> Value:
 
 
 def _week(node: Node, values: Sequence[Value]) -> Value:
-    # Without a mode, the server uses default_week_format. It prints the mode that it used when the table was created.
+    # Without a mode, the server uses default_week_format. In the expression, the server prints the mode that it used
+    # when the table was created.
     if len(values) != 2 or node.arguments[1].kind != "number":
         raise Dependent("the number of a week depends on default_week_format")
     _dates(values[:1])

@@ -71,8 +71,8 @@ class Value:
     ``as_text``
         a date or time that was converted to a text of the same form.
     ``mislabelled``
-        a text from CONV, BIN or OCT. Its bytes are ASCII, but the server labels it with the connection's character set.
-        It is correct in every session only if a column stores it as text or as a number.
+        a text from CONV, BIN or OCT. The bytes of such a text are ASCII, but the server labels it with the connection's
+        character set. Such a text is correct in every session only if a column stores it as text or as a number.
     ``wraps``
         a difference of unsigned numbers: an error in some sessions and a negative number in others.
     """
