@@ -357,7 +357,7 @@ def place_of(table: TableName, run_id: str) -> str:
 
 
 def record_of(publication: Publication, change: TableChange, uri: str) -> Copy:
-    """What readers are told of the copy of one table, whose files are at ``uri``."""
+    """Return the record for readers of the copy of one table, whose files are at ``uri``."""
     under_its_own_name: dict[str, Any] = {publication.position_key: publication.position}
     return Copy(
         run_id=publication.run_id,

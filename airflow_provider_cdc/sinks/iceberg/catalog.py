@@ -224,7 +224,7 @@ def answering(where: str) -> Iterator[None]:
 
 
 def answered(where: str) -> Callable[[_Method], _Method]:
-    """Decorate a method that asks a catalog: its errors are told as `answering` tells them."""
+    """Decorate a method that calls a catalog, so that it raises the errors of `answering`."""
 
     def decorate(method: _Method) -> _Method:
         @wraps(method)

@@ -196,7 +196,7 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
         requirements += (_ref(tag_of(run_id), None),)
     for snapshot in metadata.snapshots:
         if property_of(snapshot, RUN_ID) == run_id:
-            # Somebody removed the tag of what this run committed.
+            # Another program removed the tag of the run's snapshot: set the tag again.
             return _Staged(table.metadata_location, (_tag(run_id, snapshot.snapshot_id),), requirements)
     takes_head = head is None or head.run_id == run_id or is_newer(commit.copy, head)
     if takes_head:
@@ -274,7 +274,7 @@ def another_source(copy: Copy, source: Mapping[str, str], where: str) -> Configu
 
 
 def check_foreign(table: Table, where: str) -> None:
-    """Make sure that nobody but runs of this package changed rows of the table since the newest copy.
+    """Check that only runs of this package have changed rows of the table since the newest copy.
 
     Compactions are fine: they change files and no rows.
 

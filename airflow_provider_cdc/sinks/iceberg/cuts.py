@@ -243,8 +243,8 @@ def _kept(rows: Sequence[CutRow], group: str) -> list[CutRow]:
 
 
 def _expire(catalog: Catalog, namespace: str) -> None:
-    """Remove snapshots of the table of cuts that nobody reads any more, and files that none names."""
-    # The cut is committed. What stays behind goes with a later one.
+    """Remove old snapshots of the table of cuts, and files that no snapshot names."""
+    # The cut is committed, so a failure here must not fail the run. A later cut removes the rest.
     with suppress(Exception):
         table = open_cuts(catalog, namespace)
         before = datetime.now(UTC) - GRACE

@@ -54,7 +54,7 @@ class ReplaceFiles(_OverwriteFiles):
         data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
         merger: _ManifestMergeManager[_OverwriteFiles] = _ManifestMergeManager(_MANIFEST_BYTES, MERGED_AT, True, self)
         merged = merger.merge_manifests(data)
-        # Those that were written for this snapshot and merged at once are named by nobody.
+        # No snapshot names the manifests that were written for this snapshot and merged at once.
         named = {manifest.manifest_path for manifest in merged}
         for path in self._written_manifests:
             if path not in named:
