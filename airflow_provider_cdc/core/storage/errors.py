@@ -33,8 +33,7 @@ _REFUSALS = (
             r"MISSING_AUTHENTICATION_TOKEN|UNAUTHENTICATED|AuthenticationFailed|HTTP [Ss]tatus(?: code)?:? 401"
         ),
         "its credentials are wrong or have expired",
-        "set valid credentials in the environment of Airflow and Spark (for S3: AWS_ACCESS_KEY_ID, "
-        "AWS_SECRET_ACCESS_KEY)",
+        "set valid credentials in the environment of Airflow and Spark (S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)",
     ),
     (
         re.compile(

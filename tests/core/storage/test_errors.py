@@ -65,7 +65,9 @@ def test_s3_takes_what_a_folder_takes(s3: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    "credentials", [READER, (ADMIN[0], "not-the-s3cret"), ("AKIANOBODY", "not-the-s3cret")], ids=["reader", "secret", "key"]
+    "credentials",
+    [READER, (ADMIN[0], "not-the-s3cret"), ("AKIANOBODY", "not-the-s3cret")],
+    ids=["reader", "secret", "key"],
 )
 def test_a_store_that_denies_access_is_not_asked_again(
     s3: str, monkeypatch: pytest.MonkeyPatch, credentials: tuple[str, str]
