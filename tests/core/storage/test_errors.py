@@ -73,7 +73,7 @@ def test_a_store_that_denies_access_is_not_asked_again(
     s3: str, monkeypatch: pytest.MonkeyPatch, credentials: tuple[str, str]
 ) -> None:
     use(monkeypatch, s3, credentials)
-    with pytest.raises(ConfigurationError, match="denies access|its credentials are wrong") as refusal:
+    with pytest.raises(ConfigurationError, match=r"denies access|its credentials are wrong") as refusal:
         Storage("s3://lake/raw").check_writable()
     assert "credentials" in refusal.value.hint
     assert credentials[1] not in str(refusal.value)
