@@ -25,8 +25,8 @@ class AuthorOptions:
         None,
         accepts=PATTERNS,
         fixed=True,
-        help="The folders that `target` and `scratch` may be, or be below. They are compared part by part: `*` matches "
-        "any run of characters in one part; `*` alone matches any target. None: any target.",
+        help="The allowed folders for `target` and `scratch`. Folders below them are allowed, too. Patterns are compared "
+        "part by part: `*` matches any run of characters in one part; `*` alone matches any target. None: any target.",
         example='a list such as ["s3://bucket/lake"]',
     )
     strict_conf: bool = option(

@@ -251,7 +251,7 @@ SINCE: tuple[Check[PastContext], ...] = (
     ),
     Check(
         "mysql.past-start",
-        "The server was not started since the position.",
+        "The server has not been restarted since the position.",
         _WHEN,
         "ask for a time after the last start of the server",
         _started_since,
@@ -287,7 +287,7 @@ STATEMENTS: tuple[Check[PastContext], ...] = (
 REPLACED: tuple[Check[PastContext], ...] = (
     Check(
         "mysql.past-replaced",
-        "No table was replaced since the position without a trace in the log.",
+        "Since the position, no table has been replaced by an operation that the log does not contain.",
         _WHEN,
         "ask for a time after the table was created",
         _replaced,
