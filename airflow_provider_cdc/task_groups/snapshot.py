@@ -130,9 +130,9 @@ class SnapshotTaskGroup(TaskGroup):
     :param source_conn_ids: The connections that ``source_conn_id`` may name. ``*`` matches any run of characters. None:
         any connection. Any user who may trigger the DAG fills in its params, but the tasks run with Airflow's rights:
         set this and ``targets`` if ``source_conn_id`` or ``target`` is a template.
-    :param targets: The allowed folders for ``target`` and ``scratch``. Folders below them are allowed, too. Patterns
-        are compared part by part: ``*`` matches any run of characters in one part; ``*`` alone matches any target.
-        None: any target.
+    :param targets: The allowed folders for ``target`` and ``scratch``. Folders below them are allowed, too. They are
+        compared part by part: ``*`` matches any run of characters in one part; ``*`` alone matches any target. None:
+        any target.
     :param strict_conf: Reject DAG runs whose conf has keys that are not params of the DAG. Otherwise misspelt keys are
         ignored.
     :param group_id: id of the group.

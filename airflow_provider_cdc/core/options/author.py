@@ -25,7 +25,7 @@ class AuthorOptions:
         None,
         accepts=PATTERNS,
         fixed=True,
-        help="The allowed folders for `target` and `scratch`. Folders below them are allowed, too. Patterns are compared "
+        help="The allowed folders for `target` and `scratch`. Folders below them are allowed, too. They are compared "
         "part by part: `*` matches any run of characters in one part; `*` alone matches any target. None: any target.",
         example='a list such as ["s3://bucket/lake"]',
     )
