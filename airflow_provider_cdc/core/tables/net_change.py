@@ -122,7 +122,7 @@ def rewind_counts(rows: Mapping[Row, int], counts: Mapping[Row, int]) -> dict[Ro
         if remaining < 0:
             raise CopyMismatch(
                 f"the log adds a row {counted(count, 'time')} that was read {counted(remaining + count, 'time')}",
-                hint="clear lock_and_record and the tasks after it; if it recurs, report it with the server's version",
+                hint="trigger a new run; if it recurs, report it with the server's version",
             )
         if remaining:
             result[row] = remaining
