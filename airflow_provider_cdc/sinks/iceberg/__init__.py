@@ -1,1 +1,1 @@
-"""Copies as Iceberg tables, and cuts: sets of copies of all tables of a run."""
+"""Publishes copies as Iceberg tables, and as cuts. A cut is the set of the copies of all tables of one run."""

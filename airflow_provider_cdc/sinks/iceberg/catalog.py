@@ -27,27 +27,29 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, StorageUna
 from airflow_provider_cdc.sinks.catalog import KINDS, CatalogSettings
 
 BESIDE_THE_TABLES = "_catalog.db"
-"""The file of the catalog of a lake that no connection names one for."""
+"""The file of the lake's own catalog, which is used if no connection names a catalog."""
 
 CATALOG_NAME = "default"
-"""The name of catalogs whose connection names none. In a database, each name has tables of its own."""
+"""The name of a catalog whose connection does not give a name. A catalog in a database keeps separate tables for each
+name."""
 
 Identifier = tuple[str, ...]
 
-# PyIceberg takes what is after a # for the fragment of a URI. Engines take the others for patterns, or decode them.
+# PyIceberg treats the text after a # as the fragment of a URI. Engines treat the other characters as patterns, or
+# decode them.
 _MISREAD = re.compile(r"[#*?\[\]{}\\]|%[0-9A-Fa-f]{2}")
 _PART = re.compile(r'(?:^|\.)(?:"((?:[^"]|"")+)"|([^".]+))', re.DOTALL)
 
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _CLIENTS = ("requests", "urllib3", "sqlalchemy", "sqlite3", "psycopg", "psycopg2", "botocore", "thrift")
-"""The packages below PyIceberg whose errors are the catalog's."""
+"""The packages that PyIceberg uses to reach a catalog. Their errors are errors of the catalog."""
 _REFUSALS = (ForbiddenError, UnauthorizedError, OAuthError)
 
 
 def open_catalog(settings: CatalogSettings | None, lake: Storage) -> Catalog:
-    """The catalog that ``settings`` describe, or the one beside the tables in ``lake``.
+    """Open the catalog that ``settings`` describe; None: the catalog in the folder ``lake``.
 
-    :raises ConfigurationError: there is no such catalog, or it cannot be reached as described.
+    :raises ConfigurationError: there is no such catalog, or it cannot be reached with these settings.
     """
     if settings is None:
         return _beside(lake)
@@ -61,7 +63,8 @@ def open_catalog(settings: CatalogSettings | None, lake: Storage) -> Catalog:
     except ConfigurationError:
         raise
     except Exception as error:
-        # PyIceberg and the drivers below it raise errors of many kinds, some of which show the settings.
+        # PyIceberg and its drivers raise errors of many classes. Some messages contain the settings, so they are not
+        # shown.
         raise ConfigurationError(
             f"the catalog cannot be opened ({type(error).__name__})",
             where=f"{settings.kind} catalog {settings.uri or settings.warehouse}",
@@ -70,14 +73,14 @@ def open_catalog(settings: CatalogSettings | None, lake: Storage) -> Catalog:
 
 
 def check_catalog(catalog: Catalog, settings: CatalogSettings) -> None:
-    """Make sure that a catalog answers.
+    """Check that a catalog answers.
 
-    :raises ConfigurationError: it does not.
+    :raises ConfigurationError: the catalog does not answer.
     """
     try:
         catalog.list_namespaces()
     except Exception as error:
-        # The message of a driver may show the settings.
+        # The driver's message may contain the settings, so it is not shown.
         raise ConfigurationError(
             f"the catalog does not answer ({type(error).__name__})",
             where=f"{settings.kind} catalog {settings.uri or settings.warehouse}",
@@ -86,7 +89,7 @@ def check_catalog(catalog: Catalog, settings: CatalogSettings) -> None:
 
 
 def properties_of(settings: CatalogSettings) -> dict[str, str]:
-    """PyIceberg's properties of a catalog. They hold secrets."""
+    """Return the properties with which PyIceberg opens a catalog. They contain secrets."""
     properties = {"type": settings.kind, **settings.properties}
     if settings.warehouse:
         properties["warehouse"] = settings.warehouse
@@ -118,9 +121,9 @@ def _beside(lake: Storage) -> Catalog:
 
 
 def check_location(folder: Storage) -> None:
-    """Make sure that the metadata of tables below a folder can name their files.
+    """Make sure that the metadata of tables can name files below ``folder``.
 
-    :raises ConfigurationError: PyIceberg, or an engine, would look for them elsewhere.
+    :raises ConfigurationError: PyIceberg or an engine would look for the files in another place.
     """
     path = "/" + "/".join(LakeUri.parse(folder.uri).decoded)
     if match := _MISREAD.search(path):
@@ -132,27 +135,27 @@ def check_location(folder: Storage) -> None:
 
 
 def is_local(lake: Storage) -> bool:
-    """Whether a lake is on a local disk."""
+    """Return whether a lake is on a local disk."""
     return LakeUri.parse(lake.uri).scheme in ("", "file")
 
 
 def name_of(identifier: Identifier) -> str:
-    """The name of a table in one text, different for different tables; `identifier_in` reads it.
+    """Return the name of a table as one text. Different tables have different texts. `identifier_in` parses the text.
 
-    Parts are joined by dots. A part with a dot or a quote is in double quotes, as in SQL.
+    The parts are joined by dots. A part that contains a dot or a quote is in double quotes, as in SQL.
     """
     parts = ('"' + part.replace('"', '""') + '"' if "." in part or '"' in part else part for part in identifier)
     return ".".join(parts)
 
 
 def identifier_in(name: str) -> Identifier:
-    """The parts of a name that `name_of` made."""
+    """Parse a name from `name_of` into its parts."""
     parts = _PART.findall(name)
     return tuple(quoted.replace('""', '"') if quoted else plain for quoted, plain in parts)
 
 
 def load_table(catalog: Catalog, identifier: Identifier) -> Table | None:
-    """A table of the catalog; None: there is none."""
+    """Load a table of the catalog; None: the catalog does not have the table."""
     try:
         return catalog.load_table(identifier)
     except NoSuchTableError:
@@ -160,19 +163,20 @@ def load_table(catalog: Catalog, identifier: Identifier) -> Table | None:
 
 
 def make_namespace(catalog: Catalog, namespace: Identifier, properties: Mapping[str, str] | None = None) -> None:
-    """Create a namespace, and those above it, unless they exist."""
+    """Create a namespace and its parent namespaces, unless they exist."""
     for depth in range(1, len(namespace) + 1):
         try:
             if not catalog.namespace_exists(namespace[:depth]):
                 catalog.create_namespace(namespace[:depth], dict(properties or {}))
         except Exception:
-            # Another run made it meanwhile: PyIceberg's own catalog raises the database's error then.
+            # Another run may have created the namespace meanwhile. PyIceberg's SQL catalog then raises an error of the
+            # database.
             if not catalog.namespace_exists(namespace[:depth]):
                 raise
 
 
 def folder_of(table: Table, name: str = "") -> Storage:
-    """The folder of a table, or the one called ``name`` in it."""
+    """Return the folder of a table, or the folder ``name`` in it."""
     location = str(table.location()).rstrip("/")
     scheme, colon, rest = location.partition("://")
     # Iceberg's locations are not percent-encoded.
@@ -183,30 +187,31 @@ def folder_of(table: Table, name: str = "") -> Storage:
 def send(
     catalog: Catalog, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
 ) -> TableMetadata:
-    """Commit updates to a table; return its new metadata.
+    """Commit updates to a table, and return the table's new metadata.
 
-    Whatever `Catalog.commit_table` raises passes: only ``CommitFailedException`` means that nothing was committed.
+    Errors of `Catalog.commit_table` are not converted. Only ``CommitFailedException`` means that nothing was committed.
     """
     response = catalog.commit_table(table, requirements, updates)
     with suppress(Exception):
-        # PyIceberg does it for its own commits only. Without it, every commit leaves a file of metadata for ever.
+        # PyIceberg deletes old metadata files only after its own commits. Without this call, every commit leaves one
+        # behind.
         catalog._delete_old_metadata(table.io, table.metadata, response.metadata)
     return response.metadata
 
 
 @contextmanager
 def answering(where: str) -> Iterator[None]:
-    """Tell errors of a catalog as errors of this package.
+    """Convert errors of a catalog to errors of this package.
 
     :raises ConfigurationError: the catalog denies access.
-    :raises StorageUnavailable: it failed, or cannot be reached.
+    :raises StorageUnavailable: the catalog failed, or cannot be reached.
     """
     try:
         yield
     except CdcError:
         raise
     except Exception as error:
-        # What the errors say may show the settings.
+        # The messages of the errors may contain the settings, so only the class is shown.
         kind = type(error)
         if isinstance(error, _REFUSALS):
             raise ConfigurationError(
@@ -224,7 +229,7 @@ def answering(where: str) -> Iterator[None]:
 
 
 def answered(where: str) -> Callable[[_Method], _Method]:
-    """Decorate a method that calls a catalog, so that it raises the errors of `answering`."""
+    """Decorate a method that calls a catalog: `answering` converts the errors of the catalog."""
 
     def decorate(method: _Method) -> _Method:
         @wraps(method)

@@ -1,12 +1,13 @@
-"""Commits one table's copy: one snapshot with its tag, whatever the catalog answers.
+"""Commits one table's copy to the catalog: one snapshot and its tag, even if answers of the catalog are lost.
 
-A catalog's answer says less than it seems. Only ``CommitFailedException`` means that nothing was committed. After any
-other error (a lost response, a time-out, a 5xx answer) the commit may or may not have landed. So each try first looks
-for the run's tag, which is part of the commit. If the tag is not there, the updates are sent again: they require the
-head that they were made for, and that the tag is not there, so of all requests of a run at most one can land.
+Only ``CommitFailedException`` means that nothing was committed. After any other error (a lost response, a time-out, a
+5xx answer), the commit may or may not have succeeded. So each try first looks for the run's tag, which is part of the
+commit. If the tag does not exist, the updates are sent again. Each request requires that the table's head has not
+changed since the request was made, and that the tag does not exist. So at most one of a run's requests can succeed.
 
-The older of two runs never takes the head from the newer one: the record of the newest copy is a property of the table
-(`tables.HEAD`), and changes in the same commit. A snapshot of the older run is there by its tag only.
+An older run never replaces the head that a newer run committed. The record of the newest copy is a property of the
+table (`tables.HEAD`), and changes in the same commit as the head. If an older run commits late, only its tag refers to
+its snapshot.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ from airflow_provider_cdc.sinks.iceberg.tables import (
 
 TAG = "cdc-"
 COPY = "cdc.copy"
-"""The property of a snapshot with the record of the copy."""
+"""The property of a snapshot that contains the record of the copy."""
 
 _ROUNDS = 10
 _RESENDS = 3
@@ -66,10 +67,10 @@ _AGAIN = "run the task again: it looks what was committed, and completes the res
 
 @dataclass(frozen=True)
 class TableCommit:
-    """What is committed of one table.
+    """The copy of one table, with its files, as it will be committed.
 
-    ``wanted`` are the URIs of all data files of the copy, with the records of those that this run wrote; None: the
-    files are those of the snapshot that run ``base`` tagged.
+    ``wanted`` has all data files of the copy by URI, each with its record. The record is None for a file that the copy
+    takes over from the snapshot of the run ``base``.
     """
 
     copy: Copy
@@ -80,7 +81,7 @@ class TableCommit:
 
 @dataclass(frozen=True)
 class CommittedTable:
-    """A table's copy in the catalog."""
+    """A table's copy that was committed to the catalog."""
 
     identifier: Identifier
     uuid: str
@@ -89,12 +90,12 @@ class CommittedTable:
 
 
 def tag_of(run_id: str) -> str:
-    """The name of the tag of a run's snapshots."""
+    """Return the name of the tag that marks a run's snapshots."""
     return f"{TAG}{run_id}"
 
 
 def commit_table(catalog: Catalog, commit: TableCommit) -> CommittedTable:
-    """Commit the copy of one table, unless it is committed.
+    """Commit the copy of one table, unless it is already committed.
 
     :raises ConfigurationError: the table was replaced, or another writer changed its rows.
     :raises PublishIncomplete: other writers kept changing the table.
@@ -110,7 +111,7 @@ def commit_table(catalog: Catalog, commit: TableCommit) -> CommittedTable:
             if done := _committed(table.metadata, identifier, commit.copy.run_id, where):
                 return done
             if staged is None or staged.metadata_location != table.metadata_location:
-                # What was sent before requires that the run has no tag, so of all that is sent at most one lands.
+                # All earlier requests also require that the run has no tag, so at most one request can succeed.
                 staged = _stage(table, commit, where)
         except CdcError:
             raise
@@ -121,7 +122,7 @@ def commit_table(catalog: Catalog, commit: TableCommit) -> CommittedTable:
         try:
             metadata = send(catalog, table, staged.requirements, staged.updates)
         except CommitFailedException:
-            # Another writer came first, or an earlier copy of this request did: look.
+            # Another writer or an earlier send of this request committed first. The next round looks for the tag.
             unknown = []
         except Exception as error:
             unknown.append(error)
@@ -156,9 +157,9 @@ def _load(catalog: Catalog, identifier: Identifier, place: Place, where: str) ->
 
 
 def _committed(metadata: TableMetadata, identifier: Identifier, run_id: str, where: str) -> CommittedTable | None:
-    """The run's snapshot; None: the run has none.
+    """Return the committed copy of the run; None: the run's tag does not exist.
 
-    :raises FileDamaged: the run's tag names a snapshot that the run has not made.
+    :raises FileDamaged: the run's tag names a snapshot that the run did not make.
     """
     snapshot = metadata.snapshot_by_name(tag_of(run_id))
     if snapshot is None:
@@ -175,7 +176,7 @@ def _committed(metadata: TableMetadata, identifier: Identifier, run_id: str, whe
 
 @dataclass(frozen=True)
 class _Staged:
-    """What a catalog commits, made for the table whose metadata lie at ``metadata_location``."""
+    """A prepared commit: it fits the version of the table whose metadata file is ``metadata_location``."""
 
     metadata_location: str
     updates: tuple[TableUpdate, ...]
@@ -192,7 +193,7 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
         _ref("main", metadata.current_snapshot_id),
     )
     if metadata.snapshots:
-        # PyIceberg refuses the requirement on a table without snapshots, which has no tags either.
+        # PyIceberg rejects this requirement if the table has no snapshots. Such a table has no tags either.
         requirements += (_ref(tag_of(run_id), None),)
     for snapshot in metadata.snapshots:
         if property_of(snapshot, RUN_ID) == run_id:
@@ -208,7 +209,7 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
     if base is not None:
         check_kept(table, base, wanted_schema, where)
         properties["cdc.base_run_id"] = commit.base
-        # As long as it has its tag, no removal takes the files that it shares with this copy.
+        # As long as the base's snapshot has its tag, its files, which this copy shares, are not removed.
         requirements += (_ref(tag_of(commit.base), base.snapshot_id),)
     transaction = Transaction(table)
     stage_schema(transaction, table, wanted_schema, where)
@@ -236,7 +237,7 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
 
 
 def manifests_of(run_id: str) -> str:
-    """What the names of the manifests contain that a run writes."""
+    """Return the prefix of the names of a run's Iceberg manifests."""
     return f"cdc-{run_id}-"
 
 
@@ -249,22 +250,22 @@ def _ref(name: str, snapshot_id: int | None) -> AssertRefSnapshotId:
 
 
 def head_of(table: Table, where: str) -> Copy | None:
-    """The record of the newest copy that was committed to the table; None: there is none."""
+    """Return the record of the newest copy that was committed to the table; None: no copy was committed."""
     text = table.properties.get(HEAD)
     return None if text is None else decode_copy(json.loads(text), where)
 
 
 def check_same_source(head: Copy | None, copy: Copy, where: str) -> None:
-    """Make sure that the newest copy of a table is of the source of ``copy``, as far as that is known.
+    """Check that the newest copy of a table is not known to be of another source than ``copy``.
 
-    :raises ConfigurationError: it is of another source.
+    :raises ConfigurationError: the newest copy is of another source.
     """
     if head is not None and is_of_another(head, copy):
         raise another_source(head, copy.source, where)
 
 
 def another_source(copy: Copy, source: Mapping[str, str], where: str) -> ConfigurationError:
-    """The error that a table has a copy of another source than ``source``."""
+    """Return the error for a table with a copy of another source than ``source``."""
     return ConfigurationError(
         f"the table has copies of another source: {describe(known_source(copy))}; this run's is {describe(source)}",
         where=where,
@@ -276,9 +277,9 @@ def another_source(copy: Copy, source: Mapping[str, str], where: str) -> Configu
 def check_foreign(table: Table, where: str) -> None:
     """Check that only runs of this package have changed rows of the table since the newest copy.
 
-    Compactions are fine: they change files and no rows.
+    Compactions are allowed, because they change files but no rows.
 
-    :raises ConfigurationError: another writer did.
+    :raises ConfigurationError: another writer has changed rows.
     """
     snapshot = table.metadata.snapshot_by_name("main")
     while snapshot is not None and not property_of(snapshot, RUN_ID):
@@ -295,6 +296,6 @@ def check_foreign(table: Table, where: str) -> None:
 
 
 def property_of(snapshot: Snapshot, name: str) -> str:
-    """A property of a snapshot; empty: it has none."""
+    """Return a property of a snapshot; empty: the snapshot does not have the property."""
     summary = snapshot.summary
     return "" if summary is None else str(summary.additional_properties.get(name, ""))

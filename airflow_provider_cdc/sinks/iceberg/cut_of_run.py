@@ -1,4 +1,4 @@
-"""Makes the rows of a run's cut."""
+"""Makes the rows of a run's cut: one row for each table, with the snapshot to read."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def rows_of_run(
 ) -> list[CutRow]:
     """Return the rows of a run's cut.
 
-    :param committed: the committed tables of the publication, in its order.
-    :param left_out: the names of the Iceberg tables of the group that the run leaves out.
+    :param committed: the committed tables, in the order of the publication.
+    :param left_out: the names of the Iceberg tables that belong to the group but not to this run.
     :param existing: the rows of all earlier cuts.
     """
     newest = newest_rows(existing)
@@ -54,8 +54,8 @@ def rows_of_run(
 def _carried(
     publication: Publication, left_out: Collection[str], existing: Sequence[CutRow], latest: bool
 ) -> list[CutRow]:
-    """Return the rows of the tables that a run leaves out: those of their newest copies that are not newer than the
-    cut."""
+    """Return the rows of the tables that a run leaves out. Each row names the table's newest copy that is not newer
+    than the run's cut."""
     run_id, position, group = publication.run_id, publication.position, publication.group
     newest: dict[str, CutRow] = {}
     for row in existing:

@@ -1,11 +1,12 @@
-"""Cuts: sets of copies of all tables of a run, all exact at one position.
+"""Cuts. A cut is the set of the copies of all tables of one run, all exact at one position.
 
-Tables are committed one after the other, so a reader of several tables may see new rows of one and old rows of another.
-A cut is one commit to one small table, ``cdc_cuts``, made when all tables are committed: for each table, the snapshot
-that belongs to the run. A reader asks for a cut, and reads each table at the snapshot that the cut names.
+Tables are committed one after the other, so a reader of several tables may see new rows of one table and old rows of
+another. When all tables are committed, one commit to a small table, ``cdc_cuts``, adds the run's cut: the snapshot of
+each table. A reader asks for a cut, and reads each table at the snapshot that the cut names.
 
-Each commit replaces the one data file of the table by another one, with the rows of the earlier cuts and its own, and
-requires the head that it has read: so two runs can neither share a cut nor lose one.
+The table of cuts has one data file. Each commit replaces this file with a file that has the rows of the earlier cuts
+and of the new cut. The commit requires that the table's head is still the one that was read. So two runs can never
+commit the same cut number, and no cut is lost.
 """
 
 from __future__ import annotations
@@ -46,14 +47,14 @@ from airflow_provider_cdc.sinks.iceberg.tables import DATA, RUN_ID
 
 NAME = "cdc_cuts"
 KEPT = 1000
-"""So many cuts of each group are kept. Snapshots of older ones keep their tags."""
+"""The number of cuts that are kept for each group. Snapshots in older cuts keep their tags."""
 
 GRACE = timedelta(days=1)
-"""Readers hold on to a cut, and to the files of the table of cuts, for less than that."""
+"""The longest time for which a reader may use a cut, and the files of the table of cuts."""
 
 _PROPERTIES = {"format-version": "2", "write.metadata.delete-after-commit.enabled": "true"}
 _EXPIRED_AT = 20
-"""So many old snapshots of the table of cuts are removed at once."""
+"""The number of old snapshots of the table of cuts that are removed at once."""
 _ROUNDS = 20
 _RESENDS = 3
 _PAUSE_SECONDS = 0.2
@@ -82,7 +83,7 @@ _NULLABLE = ("digest",)
 
 @dataclass(frozen=True)
 class CutRow:
-    """One table of a cut; the fields are the columns of the table of cuts."""
+    """One table of a cut. The fields are the columns of the table of cuts."""
 
     run_id: str
     source: str
@@ -105,7 +106,7 @@ class CutRow:
 
 @cache
 def cuts_schema() -> Schema:
-    """The Iceberg schema of the table of cuts."""
+    """Return the Iceberg schema of the table of cuts."""
     return Schema(
         *(
             NestedField(number, name, kind, required=name not in _NULLABLE, doc=doc)
@@ -115,7 +116,7 @@ def cuts_schema() -> Schema:
 
 
 def open_cuts(catalog: Catalog, namespace: str) -> Table:
-    """The table of cuts, which is created unless it exists."""
+    """Load the table of cuts. Create the table if it does not exist."""
     identifier = (*namespace.split("."), NAME)
     table = load_table(catalog, identifier)
     if table is None:
@@ -128,13 +129,13 @@ def open_cuts(catalog: Catalog, namespace: str) -> Table:
 
 
 def find_cuts(catalog: Catalog, namespace: str) -> list[CutRow]:
-    """The rows of all cuts, the oldest first; none, if there is no table of cuts."""
+    """Return the rows of all cuts, the oldest cut first. Without a table of cuts, there are no rows."""
     table = load_table(catalog, (*namespace.split("."), NAME))
     return [] if table is None else rows_of(table)
 
 
 def rows_of(table: Table) -> list[CutRow]:
-    """The rows of all cuts in ``table``, the oldest first."""
+    """Return the rows of all cuts in ``table``, the oldest cut first."""
     head = table.metadata.snapshot_by_name("main")
     if head is None:
         return []
@@ -143,13 +144,13 @@ def rows_of(table: Table) -> list[CutRow]:
 
 
 def newest_rows(rows: Sequence[CutRow]) -> dict[str, CutRow]:
-    """The row of the newest copy of each Iceberg table, by its identifier."""
-    # Of a table that a run left out, the cut names the snapshot of an earlier cut.
+    """Return the row of the newest copy of each Iceberg table, by the table's identifier."""
+    # If a run left a table out, its cut names the table's snapshot from an earlier cut.
     return {row.identifier: row for row in rows if row.latest and row.table_position == row.position}
 
 
 def copy_in(row: CutRow) -> Copy:
-    """What orders a copy among others, as a cut tells it."""
+    """Return the copy in a row of a cut, with the fields by which copies are ordered."""
     return Copy(
         run_id=row.run_id,
         position=row.table_position,
@@ -160,12 +161,13 @@ def copy_in(row: CutRow) -> Copy:
 
 
 def newest_cut(rows: Sequence[CutRow]) -> int | None:
-    """The number of the cut among ``rows`` that is exact at the latest position; None: there is none.
+    """Return the number of the cut that is exact at the latest position; None: ``rows`` has no cut.
 
-    It need not be the one that was committed last: a run that began earlier may end later.
+    This need not be the cut that was committed last, because a run that began earlier may end later.
     """
     newest: CutRow | None = None
-    # Of one cut, the copies that the run itself made tell its place; a run that made none has those of other cuts.
+    # The position of a cut is the position of the copies that its run made. If the run made no copy, use the copies
+    # that it took over from other cuts.
     for row in sorted(rows, key=lambda row: (row.cut, row.table_position == row.position)):
         if newest is None or row.cut == newest.cut or is_newer(copy_in(row), copy_in(newest)):
             newest = row
@@ -175,9 +177,10 @@ def newest_cut(rows: Sequence[CutRow]) -> int | None:
 def commit_cut(
     catalog: Catalog, namespace: str, run_id: str, compose: Callable[[Sequence[CutRow]], Sequence[CutRow]]
 ) -> list[CutRow]:
-    """Commit the cut of a run, unless it is committed, and return the rows of all cuts.
+    """Commit the cut of a run, unless it is already committed, and return the rows of all cuts.
 
-    :param compose: makes the rows of the cut from those of all cuts so far; called again if another cut came first.
+    :param compose: makes the rows of the new cut from the rows of all earlier cuts. It is called again if another cut
+        was committed first.
     :raises PublishIncomplete: other runs keep committing cuts.
     :raises CommitUnknown: the catalog does not say whether the cut is committed.
     """
@@ -204,7 +207,7 @@ def commit_cut(
         except CommitFailedException:
             unknown = []
         except Exception as error:
-            # Whether it has landed shows in the next round. If not, the same head is required again.
+            # The next round shows whether the commit succeeded. If it did not, the same head is required again.
             unknown.append(error)
             if len(unknown) > _RESENDS:
                 break
@@ -218,7 +221,7 @@ def commit_cut(
 
 
 def remove_rows(catalog: Catalog, namespace: str, identifier: str, snapshot_id: int) -> None:
-    """Remove a snapshot of one table from all cuts, so that no reader is led to it.
+    """Remove a snapshot of one table from all cuts, so that no new reader uses it.
 
     :raises PublishIncomplete: other runs keep committing cuts.
     """
@@ -243,7 +246,7 @@ def _kept(rows: Sequence[CutRow], group: str) -> list[CutRow]:
 
 
 def _expire(catalog: Catalog, namespace: str) -> None:
-    """Remove old snapshots of the table of cuts, and files that no snapshot names."""
+    """Remove old snapshots of the table of cuts, and the files that no remaining snapshot names."""
     # The cut is committed, so a failure here must not fail the run. A later cut removes the rest.
     with suppress(Exception):
         table = open_cuts(catalog, namespace)
@@ -272,7 +275,7 @@ def _expire(catalog: Catalog, namespace: str) -> None:
 def _stage(
     table: Table, rows: Sequence[CutRow], run_id: str, number: int
 ) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
-    """What a catalog commits to have the table hold exactly ``rows``."""
+    """Return the updates and requirements of a commit after which the table has exactly ``rows``."""
     schema = _arrow_schema(table)
     data = pa.table({name: [getattr(row, name) for row in rows] for name in schema.names}, schema)
     writer = ParquetWriter(folder_of(table, DATA), f"cut-{number}-{uuid.uuid4().hex}", schema)
@@ -295,7 +298,7 @@ def _unknown(where: str, error: Exception) -> CommitUnknown:
 
 
 def _arrow_schema(table: Table) -> pa.Schema:
-    """The schema of the data files, with the field ids that the catalog assigned."""
+    """Return the schema of the data files, with the field ids that the catalog assigned."""
     fields = {field.name: field for field in table.schema().fields}
     return pa.schema(
         [

@@ -1,4 +1,5 @@
-"""Iceberg's records of data files, made from what the tasks recorded when they wrote them: publishing opens no file."""
+"""Makes Iceberg's records of data files. The tasks recorded all facts when they wrote the files, so publishing opens no
+file."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from airflow_provider_cdc.core.run.staging import StagedFile
 
 
 def data_file(uri: str, file: StagedFile) -> DataFile:
-    """The record of the data file at ``uri``, of an unpartitioned table."""
+    """Return Iceberg's record of the data file at ``uri``. The table is not partitioned."""
     stats = FileStats.decoded(file.stats)
     record = DataFile.from_args(
         content=DataFileContent.DATA,

@@ -1,4 +1,4 @@
-"""Which files of a table its snapshots name, and the deletion of those that none names."""
+"""Finds the files that a table's snapshots name, and deletes files that no snapshot names."""
 
 from __future__ import annotations
 
@@ -16,13 +16,14 @@ _DELETERS = 8
 
 
 class NamedFiles:
-    """The files below a table's folder that its snapshots name. Each manifest is read once."""
+    """Finds the files in a table's folder that the table's snapshots name. Each manifest is read once."""
 
     def __init__(self) -> None:
         self._manifests: dict[str, frozenset[str]] = {}
 
     def of(self, table: Table, snapshots: Iterable[Snapshot]) -> set[str]:
-        """The names in the table's folder of the lists of manifests, the manifests, and the files in these."""
+        """Return the names of the manifest lists, the manifests, and the files that these manifests name. Names are
+        relative to the table's folder."""
         uris: set[str] = set()
         for snapshot in snapshots:
             uris.add(str(snapshot.manifest_list))
@@ -37,7 +38,8 @@ class NamedFiles:
 
 
 def delete_unnamed(table: Table, names: Iterable[str], named: NamedFiles | None = None) -> None:
-    """Delete files in the table's folder, except those that a snapshot names. Files that are gone do not matter."""
+    """Delete files in the table's folder, except files that a snapshot names. Files that no longer exist are
+    ignored."""
     candidates = set(names)
     if not candidates:
         return
@@ -48,6 +50,6 @@ def delete_unnamed(table: Table, names: Iterable[str], named: NamedFiles | None 
 
 
 def _delete(folder: Storage, name: str) -> None:
-    # Another attempt may delete it at the same time.
+    # Another attempt may delete the file at the same time.
     with suppress(FileNotFoundError):
         folder.delete_file(name)

@@ -1,7 +1,7 @@
-"""One snapshot of an Iceberg table whose data files are exactly those that a run publishes.
+"""Makes a snapshot of an Iceberg table that has exactly the data files that a run publishes.
 
-It builds on private classes of PyIceberg 0.12, which ``pyproject.toml`` pins for that reason;
-``tests/sinks/iceberg/test_pyiceberg_members.py`` has each member that is used.
+This module uses private classes of PyIceberg 0.12, so ``pyproject.toml`` pins this version.
+``tests/sinks/iceberg/test_pyiceberg_members.py`` checks each member that is used.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles
 
 MERGED_AT = 8
-"""So many small manifests become one."""
+"""The number of small manifests that are merged into one."""
 _MANIFEST_BYTES = 8 * 2**20
 
 
 class ReplaceFiles(_OverwriteFiles):
-    """Drops data files of the head of a branch, and adds others, in one snapshot.
+    """Makes one snapshot that removes data files from the head of a branch, and adds other data files.
 
-    Without a branch, the snapshot has no parent, and only the added files.
+    Without a branch, the snapshot has no parent and only the added files.
 
-    :param name: that the names of its manifests contain.
+    :param name: the text that the names of the snapshot's manifests contain.
     """
 
     def __init__(self, transaction: Transaction, properties: Mapping[str, str], branch: str | None, name: str) -> None:
@@ -36,25 +36,26 @@ class ReplaceFiles(_OverwriteFiles):
             operation=Operation.OVERWRITE if has_rows else Operation.APPEND,
             transaction=transaction,
             io=transaction._table.io,
-            # PyIceberg only ever puts it into names.
+            # PyIceberg uses this value only as a part of file names.
             commit_uuid=cast(uuid.UUID, name),
             branch=branch,
             snapshot_properties=dict(properties),
         )
 
     def _current_branch_head_id(self) -> int | None:
-        # PyIceberg takes no branch for the main one.
+        # PyIceberg would treat a missing branch as the main branch.
         return None if self._target_branch is None else super()._current_branch_head_id()
 
     def _existing_manifests(self) -> list[ManifestFile]:
         return [] if self._target_branch is None else super()._existing_manifests()
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
-        # Delete files are foreign ones: with them, the rows would not be exactly those of the data files.
+        # Drop the delete files, which other programs wrote: with them, the snapshot would lack some rows of its data
+        # files.
         data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
         merger: _ManifestMergeManager[_OverwriteFiles] = _ManifestMergeManager(_MANIFEST_BYTES, MERGED_AT, True, self)
         merged = merger.merge_manifests(data)
-        # No snapshot names the manifests that were written for this snapshot and merged at once.
+        # Some manifests were written for this snapshot and then merged into others. No snapshot names them.
         named = {manifest.manifest_path for manifest in merged}
         for path in self._written_manifests:
             if path not in named:
@@ -63,13 +64,13 @@ class ReplaceFiles(_OverwriteFiles):
         return merged
 
     def produced(self) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
-        """Write the manifests, and return what a catalog commits."""
+        """Write the manifests, and return the updates and requirements to commit."""
         updates, requirements = self._commit()
         return updates, requirements
 
 
 def data_files_of(transaction: Transaction, snapshot: Snapshot | None) -> dict[str, DataFile]:
-    """The data files of a snapshot, by their URI."""
+    """Return the data files of a snapshot, by URI."""
     if snapshot is None:
         return {}
     io = transaction._table.io
@@ -92,9 +93,11 @@ def replace_files(
 ) -> tuple[int, tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
     """Make a snapshot whose data files are exactly ``wanted``.
 
-    :param wanted: by URI; None: the file's record is in the head of the branch or in one of the ``known`` snapshots.
-    :param branch: that it becomes the head of; None: of none, so that only a tag names it.
-    :param name: begins the names of its manifests.
+    :param wanted: the records of the files, by URI. None: the head of the branch or one of the ``known`` snapshots has
+        the record.
+    :param branch: the branch whose head the snapshot becomes; None: the snapshot is on no branch, and only a tag names
+        it.
+    :param name: the prefix of the names of the snapshot's manifests.
     :raises KeyError: the record of a file is in none of the snapshots.
     """
     head = transaction.table_metadata.snapshot_by_name("main") if branch is not None else None

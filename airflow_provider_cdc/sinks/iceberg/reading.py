@@ -1,4 +1,4 @@
-"""Reads cuts, for programs that read the tables: needs PyIceberg, and no Airflow, Spark or database."""
+"""Reads cuts, for programs that read the tables. Needs PyIceberg, but no Airflow, no Spark and no database."""
 
 from __future__ import annotations
 
@@ -25,11 +25,12 @@ if TYPE_CHECKING:
 class CutTable:
     """One table of a cut.
 
-    :param table: the source's name of the table, ``schema.table``.
-    :param identifier: the name of the Iceberg table; a part with a dot is in double quotes.
+    :param table: the table's name at the source, ``schema.table``.
+    :param identifier: the name of the Iceberg table. A part that contains a dot is in double quotes.
     :param snapshot_id: the snapshot to read.
-    :param position: the position that it is exact at: the cut's, or an older one if the run left the table out.
-    :param rows: how many rows it has.
+    :param position: the position at which the table's rows are exact: the cut's position, or an older position if the
+        run left the table out.
+    :param rows: the number of rows.
     """
 
     table: str
@@ -40,27 +41,28 @@ class CutTable:
     _catalog: Any
 
     def load(self) -> Table:
-        """The Iceberg table."""
+        """Load the Iceberg table."""
         table: Table = self._catalog.load_table(identifier_in(self.identifier))
         return table
 
     def to_arrow(self) -> pa.Table:
-        """The rows."""
+        """Return the rows."""
         return self.load().scan(snapshot_id=self.snapshot_id).to_arrow()
 
     def to_polars(self) -> polars.LazyFrame:
-        """The rows, as a lazy frame of Polars."""
+        """Return the rows as a Polars LazyFrame."""
         import polars
 
         return polars.scan_iceberg(self.load(), snapshot_id=self.snapshot_id)
 
     def duckdb(self) -> str:
-        """The table as SQL of DuckDB, which needs its extension ``iceberg``: ``SELECT … FROM {this}``."""
+        """Return the table as DuckDB SQL, for use in ``SELECT … FROM {this}``. DuckDB needs its extension
+        ``iceberg``."""
         location = self.load().metadata_location.replace("'", "''")
         return f"iceberg_scan('{location}', snapshot_from_id = {self.snapshot_id})"
 
     def spark(self, catalog: str) -> str:
-        """The table as Spark SQL: ``SELECT … FROM {this}``.
+        """Return the table as Spark SQL, for use in ``SELECT … FROM {this}``.
 
         :param catalog: the name of the catalog in Spark's configuration.
         """
@@ -72,14 +74,14 @@ class CutTable:
 class Cut:
     """The copies of all tables of a run, all exact at one position.
 
-    :param number: grows with every cut.
-    :param run_id: of the run that published it.
-    :param position: the GTID set or LSN that it is exact at.
-    :param group: the task group that the run was of.
+    :param number: the number of the cut. Later cuts have greater numbers.
+    :param run_id: the id of the run that published the cut.
+    :param position: the GTID set or LSN at which the cut is exact.
+    :param group: the task group of the run.
     :param source: the source: ``kind``, ``connection``, ``server``, ``database``, as far as known.
     :param recorded_at: when the run recorded its initial position.
-    :param published_at: when the run decided what it publishes.
-    :param tables: by the source's name of the table.
+    :param published_at: when the run decided which files it publishes.
+    :param tables: the tables of the cut, by the table's name at the source.
     """
 
     number: int
@@ -92,9 +94,9 @@ class Cut:
     tables: Mapping[str, CutTable]
 
     def __getitem__(self, table: str) -> CutTable:
-        """One table.
+        """Return one table of the cut.
 
-        :raises KeyError: the cut does not have it.
+        :raises KeyError: the cut does not have the table.
         """
         return self.tables[table]
 
@@ -107,12 +109,12 @@ def read_cut(
     run_id: str | None = None,
     position: str | None = None,
 ) -> Cut | None:
-    """A cut: the newest one, or that of one run or position; None: there is none.
+    """Return the newest cut, or the cut of a given run or position; None: there is no such cut.
 
-    :param catalog: a catalog of PyIceberg; or the target of the runs, if the catalog is beside the tables.
-    :param namespace: of the table of cuts.
-    :param group: of the runs; None: there is only one.
-    :raises ConfigurationError: cuts of several groups or sources are there, and none was named.
+    :param catalog: a PyIceberg catalog; or the target of the runs, if the catalog is in the target folder.
+    :param namespace: the namespace of the table of cuts.
+    :param group: the task group of the runs; None: there is only one group.
+    :raises ConfigurationError: there are cuts of several groups or sources, and the call does not name one.
     """
     opened = open_catalog(None, Storage(catalog)) if isinstance(catalog, str) else catalog
     rows = find_cuts(opened, namespace)

@@ -1,13 +1,14 @@
-"""Removes the snapshot of an older copy, and the files that no other snapshot names.
+"""Removes the snapshot of an older copy, and the files that only this snapshot names.
 
-Three steps, in this order, so that a crash at any point leaves every remaining copy whole:
+The removal has three steps. Because of their order, a crash at any point leaves every other copy complete:
 
-1. The rows that name the snapshot leave the table of cuts (`withdraw`). No new reader is led to it.
-2. After a grace time, for readers hold on to a cut while they read: the files that only this snapshot names are written
-   down, and one commit removes its tag and the snapshot, requiring the head and the tag.
-3. The files that were written down are deleted, unless a snapshot names one of them now.
+1. `withdraw` removes the rows that name the snapshot from the table of cuts, so that no new reader uses the snapshot.
+2. A grace period passes, because readers may still use a cut that names the snapshot. Then the list of the files that
+   only this snapshot names is recorded, and one commit removes the tag and the snapshot. The commit requires that the
+   head and the tag have not changed.
+3. The recorded files are deleted, except files that a snapshot names now.
 
-PyIceberg's own expiry deletes no file, and refuses snapshots with tags.
+PyIceberg's own snapshot expiry is not used: it deletes no files, and rejects snapshots with tags.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ _ROUNDS = 10
 
 @dataclass(frozen=True)
 class _Doomed:
-    """Files that only a snapshot named that is about to be removed: their names in the table's folder."""
+    """The files to delete after a snapshot is removed, because only that snapshot names them. Names are relative to the
+    table's folder."""
 
     table_uuid: str
     files: tuple[str, ...]
@@ -55,9 +57,9 @@ def withdraw(catalog: Catalog, namespace: str, table: Table, run_id: str) -> Non
 
 
 def remove_snapshot(catalog: Catalog, table: Table, run_id: str, lake: Storage, record: str) -> None:
-    """Remove the snapshot that a run's tag names, with its files.
+    """Remove the snapshot that a run's tag names, and the files that only this snapshot names.
 
-    :param record: the name in ``lake`` of the list of files, which is gone when all of them are.
+    :param record: the name of the list of files in ``lake``. The list is deleted after its files.
     :raises PublishIncomplete: other writers keep changing the table.
     """
     named = NamedFiles()
@@ -81,14 +83,14 @@ def remove_snapshot(catalog: Catalog, table: Table, run_id: str, lake: Storage, 
 
 
 def finish_removal(table: Table | None, lake: Storage, record: str, named: NamedFiles | None = None) -> None:
-    """Delete the files that a removal has written down, if it has not done so.
+    """Delete the files that a removal recorded, unless the removal has already deleted them.
 
-    :param table: as it is now; None: it was dropped.
+    :param table: the table in its present state; None: the table was dropped.
     """
     if not lake.exists(record):
         return
     doomed = records.read(_Doomed, lake, record)
-    # A table that was made anew may lie in the same folder: nothing in it is of the removed copy.
+    # A table that was created again may use the same folder. None of its files belong to the removed copy.
     if table is not None and str(table.metadata.table_uuid) == doomed.table_uuid:
         delete_unnamed(table, doomed.files, named)
     lake.delete_file(record)
@@ -97,7 +99,8 @@ def finish_removal(table: Table | None, lake: Storage, record: str, named: Named
 def _removal(
     table: Table, run_id: str, snapshot: Snapshot
 ) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...], bool]:
-    """What a catalog commits, and whether the snapshot goes: another program's branch or tag keeps it."""
+    """Return the updates and requirements of the commit, and whether it removes the snapshot. The snapshot stays if
+    another branch or tag refers to it."""
     tag = tag_of(run_id)
     heads = {name: ref.snapshot_id for name, ref in table.metadata.refs.items()}
     requirements: tuple[TableRequirement, ...] = (

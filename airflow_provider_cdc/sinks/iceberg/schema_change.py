@@ -1,4 +1,4 @@
-"""Changes of a table's schema, as parts of the commit that adds the rows with the new columns."""
+"""Changes the schema of a table, in the same commit that adds the rows with the new columns."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NEW_RUN = "trigger a new run"
 
 
 def stage_schema(transaction: Transaction, table: Table, wanted: Schema, where: str) -> None:
-    """Have the commit give the table the schema that the run's files were written for.
+    """Add to the commit the change to ``wanted``, the schema with which the run's files were written.
 
     :raises ConfigurationError: another run gave one of its field ids to another column.
     """
@@ -37,7 +37,7 @@ def stage_schema(transaction: Transaction, table: Table, wanted: Schema, where: 
         (schema.schema_id for schema in metadata.schemas if schema_key(schema) == schema_key(wanted)), None
     )
     if schema_id is None:
-        # Another run may have used the id that the schema was prepared with.
+        # Another run may have taken the schema id that this run prepared.
         number = max(schema.schema_id for schema in metadata.schemas) + 1
         added = Schema(*wanted.fields, schema_id=number, identifier_field_ids=wanted.identifier_field_ids)
         updates += (AddSchemaUpdate(schema=added),)
@@ -47,15 +47,15 @@ def stage_schema(transaction: Transaction, table: Table, wanted: Schema, where: 
 
 
 def schema_back(transaction: Transaction, table: Table) -> tuple[TableUpdate, ...]:
-    """The updates that give the table back the schema that it had before `stage_schema`."""
+    """Return the updates that restore the schema that the table had before `stage_schema`."""
     current = table.metadata.current_schema_id
     return () if transaction.table_metadata.current_schema_id == current else (_current(current),)
 
 
 def check_kept(table: Table, base: Snapshot, wanted: Schema, where: str) -> None:
-    """Make sure that the columns of files of an earlier snapshot have the ids of the same columns of ``wanted``.
+    """Check that each column has the same field id in the snapshot ``base`` and in ``wanted``.
 
-    :raises ConfigurationError: a column of that snapshot was dropped since, and added again under its name.
+    :raises ConfigurationError: a column was dropped since that snapshot, and a column with the same name was added.
     """
     schemas = {schema.schema_id: schema for schema in table.metadata.schemas}
     written = schemas.get(base.schema_id) if base.schema_id is not None else None
@@ -70,7 +70,7 @@ def check_kept(table: Table, base: Snapshot, wanted: Schema, where: str) -> None
 
 
 def schema_key(schema: Schema) -> tuple[object, ...]:
-    """What tells two schemas apart, whatever their ids and the order of their columns are."""
+    """Return a value that is equal for equal schemas. Schema ids and the order of columns do not count."""
     fields = sorted(
         ((field.field_id, field.name, str(field.field_type), field.required) for field in schema.fields),
     )

@@ -1,11 +1,11 @@
-"""Iceberg tables: one snapshot per table and run, and one cut per run.
+"""The sink for Iceberg tables. Each run publishes one snapshot per table, and one cut.
 
-Tasks write data files once, at their final place. Publishing commits a list: a snapshot for each table, whose data
-files are exactly those of the copy, and then the cut (`sinks.iceberg.cuts`). Readers of cuts see all tables at one
-position, whatever crashes or commits in between. Readers of the plain tables may see, for a moment, one table's new
-rows beside another one's old rows.
+Tasks write data files once, at their final place. Publishing first commits a snapshot for each table, with exactly the
+data files of the copy. Then it commits the cut: the list of these snapshots (`sinks.iceberg.cuts`). Readers of cuts see
+all tables at one position, even if a task crashes or another run commits in between. Readers that do not use cuts may
+see, for a moment, new rows of one table and old rows of another.
 
-The changes that lead to a copy are not rows of the table. They lie in the lake's folder, as those of plain Parquet do.
+The change feeds are not Iceberg tables. They are files in the lake's folder, as with plain Parquet.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ _DAMAGED = "something else than this provider changed it, or the storage lost it
 
 
 class IcebergSink:
-    """The tables of one catalog, and the folder ``lake`` beside them."""
+    """Publishes copies as tables of one catalog. Other files are in the folder ``lake``."""
 
     grace = GRACE
 
@@ -112,7 +112,7 @@ class IcebergSink:
         if self._settings.catalog is not None:
             check_catalog(self._catalog, self._settings.catalog)
         elif not is_local(self._lake):
-            # Opening the catalog would create its file.
+            # Opening the catalog would create the catalog's file.
             open_catalog(None, self._lake)
         if self._chooses_locations:
             check_location(self._warehouse)
@@ -122,7 +122,7 @@ class IcebergSink:
 
     @property
     def _has_catalog(self) -> bool:
-        """Whether there is a catalog. The one beside the tables is created by the first run."""
+        """Return whether the catalog exists. The first run creates the catalog in the lake's folder."""
         return self._settings.catalog is not None or self._lake.exists(BESIDE_THE_TABLES)
 
     def check_names(self, tables: Sequence[TableName]) -> None:
@@ -155,7 +155,8 @@ class IcebergSink:
             with naming(str(table.name)):
                 return prepare_table(self._catalog, self._warehouse, self._identifier(table.name), table, own)
 
-        # One after the other: catalogs show a namespace that is being made as a broken one.
+        # Create namespaces one after the other, because catalogs report a namespace as broken while it is being
+        # created.
         for namespace in sorted({self._identifier(table.name)[:-1] for table in tables}):
             make_namespace(self._catalog, namespace)
         with ThreadPoolExecutor(1 if own else _WRITERS) as makers:
@@ -179,7 +180,7 @@ class IcebergSink:
         row = newest_rows(self._cuts()).get(identifier)
         loaded = None if row is None else self._table(table)
         if row is None or loaded is None or str(loaded.metadata.table_uuid) != row.table_uuid:
-            # There is no cut, or the table that it names was dropped: there is no copy.
+            # There is no cut, or the table that the cut names was dropped, so there is no copy.
             return None, None, None
         snapshot = loaded.metadata.snapshot_by_id(row.snapshot_id)
         if snapshot is None:
@@ -219,7 +220,7 @@ class IcebergSink:
             with naming(str(change.table)):
                 return commit_table(self._catalog, self._commit(publication, change))
 
-        # All feeds are in place before a copy shows: who reads the copy may ask for the changes that lead to it.
+        # Put all feeds in place before a copy becomes visible, because readers of the copy may ask for its changes.
         for change in publication.tables:
             with naming(str(change.table)):
                 self._beside.place_feed(publication, change)
@@ -248,13 +249,14 @@ class IcebergSink:
         for file in (*change.added, *change.kept):
             size = present.get(file.base_name)
             if size != file.bytes:
-                # Programs that remove orphan files take those of a run that waits for days.
+                # A program that removes orphan files may have deleted files of a run that waited for days.
                 what = "is gone" if size is None else f"has {counted(size, 'byte')}, not {file.bytes:,}"
                 raise FileDamaged(f"the file {file.base_name} of this copy {what}", where=folder.uri, hint=_DAMAGED)
         location = recorded_location(place)
         wanted: dict[str, DataFile | None] = {f"{location}/{file.base_name}": None for file in change.kept if file.rows}
         for file in change.added:
-            # A file without rows shows the schema of a plain Parquet copy. A table has a schema.
+            # Plain Parquet needs a file without rows to show the schema. An Iceberg table has the schema in its
+            # metadata.
             if file.rows:
                 uri = f"{location}/{file.base_name}"
                 wanted[uri] = data_file(uri, file)
@@ -277,14 +279,14 @@ class IcebergSink:
         return folder_of(loaded).uri if loaded is not None and has_tag else ""
 
     def folders(self, run_id: str, table: TableName) -> tuple[Storage, ...]:
-        # Data files do not move.
+        # Publishing does not move data files, so leave out their folder.
         return self._beside.folders(run_id, table)[1:]
 
     @answered("catalog")
     def copies(self, table: TableName) -> list[str]:
         loaded = self._table(table)
         tags = loaded.metadata.refs if loaded is not None else ()
-        # A removal that is not done has removed the tag, and not yet all files.
+        # A removal that was interrupted may have removed the tag, but not all files.
         removals = self._lake.files(f"{_REMOVALS}/{folder_name(table)}")
         return sorted(
             {name.removeprefix(TAG) for name in tags if name.startswith(TAG)}
@@ -298,7 +300,7 @@ class IcebergSink:
     def remove(
         self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()
     ) -> list[str]:
-        # First, so that what is left of a copy shows that changes may be left.
+        # Remove the changes first: if the removal stops half-way, the rest of the copy shows that changes may be left.
         remaining = self._beside.remove_feed(run_id, table, feed)
         loaded = self._table(table)
         record = f"{_REMOVALS}/{folder_name(table)}/{run_id}.json"
@@ -330,7 +332,7 @@ class IcebergSink:
             for name in folder_of(loaded, DATA).files()
             if written_by(run_id, name) and name not in kept
         ]
-        # The run is over, so no other try of it can commit the manifests that no snapshot names.
+        # The run is over, so no other try can still commit manifests that no snapshot names.
         manifests = [
             f"{METADATA}/{name}" for name in folder_of(loaded, METADATA).files() if manifests_of(run_id) in name
         ]
@@ -341,5 +343,5 @@ class IcebergSink:
 
 
 def _uri_of(change: TableChange) -> str:
-    """The URI of the folder of the Iceberg table."""
+    """Return the URI of the folder of the Iceberg table."""
     return "" if change.place is None else Storage(change.place.folder).parent().uri

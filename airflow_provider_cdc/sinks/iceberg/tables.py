@@ -1,7 +1,7 @@
-"""The Iceberg table of one copied table: its name, its schema, and how the schema follows the source's.
+"""The Iceberg table of a copied table: its name, its schema, and the changes of the schema after the source's changes.
 
-A column's identity is its name. A column that was renamed at the source is another column here: it is null in the rows
-of earlier copies, and never shows a wrong value.
+Columns are identified by name. A column that was renamed at the source becomes a new column here. The new column is
+null in the rows of earlier copies, so it never shows a wrong value.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ from airflow_provider_cdc.sinks.base import Prepared
 from airflow_provider_cdc.sinks.iceberg.catalog import Identifier, folder_of, load_table, name_of
 
 RUN_ID = "cdc.run_id"
-"""The property of a snapshot that names the run that made it."""
+"""The property of a snapshot that contains the id of the run."""
 HEAD = "cdc.head"
-"""The property of a table with the record of its newest copy (`core.copies.head.Copy`)."""
+"""The property of a table that contains the record of the newest copy (`core.copies.head.Copy`)."""
 TABLE = "cdc.table"
-"""The property of a table with the source's name of the table that it has copies of."""
+"""The property of an Iceberg table that contains the name of the copied table at the source."""
 DATA, METADATA = "data", "metadata"
 
 _VERSION = 2
@@ -75,10 +75,10 @@ _UUID, _SCHEMA, _IDENTIFIER, _LOCATION = "table_uuid", "schema", "identifier", "
 
 
 def identifier_of(table: TableName, template: str, source: str) -> Identifier:
-    """The name of the Iceberg table for the copies of ``table``.
+    """Return the name of the Iceberg table for the copies of ``table``.
 
     :param template: `LakeSettings.table_name`.
-    :raises ConfigurationError: the template does not make a name in a namespace of it.
+    :raises ConfigurationError: the template does not give a name with a namespace.
     """
     try:
         parts = [part.format(schema=table.schema, table=table.name, source=source) for part in template.split(".")]
@@ -96,11 +96,11 @@ def identifier_of(table: TableName, template: str, source: str) -> Identifier:
 
 
 def check_identifiers(identifiers: Mapping[TableName, Identifier], cuts: Identifier, ignores_case: bool) -> None:
-    """Make sure that each table of a run has an Iceberg table of its own.
+    """Check that each table of a run has a separate Iceberg table.
 
     :param cuts: the name of the table of cuts.
-    :param ignores_case: the catalog does.
-    :raises ConfigurationError: two tables share one, or one is the table of cuts.
+    :param ignores_case: whether the catalog ignores case in names.
+    :raises ConfigurationError: two tables would share an Iceberg table, or a table would share the table of cuts.
     """
     taken: dict[Identifier, str] = {_folded(cuts, ignores_case): "the table of cuts"}
     for table, identifier in identifiers.items():
@@ -120,10 +120,10 @@ def _folded(identifier: Identifier, ignores_case: bool) -> Identifier:
 
 
 def check_same_table(name: str, other: str, where: str) -> None:
-    """Make sure that an Iceberg table with copies of the table ``other`` gets no copy of another table.
+    """Check that an Iceberg table has only copies of one table.
 
-    :param other: empty: it is not known.
-    :raises ConfigurationError: it would.
+    :param other: the table whose copies the Iceberg table has; empty: unknown.
+    :raises ConfigurationError: the Iceberg table has copies of another table.
     """
     if other and other != name:
         raise ConfigurationError(
@@ -135,14 +135,14 @@ def check_same_table(name: str, other: str, where: str) -> None:
 
 
 def prepare_table(catalog: Catalog, lake: Storage, identifier: Identifier, table: Prepared, own: bool) -> Place:
-    """Create the Iceberg table, or find out how its schema has to change, and return where its files are written.
+    """Create the Iceberg table, or determine how its schema must change. Return the place of its data files.
 
-    The namespace exists (`catalog.make_namespace`). A changed schema is part of the `Place`, and is committed with the
-    rows that have it.
+    The namespace must exist (`catalog.make_namespace`). A changed schema is part of the `Place`, and is committed
+    together with the first rows that use it.
 
-    :param own: the location of the table is ours to choose.
-    :raises ConfigurationError: the table holds rows of another writer, or a column changed its type in a way that
-        Iceberg's tables cannot follow.
+    :param own: whether this package, and not the catalog, chooses the location of the table.
+    :raises ConfigurationError: the table has rows of another writer, or Iceberg does not support the change of a
+        column's type.
     """
     where = name_of(identifier)
     schema = _schema(table, where)
@@ -181,9 +181,9 @@ def prepare_table(catalog: Catalog, lake: Storage, identifier: Identifier, table
 
 
 def check_writable(table: Table, where: str) -> None:
-    """Make sure that the table is of the kind that this package writes.
+    """Check that this package can write to the table.
 
-    :raises ConfigurationError: another program partitioned it, or changed its format.
+    :raises ConfigurationError: another program partitioned the table, or changed its format.
     """
     version = table.metadata.format_version
     if version != _VERSION or not table.spec().is_unpartitioned():
@@ -206,7 +206,7 @@ def recorded_uuid(place: Place) -> str:
 
 
 def recorded_location(place: Place) -> str:
-    """Where the data files are, as the table's metadata write it."""
+    """Return the location of the data files in the notation of the table's metadata."""
     return place.details[_LOCATION]
 
 
@@ -240,7 +240,7 @@ def _iceberg_type(kind: pa.DataType) -> IcebergType:
 
 
 def _key_ids(fields: Sequence[NestedField], key: Sequence[str]) -> list[int]:
-    """The identifier fields. The specification excludes floats and optional columns."""
+    """Return the ids of Iceberg's identifier fields. The specification excludes floats and optional columns."""
     columns = [field for field in fields if field.name in key]
     if any(isinstance(field.field_type, FloatType | DoubleType) or not field.required for field in columns):
         return []
@@ -248,7 +248,7 @@ def _key_ids(fields: Sequence[NestedField], key: Sequence[str]) -> list[int]:
 
 
 def _evolved(table: Table, wanted: Schema, where: str) -> Schema:
-    """The table's schema with the changes that it takes to hold the columns of ``wanted``."""
+    """Return the table's schema, changed so that it can hold the columns of ``wanted``."""
     current = table.schema()
     there = {field.name: field for field in current.fields}
     asked = {field.name: field for field in wanted.fields}
@@ -257,7 +257,7 @@ def _evolved(table: Table, wanted: Schema, where: str) -> Schema:
         with transaction.update_schema() as update:
             keys = {field.name for field in wanted.fields if field.field_id in wanted.identifier_field_ids}
             before = {field.name for field in current.fields if field.field_id in current.identifier_field_ids}
-            # A column that becomes part of the key stays optional: earlier snapshots may hold nulls.
+            # A column that becomes part of the key stays optional, because earlier snapshots may have nulls in it.
             keys = {name for name in keys if name not in there or there[name].required}
             if keys != before:
                 update.set_identifier_fields(*(name for name in keys if name in there))
@@ -270,13 +270,14 @@ def _evolved(table: Table, wanted: Schema, where: str) -> Schema:
                 column = there[name].field_type
                 if not holds(column, field.field_type):
                     if not holds(field.field_type, column):
-                        # PyIceberg also changes the scale of a decimal, and reads earlier digits as other numbers.
+                        # PyIceberg would also change the scale of a decimal, and then read earlier values as wrong
+                        # numbers.
                         raise ValueError(f"Cannot change column type: {name}: {column} -> {field.field_type}")
                     _widen(update, name, field.field_type)
                 if there[name].required and not field.required:
                     update.make_column_optional((name,))
     except Exception as error:
-        # PyIceberg raises ValidationError, ValueError and TypeError here.
+        # PyIceberg raises ValidationError, ValueError or TypeError for a change that it does not support.
         raise ConfigurationError(
             f"the columns of the source changed in a way that the Iceberg table cannot follow: {error}",
             where=where,
@@ -294,9 +295,10 @@ def _widen(update: UpdateSchema, name: str, kind: IcebergType) -> None:
 
 
 def holds(column: IcebergType, values: IcebergType) -> bool:
-    """Whether a column of a table has all values of a type, and readers widen the values of files of that type."""
+    """Return whether a column of type ``column`` can hold all values of the type ``values``, so that readers can widen
+    values from older files."""
     if isinstance(column, ListType) and isinstance(values, ListType):
-        # The ids of their elements differ.
+        # Compare only the types of the elements, because their ids differ.
         return holds(column.element_type, values.element_type)
     if isinstance(column, DecimalType) and isinstance(values, DecimalType):
         return column.scale == values.scale and column.precision >= values.precision
@@ -304,7 +306,7 @@ def holds(column: IcebergType, values: IcebergType) -> bool:
 
 
 def _folder_name(identifier: Identifier) -> str:
-    """A folder name that every engine takes literally, different for different tables."""
+    """Return a folder name that every engine takes literally. Different tables have different names."""
     name = ".".join(identifier)
     if all(map(_PLAIN.fullmatch, identifier)) and len(name) < 200:
         return name
