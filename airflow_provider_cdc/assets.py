@@ -5,9 +5,9 @@ To run a DAG whenever a table was copied, use the table's asset as the schedule:
     with DAG("report", schedule=table_asset("cdc_mysql", "shop.orders")):
 
 This is the asset of the table's latest copies in the connection's production target (`production`). Copies in other
-targets have separate assets. So do copies that did not become the latest copy of their folder: copies of a past day, or
-of a run that a newer run overtook. ``as_of`` alone does not make a copy one of the past: a nightly copy is as of the
-end of its interval, and becomes the latest copy.
+targets have separate assets. So do copies that did not become the latest copy of their folder: copies of a past day,
+and copies of a run that ended after a newer run. The option ``as_of`` alone does not have this effect: a nightly copy
+is as of the end of its interval, and still becomes the latest copy.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def table_asset(
     target: str | None = None,
     past: bool = False,
 ) -> Asset:
-    """Return the asset of a table's copies, whichever DAG makes them: ``x-cdc://<source_conn_id>/<schema>/<table>``.
+    """Return the asset of a table's copies: ``x-cdc://<source_conn_id>/<schema>/<table>``. All DAGs that copy the table
+    use the same asset.
 
     Each part of the table (``where``, ``columns``) has its own asset.
 
@@ -56,7 +57,7 @@ def table_asset(
     :param columns: the requested columns; None: all columns.
     :param target: the folder in which the copies are published, as in the option ``target``; None: the connection's
         production target. The asset of a production target is the same as with None.
-    :param past: return the asset of the copies that did not become the latest copy of their folder.
+    :param past: whether to return the asset of the copies that did not become the latest copy of their folder.
     :raises ConfigurationError: ``table`` does not name one table, ``where`` is not a condition, ``target`` is not a
         folder, or ``target`` is None and it is unknown which target is production.
     """
@@ -90,8 +91,8 @@ def copy_asset(source_conn_id: str, table: TableName, lake: str | None, *, lates
 
 
 def copies_alias(dag_id: str, group_id: str) -> AssetAlias:
-    """Return the alias through which a `SnapshotTaskGroup` announces all of its copies, whatever their tables and
-    targets are."""
+    """Return the alias through which a `SnapshotTaskGroup` announces its copies. One alias serves all tables and
+    targets."""
     return AssetAlias(f"{_SCHEME}:{quote(dag_id, safe='')}/{quote(group_id, safe='')}")
 
 
@@ -104,8 +105,9 @@ def outlets_of(
     target: Any,
     in_part: bool = False,
 ) -> list[Asset | AssetAlias]:
-    """Return the outlets of a group's last task: ``alias``, through which it announces its copies, and the assets of
-    the tables that are sure to be copied, so that the asset graph shows these before the first run.
+    """Return the outlets of a group's last task. They are ``alias``, through which the task announces its copies, and
+    the assets of all tables that are certain to be copied. Because of these assets, the asset graph shows the tables
+    before the first run.
 
     :param tables: patterns or a template; like the other parameters, an argument of the group.
     :param in_part: whether parts of tables may be copied, which have separate assets.
@@ -137,8 +139,8 @@ def outlets_of(
 def announce(events: Any, outlets: Iterable[Any], copies: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Any]:
     """Add an event for each copy, and return the outlets that the task must have when it ends.
 
-    When a task succeeds, Airflow creates an event for each asset among its outlets, whatever the task did. So the
-    assets that `outlets_of` added for the graph are removed.
+    When a task succeeds, Airflow creates an event for each asset in the task's outlets, even if the task did not copy
+    the table. So this function removes the assets that `outlets_of` added for the asset graph.
 
     :param events: ``outlet_events`` of the task's context.
     :param outlets: the outlets of the task.

@@ -2,8 +2,8 @@
 
 No other code in this package uses a name of another library that begins with an underscore, or a module that its
 library does not document (``tests/test_compat.py`` checks this). This module imports none of these libraries, so both
-the Airflow side and the Spark apps can use it. ``tests/wheel/test_both_ends.py`` runs whole DAGs on the oldest and the
-newest versions below.
+the Airflow code and the Spark apps can import it. ``tests/wheel/test_both_ends.py`` runs whole DAGs on the oldest and
+the newest versions below.
 
 | interface | tested on |
 | --- | --- |
@@ -32,7 +32,7 @@ PRE_EXECUTE_HOOK = "_pre_execute_hook"
 class GuardsSparkSubmit:
     """Mixin for `SparkSubmitOperator`: puts a command before ``spark-submit``, and filters the lines that it prints.
 
-    The provider offers no way to do either.
+    The Spark provider has no public interface for either.
     """
 
     def command_before_spark_submit(self) -> Sequence[str]:
@@ -63,7 +63,8 @@ def submitted_process(hook: Any) -> subprocess.Popen[Any] | None:
 
 
 def keeps_native_types(operator: type[_Operator]) -> type[_Operator]:
-    """Make an operator's own ``render_template_as_native_obj`` effective: before 3.2, Airflow uses only the DAG's.
+    """Make an operator's argument ``render_template_as_native_obj`` effective. Before 3.2, Airflow uses only the DAG's
+    setting.
 
     This is a decorator and not a mixin, because Airflow's metaclass takes ``__init__`` from the first base class.
 
@@ -100,8 +101,8 @@ def raise_undefined(undefined: Any) -> None:
 
 
 def supervisor_channel() -> Any:
-    """Return the channel between this task's process and its Airflow supervisor; None: there is none, as in
-    ``dags test``."""
+    """Return the channel between this task's process and its Airflow supervisor; None: the process has no supervisor,
+    as in ``dags test``."""
     runner = sys.modules.get("airflow.sdk.execution_time.task_runner")
     channel = getattr(runner, "SUPERVISOR_COMMS", None)
     return None if type(channel).__name__.startswith("InProcess") else channel

@@ -110,8 +110,9 @@ class Problem:
     """One reason why a source cannot give an exact copy.
 
     ``where`` names a setting or a table, ``what`` says what is wrong with it, ``hint`` says how to correct it.
-    ``table`` is the table to leave out so that the others can be copied; empty if that would not help. ``passes``: the
-    table cannot be exact at this past position, but it can be at present, and in a later run at a past position.
+    ``table`` is the table to leave out so that the other tables can be copied; empty: leaving out a table would not
+    help. ``passes`` is true if the problem is temporary: the table cannot be exact at this past position, but it can be
+    exact at the present position, and in a later run at a past position.
     """
 
     where: str

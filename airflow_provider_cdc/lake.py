@@ -1,4 +1,5 @@
-"""For readers of the lake: the latest copy of a table, and its changes. Needs no Airflow, no Spark and no database.
+"""Functions for readers of the lake: they find the latest copy of a table, and its changes. Needs no Airflow, no Spark
+and no database.
 
 ::
 
@@ -78,8 +79,8 @@ def read_latest(
 ) -> LatestCopy | None:
     """Return the latest copy of a table; None: no copy was published yet.
 
-    The files of a copy never change. So a reader that calls this once reads one exact copy, whatever is published
-    meanwhile.
+    The files of a copy never change. So a reader that calls this function once reads one exact copy, even if other
+    copies are published meanwhile.
 
     :param target: the folder in which runs publish, as in the option ``target``, with ``{source}`` filled in.
     :param table: ``schema.table``.
@@ -103,17 +104,19 @@ def read_cut(
     run_id: str | None = None,
     position: str | None = None,
 ) -> Cut | None:
-    """A cut of Iceberg tables: the newest one, or that of one run or position; None: there is none.
+    """Return the newest cut of Iceberg tables, or the cut of a given run or position; None: there is no such cut.
 
-    All tables of a cut are exact at one position, whatever is published meanwhile::
+    A cut is the set of the copies of all tables of one run. All its tables are exact at one position, even if other
+    runs publish meanwhile::
 
         cut = read_cut("/data/lake")
         orders, lines = cut["shop.orders"].to_arrow(), cut["shop.lines"].to_arrow()
 
-    :param catalog: a catalog of PyIceberg; or the target of the runs, if the catalog is beside the tables.
-    :param namespace: of the table of cuts.
-    :param group: the task group of the runs, as ``dag_id`` or ``dag_id.group_id``; None: there is only one.
-    :raises ConfigurationError: there are cuts of several groups, and none was named; or PyIceberg is not installed.
+    :param catalog: a PyIceberg catalog; or the target of the runs, if the catalog is in the target folder.
+    :param namespace: the namespace of the table of cuts.
+    :param group: the task group of the runs, as ``dag_id`` or ``dag_id.group_id``; None: there is only one group.
+    :raises ConfigurationError: there are cuts of several groups, and the call does not name a group; or PyIceberg is not
+        installed.
     """
     try:
         from airflow_provider_cdc.sinks.iceberg import reading
@@ -187,9 +190,10 @@ def read_changes(
 
 
 def _check_unambiguous(latest: LatestCopy, since: str) -> None:
-    """Check that ``since`` names a copy of the present history. An ended history may have a copy at the same position.
+    """Check that ``since`` names a copy of the present history. A history ends when the source is set back, and it may
+    have a copy at the same position.
 
-    :raises ChangesMissing: ``since`` is a position that a history that ended (the source was set back) also has.
+    :raises ChangesMissing: ``since`` is a position that an ended history also has.
     """
     history, ended = history_in(latest.history), []
     # since may be the id of a run, which is not a position.

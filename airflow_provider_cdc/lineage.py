@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
 
 def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None:
-    """Return the lineage of a run, from each published table to its asset; None: the run is not published.
+    """Return the lineage of a run: each published table is an input, and its asset an output. None: the run is not
+    published.
 
     Each dataset has its columns, and the run's position as its version. The asset also has the number of rows, and the
     folder of its copies as a symlink. Columns have the types that the source declares. The source has OpenLineage's

@@ -95,7 +95,7 @@ def _send(name: str, value: float, dag_id: str, source_conn_id: str, error: str 
     from airflow.providers.common.compat.sdk import Stats
 
     tags = {"dag_id": dag_id or "none", "source": source_conn_id or "none", **({"error": error} if error else {})}
-    # A dot in a part would add a level to the name.
+    # A dot in a part would add a level to the metric's name.
     parts = [_STRANGE.sub("_", part) for part in tags.values()]
     counts = next(metric.kind for metric in METRICS if metric.name == name) == "counter"
     for stat, stat_tags in ((f"cdc.{name}", tags), (".".join(["cdc", name, *parts]), {})):

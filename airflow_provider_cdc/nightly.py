@@ -150,7 +150,7 @@ def _source(element: Value, defaults: Mapping[str, Value], problems: list[Proble
 
 
 def _preferred(kind: str, ours: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options whose defaults differ from those of a single run, for this kind of source."""
+    """Return the options of this kind of source whose nightly defaults differ from the defaults of a single run."""
     # Some kinds retain no log of the past unless an option requests it.
     goes_back = "as_of" in ours and (kinds.KINDS[kind].keeps_past or bool(given.get("standing_slot")))
     preferred = {"as_of": INTERVAL_END} if goes_back else {}

@@ -1,4 +1,5 @@
-"""The production targets of a connection: the folders whose copies belong to the plain assets of its tables.
+"""The production targets of a connection. They are the folders whose copies belong to the plain assets of the tables.
+The URI of a plain asset has no query: it names neither a target nor the past.
 
 Airflow's setting ``production_targets`` in the section ``cdc`` (``AIRFLOW__CDC__PRODUCTION_TARGETS``) names them,
 separated by commas or blanks: ``s3://lake/raw`` for all connections, ``cdc_shop=s3://lake/shop`` for one. As in
@@ -7,10 +8,10 @@ connection; ``*`` alone matches any folder. ``{source}`` stands for the id of th
 
 Without this setting, the setting ``targets``, which names the folders in which the shipped DAGs may publish, decides:
 
-- It names no folder: every target counts as production, because there may be only one.
+- It names no folder: every target counts as production, because there may be only one target.
 - It names one folder: that folder is the production target.
-- It allows several folders: it is unknown which of them is production, so none is. A DAG that uses the plain asset of a
-  table is rejected when it is parsed. Otherwise such a DAG might run for copies in a sandbox, or never again.
+- It allows several folders: it is unknown which folder is production, so no folder is. A DAG that uses the plain asset
+  of a table is rejected when it is parsed. Otherwise such a DAG might run for copies in a sandbox, or never again.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ _FOLDER = re.compile(r"\*$|/|[A-Za-z][A-Za-z0-9+.-]*://")
 
 @dataclass(frozen=True)
 class ProductionTargets:
-    """The production targets of a connection, as patterns of folders. ``named``: the setting ``production_targets``
-    names them; otherwise they are assumed."""
+    """The production targets of a connection, as patterns of folders. ``named`` is true if the setting
+    ``production_targets`` names them; otherwise they are assumed."""
 
     patterns: tuple[str, ...]
     named: bool
 
     def has(self, lake: str) -> bool:
-        """Return whether ``lake``, the URI of a target, is one of the folders, or below one."""
+        """Return whether ``lake``, the URI of a target, is a production target or a folder below one."""
         return any(map(LakeUri.parse(lake).matches, self.patterns))
 
 
@@ -83,7 +84,8 @@ def _listed(setting: str) -> list[str]:
 
 
 def _pair(entry: str) -> tuple[str, str]:
-    """Return the pattern of connections and the pattern of folders. A folder may contain an equals sign, too."""
+    """Split an entry into the pattern of connections and the pattern of folders. A folder may also contain an equals
+    sign."""
     connection, equals, folder = entry.partition("=")
     if equals and not _FOLDER.match(entry) and _FOLDER.match(folder):
         return connection, folder

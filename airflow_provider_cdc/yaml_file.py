@@ -37,7 +37,7 @@ class Value:
     node: yaml.Node
 
     def mapping(self, problems: list[Problem]) -> dict[str, Value]:
-        """Return the keys and values of a mapping. Errors are added to ``problems``."""
+        """Return the keys and values of a mapping. Add errors to ``problems``."""
         if not isinstance(self.node, yaml.MappingNode):
             problems.append(self.place.problem("the value is not a mapping", "write it as lines of `key: value`"))
             return {}
@@ -57,7 +57,7 @@ class Value:
         return values
 
     def items(self, problems: list[Problem]) -> Iterator[Value]:
-        """Yield the elements of a list. Errors are added to ``problems``."""
+        """Yield the elements of a list. Add errors to ``problems``."""
         if not isinstance(self.node, yaml.SequenceNode):
             problems.append(self.place.problem("the value is not a list", "begin each element's line with `- `"))
             return

@@ -1,1 +1,1 @@
-"""Where copies go: staged by many tasks, published at once."""
+"""Sinks: publish the copies that many tasks staged, all at once."""

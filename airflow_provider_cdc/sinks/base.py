@@ -1,10 +1,10 @@
 """The protocol that every sink implements, and the records that sinks take and return. A sink publishes copies in a
 lake in one format.
 
-The run's single commit determines what is published. `Sink.publish` publishes all tables of the commit in one call. The
-call may be repeated after a crash, and several tries may make it at once. Its effect depends on the commit alone, so it
-completes what another call began and never undoes it. Sinks are registered in `sinks.registry`.
-``tests/sinks/test_contract.py`` tests each registered sink against this contract.
+The run's single commit determines which files are published. `Sink.publish` publishes all tables of the commit in one
+call. The call may be repeated after a crash, and several tries may call it at the same time. The effect of a call
+depends on the commit alone, so each call completes the work of earlier calls and never undoes it. Sinks are registered
+in `sinks.registry`. ``tests/sinks/test_contract.py`` tests each registered sink against this contract.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TableChange:
-    """The files of one table's copy, and what its record tells readers.
+    """The files of one table's copy, and the facts that the copy's record gives to readers.
 
     ``added`` are files in the run's staging. ``kept`` are files that this copy shares with the copy of the run
     ``base``; their names have no folder. ``where`` and ``columns`` describe a copy of a part of the table, as in
-    `Selection`. ``feed`` has the changes since the copy of ``base``; None: they are not published. ``history`` is the
-    result of `Manifest.history_of`. ``place`` is the result of `Sink.prepare`: the files are already at their final
-    place.
+    `Selection`. ``feed`` has the changes since the copy of ``base``; None: the changes are not published. ``history``
+    is the result of `Manifest.history_of`. ``place`` is the result of `Sink.prepare`; if it is not None, the files are
+    already at their final place.
     """
 
     table: TableName
@@ -93,19 +93,21 @@ class LatestCopy:
     :param table: ``schema.table``.
     :param run_id: the id of the run that published the copy.
     :param path: URI of the folder of the run's copy.
-    :param files: URIs of all files of the copy, sorted. Read exactly these files, in whichever folders they are.
+    :param files: URIs of all files of the copy, sorted. Read exactly these files, even if they are in different
+        folders.
     :param rows: the number of rows in these files.
     :param position: the GTID set or LSN at which the copy is exact.
-    :param as_of: the time or position that was requested for the run; empty: the present at that time.
+    :param as_of: the time or position that was requested for the run; empty: the present at the time of the run.
     :param recorded_at: when the run recorded its position: ISO 8601.
     :param published_at: when the copy was published: ISO 8601.
-    :param source: the source of the copy: ``kind``, ``connection``, ``server``, ``database``, as far as known.
+    :param source: the source of the copy: ``kind``, ``connection``, ``server`` and ``database``. Unknown values are
+        left out.
     :param where: the condition that the copied rows fulfil; empty: the copy has all rows.
     :param columns: the columns that were requested in addition to the key columns; empty: the copy has all columns.
-    :param missed_as_of: the end of the data interval, if a nightly run should have been exact there and could not
-        be; empty otherwise.
+    :param missed_as_of: the end of the data interval, if a nightly run should have been exact at that time but could
+        not be; otherwise empty.
     :param history: the history of the source to which the copy belongs (``id``, ``number``), and the histories that
-        ended before it (``superseded``); empty: the record does not have it.
+        ended before this one (``superseded``); empty: the record has no history.
     """
 
     table: str
@@ -164,14 +166,14 @@ class Prepared:
 
 
 class Sink(Protocol):
-    """One lake in one format. `registry.open_sink` creates it.
+    """A lake in one format. `registry.open_sink` creates the sink of a lake.
 
     A sink stays on the driver. It may hold the secrets of a catalog, so Spark tasks get folders and a `Place` instead.
     """
 
     def prepare(self, run_id: str, tables: Sequence[Prepared]) -> dict[TableName, Place]:
-        """Prepare the lake for the copies of a run. Return a `Place` for the data files of each table; empty: the data
-        files are in the run's folder until they are published.
+        """Prepare the lake for the copies of a run. Return the `Place` of each table's data files. If the result is
+        empty, the data files are in the run's folder until they are published.
 
         :raises ConfigurationError: a table of the lake cannot take these copies.
         """
@@ -183,13 +185,14 @@ class Sink(Protocol):
         """
 
     def check_names(self, tables: Sequence[TableName]) -> None:
-        """Make sure that each of ``tables`` has a table of the lake of its own.
+        """Check that the copies of each of ``tables`` have a separate table in the lake.
 
-        :raises ConfigurationError: two of them share one, or a name cannot be made.
+        :raises ConfigurationError: two tables would share a table of the lake, or a table has no valid name in the
+            lake.
         """
 
     def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: Position) -> None:
-        """Check that existing copies of ``tables`` are copies of ``source``, which has all of ``position``.
+        """Check that existing copies of ``tables`` are copies of ``source``. The source has reached ``position``.
 
         :raises ConfigurationError: a copy is of another source.
         """
@@ -208,7 +211,7 @@ class Sink(Protocol):
 
     def publish(self, publication: Publication) -> dict[TableName, PublishedCopy]:
         """Move the added files of all tables into the lake, and make each copy the latest copy of its table, unless the
-        table already has a newer one. Files that readers may know of are never changed, moved or removed.
+        table already has a newer copy. Files that readers may already use are never changed, moved or removed.
 
         Readers see a table's copy in full or not at all. If the format supports it, readers see all tables change at
         once.
@@ -223,7 +226,8 @@ class Sink(Protocol):
         """Return the folder of the copy that a run published of a table. Other copies may share the folder."""
 
     def copy_uri(self, run_id: str, table: TableName) -> str:
-        """Return the URI of what a run published of a table, in whole or in part; empty: nothing."""
+        """Return the URI of the copy that a run published of a table, even if it is incomplete; empty: there is
+        none."""
 
     def folders(self, run_id: str, table: TableName) -> tuple[Storage, ...]:
         """Return the folders into which the `publish` of a run moves files of a table."""
@@ -233,14 +237,15 @@ class Sink(Protocol):
         `remove` that did not finish left behind, are included."""
 
     def feed(self, run_id: str, table: TableName) -> LakeFeed | None:
-        """Return the changes of a table that a run published; None: it published none, or they were removed.
+        """Return the changes of a table that a run published; None: the run published no changes, or they were removed.
 
         :raises ManifestError: the record of the changes is damaged.
         """
 
     @property
     def grace(self) -> timedelta:
-        """The time that readers may continue to use a copy after `withdraw`. The copy is removed only after it."""
+        """The time for which readers may still use a copy after `withdraw`. The copy is removed only after this
+        time."""
 
     def withdraw(self, run_id: str, table: TableName) -> None:
         """Stop directing new readers to a copy that is not the latest one."""
@@ -256,11 +261,12 @@ class Sink(Protocol):
         """
 
     def difference(self, run_id: str, table: TableName, file: StagedFile) -> str:
-        """Return how a file differs from its record, at the place where `publish` puts it; empty if it does not."""
+        """Return how a file, at the place where `publish` puts it, differs from its record; empty: it does not
+        differ."""
 
     def clean(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> None:
         """Remove the data files that the tasks of a finished run wrote at their final place, except ``files``."""
 
     def unread(self, run_id: str, tables: Sequence[TableName]) -> list[str]:
-        """Return the URIs of folders that an unfinished `publish` of the run left in the lake, and that no reader is
-        directed to."""
+        """Return the URIs of folders that an unfinished `publish` of the run left in the lake. No reader is directed to
+        these folders."""

@@ -1,4 +1,4 @@
-"""How a catalog of tables is reached. Needs none of the libraries that reach it."""
+"""Settings of a catalog of tables. Importing this module needs no catalog library."""
 
 from __future__ import annotations
 
@@ -51,8 +51,9 @@ FIELDS: Mapping[str, Any] = {
 class CatalogSettings:
     """A catalog, as a connection of type ``cdc_catalog`` describes it.
 
-    ``uri`` is the address of the catalog, without a password. ``warehouse`` is where it puts the tables. ``namespace``
-    is the namespace of the table of cuts. ``properties`` are further settings of PyIceberg, which may hold secrets.
+    ``uri`` is the address of the catalog, without a password. ``warehouse`` is the place in which the catalog creates
+    tables. ``namespace`` is the namespace of the table of cuts. ``properties`` are further settings for PyIceberg,
+    which may contain secrets.
     """
 
     kind: str
@@ -66,10 +67,11 @@ class CatalogSettings:
 
 @dataclass(frozen=True)
 class LakeSettings:
-    """The format of a lake, and what it needs beside the lake's folder. A manifest holds all of it but ``catalog``.
+    """The format of a lake, and the settings that the format needs. A manifest stores all of these except ``catalog``.
 
-    ``catalog``: None: a catalog beside the tables, in the lake's folder. ``table_name`` is the template of the names of
-    tables: ``{schema}`` and ``{table}`` stand for those of the source, ``{source}`` for its connection.
+    If ``catalog`` is None, the catalog is a file in the lake's folder. ``table_name`` is the template for the names of
+    tables: ``{schema}`` and ``{table}`` stand for the names at the source, ``{source}`` for the connection to the
+    source.
     """
 
     format: str = "parquet"

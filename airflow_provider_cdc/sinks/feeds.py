@@ -1,7 +1,8 @@
 """Files and records of the changes between copies.
 
-``<lake>/<schema>.<table>/_changes/<run_id>/part-*`` has the changes that lead to the copy of that run. ``_feed.json``,
-in the same folder, is their record, which never changes. Readers of copies ignore folders whose names begin with ``_``.
+``<lake>/<schema>.<table>/_changes/<run_id>/part-*`` has the changes between the previous copy and the copy of that run.
+``_feed.json``, in the same folder, is the record of these changes. The record never changes. Readers of copies ignore
+folders whose names begin with ``_``.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _HINT = "restore the file, or start over: load the latest copy in full, then app
 
 @dataclass(frozen=True)
 class _File:
-    """The fields of a file's record that readers of changes need."""
+    """The record of a file, with the fields that readers of changes need."""
 
     name: str
     rows: int
@@ -46,12 +47,12 @@ class _Told:
 
 
 def place_of(table: TableName, run_id: str) -> str:
-    """Return the folder of the changes that a run published of a table, relative to the lake."""
+    """Return the folder, relative to the lake, with the changes of a table that a run published."""
     return f"{feeds_of(table)}/{run_id}"
 
 
 def feeds_of(table: TableName) -> str:
-    """The folder of all changes of a table that runs published, relative to the lake."""
+    """Return the folder, relative to the lake, with the changes of a table from all runs."""
     return f"{folder_name(table)}/{FOLDER}"
 
 
@@ -74,7 +75,7 @@ def told_file(file: StagedFile) -> dict[str, Any]:
 
 
 def read_feed(lake: Storage, table: TableName, run_id: str) -> LakeFeed | None:
-    """Return the changes that a run published of a table; None: there are none.
+    """Return the changes of a table that a run published; None: the run published no changes.
 
     :raises ManifestError: the record of the changes is damaged.
     """

@@ -54,7 +54,7 @@ def read_latest(target: Storage, folder: str) -> Copy | None:
 
 
 def check_source(target: Storage, folder: str, source: Mapping[str, str], position: Position) -> None:
-    """Check that the copies in ``folder`` are not copies of another source than ``source``.
+    """Check that the copies in ``folder`` are not known to be copies of another source than ``source``.
 
     :param position: a position that the source has reached.
     :raises ConfigurationError: they are copies of another source.
@@ -69,7 +69,8 @@ def check_source(target: Storage, folder: str, source: Mapping[str, str], positi
 
 
 def replace_latest(target: Storage, folder: str, latest: Copy) -> bool:
-    """Make ``latest`` the table's latest copy unless there is a newer one. Return whether it is now the latest copy.
+    """Make ``latest`` the table's latest copy, unless the table has a newer copy. Return whether ``latest`` is now the
+    latest copy.
 
     :raises ConfigurationError: the existing copy is of another source.
     :raises PublishIncomplete: other runs kept replacing the head; call it again.
@@ -90,7 +91,7 @@ def _replace_by_claim(target: Storage, folder: str, latest: Copy) -> bool:
     for _ in range(_ROUNDS):
         current = _checked(target, folder, latest)
         best = latest
-        # A run of another source that started at the same moment may have written a claim before it was rejected.
+        # A run of another source that started at the same time may have written a claim before the run was rejected.
         claims = [claim for claim in _claims(target, folder, claim_name) if not is_of_another(claim, latest)]
         for claim in (*claims, *([current] if current else [])):
             if claim.run_id != best.run_id and is_newer(claim, best):
@@ -168,7 +169,7 @@ def _read(target: Storage, name: str) -> Copy:
 
 @contextmanager
 def _locked(target: Storage, folder: str) -> Iterator[bool]:
-    """Lock the folder's head against all other processes on all machines; yield False if this store has no such lock.
+    """Lock the folder's head against all other processes on all machines. Yield False if this store has no such lock.
 
     The kernel releases the lock when its holder dies. The folder itself is locked, so no lock file is left behind.
     """

@@ -1,5 +1,5 @@
 """The sink for plain Parquet: ``<lake>/<schema>.<table>/snapshot=<run_id>/part-*``, and ``_latest.json`` beside these
-folders. The changes that lead to a copy are in ``_changes/<run_id>`` (`sinks.feeds`).
+folders. The changes between the previous copy and a run's copy are in ``_changes/<run_id>`` (`sinks.feeds`).
 
 ``_latest.json`` names the copy to read. It changes only after every file of every table of the run is in place, and it
 never returns to an older copy. The ``_latest.json`` of each table changes separately. For a moment, readers of several
@@ -60,10 +60,10 @@ class ParquetSink:
         self._lake = lake
 
     def check_ready(self) -> None:
-        """Do nothing: the folder is all that it needs."""
+        """Do nothing: this sink needs only the lake's folder."""
 
     def check_names(self, tables: Sequence[TableName]) -> None:
-        """Do nothing: each table has a folder of its own, which is named after it."""
+        """Do nothing: each table has a separate folder, which is named after the table."""
 
     def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: Position) -> None:
         def check(table: TableName) -> None:
@@ -113,7 +113,7 @@ class ParquetSink:
         return self._lake.folder(*place_of(table, run_id).split("/"))
 
     def withdraw(self, run_id: str, table: TableName) -> None:
-        """Do nothing: readers find copies by ``_latest.json``, which names the newest one."""
+        """Do nothing: readers find copies by ``_latest.json``, which names the latest copy."""
 
     def copy_uri(self, run_id: str, table: TableName) -> str:
         folder = self.copy_folder(run_id, table)
@@ -123,7 +123,7 @@ class ParquetSink:
         return self.copy_folder(run_id, table), self._lake.folder(*feeds.place_of(table, run_id).split("/"))
 
     def clean(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> None:
-        """Do nothing: `Run.clean` removes the run's own folder, and `remove` what was published."""
+        """Do nothing: `Run.clean` removes the run's own folder, and `remove` removes published files."""
 
     def copies(self, table: TableName) -> list[str]:
         names = [name.rpartition("/")[2] for name in self._lake.folders(folder_name(table))]
@@ -159,7 +159,7 @@ class ParquetSink:
         return self._remove_files(place, own) if own else []
 
     def _remove_files(self, folder: str, own: set[str]) -> list[str]:
-        """Remove the files ``own`` from a folder, then the folder. Return the URIs of what else is in it."""
+        """Remove the files ``own`` from a folder, then the folder. Return the URIs of all other files in it."""
         # In threads, because each removal waits for the store.
         with ThreadPoolExecutor(_MOVERS) as removers:
             list(removers.map(self._delete, self._own(folder, own)))
@@ -193,8 +193,8 @@ class ParquetSink:
         return unread_files
 
     def _copy_of(self, table: TableName, head: Copy) -> LatestCopy:
-        # The record names the folder that the run wrote to. For this reader, the lake may be elsewhere: it may be
-        # mounted at another path, or be a copy of the recorded lake. So look below the given lake first.
+        # The record names the folder that the run wrote to. This reader may see the lake at another path, or may read a
+        # copy of the lake. So look in the given lake first.
         folder = self.copy_folder(head.run_id, table)
         present = _visible(folder)
         if head.path and not present:
@@ -268,7 +268,7 @@ class ParquetSink:
             try:
                 copied = staging.folder.move_to(expected_paths[name].name, self._lake, name)
             except (OSError, pa.ArrowException):
-                # A concurrent attempt that publishes the same commit may already have moved it.
+                # A concurrent attempt that publishes the same commit may already have moved the file.
                 if not self._lake.exists(name) and staging.folder.exists(expected_paths[name].name):
                     raise
                 return
@@ -297,7 +297,7 @@ class ParquetSink:
     def _check_own(self, folder: str, present: Iterable[str], wanted: Collection[str]) -> None:
         """Check that the folder of a copy has no other files.
 
-        :raises FileDamaged: it has.
+        :raises FileDamaged: the folder has other files.
         """
         strange = [name for name in present if name not in wanted and _is_visible(name)]
         if strange:
@@ -308,7 +308,7 @@ class ParquetSink:
             )
 
     def _adopt(self, name: str, new_name: str) -> None:
-        # A hard link or a copy of the file, so that removing the previous copy does not affect this one.
+        # Make a hard link or a copy of the file, so that removing the previous copy does not affect this copy.
         try:
             self._lake.adopt(name, new_name)
         except (OSError, pa.ArrowException) as error:
@@ -321,14 +321,16 @@ class ParquetSink:
             ) from error
 
     def _announce(self, table: TableName, latest: Copy) -> bool:
-        """Make ``latest`` the table's latest copy unless there is a newer one. Return whether it is now the latest."""
+        """Make ``latest`` the table's latest copy unless there is a newer copy. Return whether ``latest`` is now the
+        latest copy."""
         folder = folder_name(table)
         where = self._lake.uri_of(f"{folder}/{LATEST}")
         try:
             try:
                 return replace_latest(self._lake, folder, latest)
             except StorageUnavailable:
-                # The store may have made a write that it did not confirm. This call reads before it writes.
+                # The store may have completed a write without confirming it. A repeated call is safe, because it reads
+                # before it writes.
                 return replace_latest(self._lake, folder, latest)
         except StorageUnavailable as error:
             raise CommitUnknown(
@@ -357,7 +359,7 @@ def place_of(table: TableName, run_id: str) -> str:
 
 
 def record_of(publication: Publication, change: TableChange, uri: str) -> Copy:
-    """Return the record for readers of the copy of one table, whose files are at ``uri``."""
+    """Return the record of one table's copy for readers. The copy's files are at ``uri``."""
     under_its_own_name: dict[str, Any] = {publication.position_key: publication.position}
     return Copy(
         run_id=publication.run_id,

@@ -1,4 +1,4 @@
-"""Has a sink make the lake ready for a run, from what the run knows of its tables."""
+"""Prepares a lake for the tables of a run."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from airflow_provider_cdc.sinks.base import Prepared, Sink
 
 
 class Source(Protocol):
-    """The source of a run; ``sources.api.source.Source`` says more."""
+    """The source of a run; see ``sources.api.source.Source``."""
 
     def arrow_schema(self, table: Table) -> pa.Schema: ...
 
 
 def lake_format(name: str, sink: Sink, run_id: str, source: Source) -> LakeFormat:
-    """What a run of ``source`` publishes with ``sink``, as the run's beginning takes it."""
+    """Return the format in which a run of ``source`` publishes with ``sink``."""
 
     if name == PLAIN_PARQUET.name:
         return PLAIN_PARQUET

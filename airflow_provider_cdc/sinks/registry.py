@@ -51,9 +51,10 @@ def open_sink(settings: LakeSettings | str, lake: Storage) -> Sink:
 
 
 def sink_of_run(manifest: Manifest, catalog: CatalogSettings | None) -> Sink:
-    """The sink that a run publishes with.
+    """Return the sink with which a run publishes.
 
-    :param catalog: the settings of the connection that the option ``catalog_conn_id`` names; None: it names none.
+    :param catalog: the settings of the connection that the option ``catalog_conn_id`` names; None: the option is not
+        set.
     """
     settings = LakeSettings(manifest.lake_format, catalog, manifest.options.lake.table_name, manifest.source_conn_id)
     return open_sink(settings, Storage(manifest.lake))
