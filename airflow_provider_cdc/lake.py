@@ -115,8 +115,8 @@ def read_cut(
     :param catalog: a PyIceberg catalog; or the target of the runs, if the catalog is in the target folder.
     :param namespace: the namespace of the table of cuts.
     :param group: the task group of the runs, as ``dag_id`` or ``dag_id.group_id``; None: there is only one group.
-    :raises ConfigurationError: there are cuts of several groups, and the call does not name a group; or PyIceberg is not
-        installed.
+    :raises ConfigurationError: there are cuts of several groups, and the call does not name a group; or PyIceberg is
+        not installed.
     """
     try:
         from airflow_provider_cdc.sinks.iceberg import reading

@@ -1,8 +1,9 @@
-"""Declarations of checks: what each check protects, when it runs, and the function that performs it.
+"""Declares checks. A declaration has the condition that the check protects, the moments at which it runs, and the
+function that performs it.
 
 Each source declares its checks in its folder ``checks``. The checks of the target and the run are in
-``operators/checks`` and ``jobs/checks``. The checks of a moment are selected from these declarations, so no step has
-its own list. The tables in docs/design/checks.md are generated from them (``dev/docs``).
+``operators/checks`` and ``jobs/checks``. The checks for each moment are selected from these declarations, so no step
+has a list of checks. The tables in docs/design/checks.md are generated from them (``dev/docs``).
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ class Moment(Enum):
 
 @dataclass(frozen=True)
 class Raised:
-    """A check that is part of other work.
+    """A function that performs a check as a part of other work.
 
-    ``by``: the function that raises or creates the error, as ``module:function``. The module's name is without the
-    name of this package.
+    ``by`` names the function that raises or creates the error, as ``module:function``. The module's name is relative to
+    this package.
     """
 
     when: Moment
@@ -77,9 +78,10 @@ class Check(Generic[C]):
 
 
 def problems_of(checks: Sequence[Check[C]], moment: Moment, context: C) -> list[Problem]:
-    """Run those of ``checks`` that are declared for ``moment``, in order. Equal problems are returned once.
+    """Run the checks in ``checks`` that are declared for ``moment``, in order, and return their problems. Equal
+    problems are returned once.
 
-    :raises CdcError: a check raised it.
+    :raises CdcError: a check raised an error.
     :raises ValueError: no check is declared for this moment, so the caller passed wrong checks or a wrong moment.
     """
     questions = [check.ask for check in checks if check.ask is not None and moment in check.when]

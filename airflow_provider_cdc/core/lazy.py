@@ -1,5 +1,5 @@
-"""Modules that are imported at their first use. Airflow parses DAG files continually, and importing PyArrow alone takes
-as long as importing all of this package."""
+"""Imports modules at their first use. Airflow parses DAG files continually, and importing PyArrow alone takes as long
+as importing the rest of this package."""
 
 from __future__ import annotations
 

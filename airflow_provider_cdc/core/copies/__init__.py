@@ -1,1 +1,1 @@
-"""Published copies: which is the latest, their histories, which of them are kept."""
+"""Published copies: finds the latest copies, their histories, and the copies to remove."""

@@ -1,4 +1,5 @@
-"""Selects the tables of a run to roll forward from existing copies, and gives the reason for reading others in full."""
+"""Decides which tables of a run are rolled forward from existing copies. For each other table, gives the reason why it
+is read in full."""
 
 from __future__ import annotations
 
@@ -108,11 +109,11 @@ class _NoCopy(_NotFit):
 def choose(
     source: Any, copies: Copies, scratch: str, plans: Sequence[TablePlan], options: StepOptions
 ) -> list[TablePlan]:
-    """Return the plans, each with the base of its table, or with the reason why it has none.
+    """Return the plans, each with the base of its table, or with the reason why the table has no base.
 
     :param scratch: URI of the folder that holds the folders of runs.
     :raises PreflightError: ``refresh`` is `CHANGES`, and tables would have to be read in full; or the changes of a
-        table are to be published, and cannot be.
+        table were requested, and cannot be published.
     """
     if options.changes:
         _check_changes(plans, options)
@@ -166,9 +167,9 @@ def choose(
 
 
 def _by_cause(refused: Mapping[TableName, str], what: tuple[str, str], hint: str) -> list[Problem]:
-    """Return one problem for each cause, which may apply to many tables.
+    """Return one problem for each cause. A cause may apply to many tables.
 
-    :param what: the action that is impossible, in words for one table and for several tables.
+    :param what: describes the impossible action: first for one table, then for several tables.
     """
     tables: dict[str, list[str]] = {}
     for table, cause in refused.items():
@@ -208,13 +209,14 @@ def _rolled(plan: TablePlan, base: Run) -> TablePlan:
 def bases_of(
     source: Any, plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage, *, past: bool
 ) -> dict[str, Base]:
-    """Return the bases of the run's tables, by the id of the run that made them.
+    """Return the bases of the run's tables, by the id of the run that made the base. A base refers to earlier copies
+    that are rolled forward.
 
-    :param past: the run's position is in the past, so the tables were not recorded at that position.
-    :raises PreflightError: a copy is exact at a later position than the run's.
-    :raises SchemaChanged: a table's definition is not the same as for its copy.
+    :param past: whether the run's position is in the past, so that the tables were not recorded at that position.
+    :raises PreflightError: a copy is exact at a position after the run's position.
+    :raises SchemaChanged: a table's definition has changed since its copy.
     :raises SourceUnavailable: the server cannot be reached.
-    :raises ManifestError: the run that made a copy is gone.
+    :raises ManifestError: the records of the run that made a copy no longer exist.
     """
     now = {table.name: table for table in initial.tables}
     bases = {}
@@ -233,8 +235,7 @@ def bases_of(
                 what = "the table, or the copy that is to be rolled forward, changed since preflight"
                 raise SchemaChanged(what, where=str(plan.table), hint=_ANEW)
         if isinstance(source, TellsReplaced):
-            # Run this check after the position is fixed, so that it also sees unlogged changes from before the
-            # position.
+            # Run this check after the position is fixed, so that it also finds unlogged changes before the position.
             recorded = [] if past else [now[table.name] for table in tables]
             source.check_replaced(base.identity, tables, initial.identity, recorded)
     return bases
@@ -243,8 +244,8 @@ def bases_of(
 def with_known_of_bases(plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage) -> InitialPoint:
     """Return the initial point in which each table that is rolled forward has the `KNOWN_AT_POSITION` of its base.
 
-    The window of such a table begins at the base. The facts of the base's record are the only ones that were known at
-    the beginning of the window, and all of them still hold.
+    The window of such a table begins at the base. Only the facts in the base's record were known at the beginning of
+    the window, and all of these facts still hold.
     """
     runs = {run_id: published_run(scratch, run_id) for run_id in {plan.base for plan in plans if plan.base}}
     bases = {plan.table: _entry(runs[plan.base], plan.table).table for plan in plans if plan.base}
@@ -279,7 +280,7 @@ def _candidate(
         raise _NotFit("the last copy is incomplete: the commit of its run does not list it")
     if what := damage_of(run.folder, plan.table):
         raise _NotFit(f"the last copy is damaged: {what}")
-    # A later step of this run would reject a removed copy, and so would every next run.
+    # A later step of this run would reject a removed copy. Every following run would reject it, too.
     check_not_removed(run, [plan.copy_name])
     table = _entry(run, plan.table).table
     if table.selection != plan.selection:

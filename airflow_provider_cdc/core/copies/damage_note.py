@@ -1,8 +1,9 @@
-"""Damage notes: mark a published copy, or the log after it, as damaged, so that no later run rolls it forward.
+"""Damage notes. A note says that a published copy, or the log after the copy, is damaged, so that no later run rolls
+the copy forward.
 
 The note is in the folder of the run that made the copy. A file can have the right size and footer, and still have wrong
 content. Damage of this kind is noticed only when the file is read. Damaged rows in the log are also noticed only then.
-Without the note, the next run would use the same copy and stop at the same place, every night.
+Without the note, each following run would use the same copy and stop at the same place.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ class Damage:
 
 
 def note_damage(folder: Storage, table: TableName, what: str, file: str) -> None:
-    """Note in a run's folder that a file of the copy that the run made, or the log after the copy, is damaged."""
+    """Write a damage note in the folder of a run: a file of the run's copy, or the log after the copy, is damaged."""
     records.write(folder, _name(table), Damage(str(table), what, file))
 
 
 def damage_of(folder: Storage, table: TableName) -> str:
-    """Return the known damage of the copy that the run in ``folder`` made of a table; empty: none.
+    """Return the known damage of a table's copy from the run in ``folder``; empty: no damage is known.
 
     :raises ManifestError: the note itself is damaged.
     """

@@ -1,4 +1,4 @@
-"""The head of a table: which of its copies is the latest, and which source the copies are of.
+"""The head of a table. It is the record of the table's latest copy, and names the source of the copy.
 
 The record of a copy, ``_latest.json``, is public: any program may read it, and any version may have written it.
 """
@@ -52,7 +52,7 @@ class Copy:
 
 
 def decode_copy(data: Any, where: str) -> Copy:
-    """Return the `Copy` in JSON data.
+    """Decode the `Copy` in JSON data.
 
     :param where: the name of the record in an error.
     :raises ManifestError: the data is not such a record.
@@ -85,8 +85,8 @@ def source_of(kind: str, identity: Mapping[str, str], conn_id: str) -> dict[str,
 
 
 def is_of_another_source(copy: Copy, source: Mapping[str, str], position: Position | None) -> bool:
-    """Return whether ``copy`` is of a source other than ``source``, which includes all of ``position`` (None: unknown).
-    Facts that are unknown do not count as a difference.
+    """Return whether ``copy`` is of a source other than ``source``. The source includes all of ``position`` (None:
+    unknown). Unknown facts do not count as a difference.
 
     For some kinds (`Kind.takes_over`), another server with the same connection that includes the copy's position counts
     as the same source: it took over from the copy's server.
@@ -107,11 +107,12 @@ def is_of_another_source(copy: Copy, source: Mapping[str, str], position: Positi
 
 
 def is_of_another(copy: Copy, latest: Copy) -> bool:
-    """Whether ``copy`` is of another source than ``latest``, as far as that is known."""
+    """Return whether the records show that ``copy`` is of another source than ``latest``. Unknown facts do not
+    count."""
     if not latest.source or copy.run_id == latest.run_id:
         return False
     another = is_of_another_source(copy, latest.source, parsed_position_of(latest))
-    # A run that began before another server took over may end after one that began later.
+    # After another server took over, a run that began before may end later than a run that began after.
     if another and copy.source:
         another = is_of_another_source(latest, copy.source, parsed_position_of(copy))
     return another
@@ -120,7 +121,7 @@ def is_of_another(copy: Copy, latest: Copy) -> bool:
 def is_newer(copy: Copy, than: Copy) -> bool:
     """Return whether ``copy`` is newer than ``than``, a copy of the same source: by history number, then by position.
 
-    If the positions do not decide, the times at which they were recorded do, then the order of the run ids.
+    If the positions do not determine an order, compare the times at which they were recorded, and then the run ids.
     """
     numbers = [number_in(compared.history) for compared in (copy, than)]
     if numbers[0] != numbers[1]:
@@ -134,7 +135,7 @@ def is_newer(copy: Copy, than: Copy) -> bool:
 
 
 def position_of(copy: Copy) -> str:
-    """Return the position of ``copy``, whichever version wrote its record; empty: the record has none."""
+    """Return the position of ``copy``, from a record of any version; empty: the record has no position."""
     named = (_named_position(copy, kind) for kind in KINDS.values())
     return copy.position or next(filter(None, named), "")
 
@@ -173,7 +174,7 @@ def _order(copy: Copy, than: Copy) -> int:
 
 
 def known_source(copy: Copy) -> dict[str, str]:
-    """Return what the record of ``copy`` says about its source."""
+    """Return the source of ``copy``, from the facts in its record."""
     kinds = [kind.name for kind in KINDS.values() if _named_position(copy, kind) is not None]
     return {**({"kind": kinds[0]} if kinds else {}), **copy.source}
 

@@ -1,10 +1,10 @@
 """Histories of a source: sequences of positions that a server went through.
 
 A server that is set back (a restored backup, a reset of its log) begins another history, in which the same positions
-mean other rows. So every copy of a table records the history that its position belongs to, and a *mark*. By the mark,
-the source can check later whether the server is still in that history. The histories of a table's copies are numbered:
-a later history supersedes all earlier ones, whatever the positions of their copies are. Within one history number,
-copies are compared by position.
+mean other rows. So every copy of a table records the history that its position belongs to, and a *mark*. The mark is a
+value by which the source can check later whether the server is still in that history. The histories of a table's copies
+are numbered: a later history supersedes all earlier histories, even if their copies have greater positions. Within one
+history number, copies are compared by position.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ from airflow_provider_cdc.core.storage import records
 MARK = "history_mark"
 """The key, in a server's identity (`InitialPoint`), of the mark of a position that was just fixed."""
 KEPT = 10
-"""How many superseded histories are recorded. Each has a position, which may be long."""
+"""The number of superseded histories that are recorded. The number is limited because each has a position, which may be
+a long text."""
 
 
 class Relation(StrEnum):
     """How the server's present history relates to the history of an earlier copy."""
 
     SAME = "same"
-    """The server still has the copy's position and mark."""
+    """The server still has the position and the mark of the copy."""
     OTHER = "other"
-    """The server provably no longer has these transactions."""
+    """The server provably no longer has the transactions of the copy."""
     UNKNOWN = "unknown"
-    """The server no longer has the log that would decide it."""
+    """The server no longer has the log that would show whether the history is the same."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Trace:
 
 @dataclass(frozen=True)
 class Finding:
-    """The source's result for a trace, and the reason as text."""
+    """The source's decision about the history of a trace, and the reason as text."""
 
     relation: Relation
     why: str = ""
@@ -55,9 +56,9 @@ class Finding:
 class Superseded:
     """A history that ended when the source was set back.
 
-    ``id`` is the id of the history (empty: it had none). The latest copy of this history was made by the run ``run_id``
-    and is exact at ``position``. ``why`` is the evidence that it ended. The run ``found_by``, which began at
-    ``found_at`` (ISO 8601), detected this.
+    ``id`` is the id of the history (empty: the history had no id). The latest copy of this history was made by the run
+    ``run_id`` and is exact at ``position``. ``why`` is the evidence that the history ended. The run ``found_by``, which
+    began at ``found_at`` (ISO 8601), detected the end.
     """
 
     id: str
@@ -72,11 +73,11 @@ class Superseded:
 class History:
     """The history that a table's copy belongs to.
 
-    Copies with the same ``id`` belong to one history, as far as the source can tell. Of copies with different numbers,
-    the copy with the greater ``number`` is later, whatever the positions are. The copy of the run ``begun_by`` is the
-    first one with this id. ``unproven`` says why it is unknown whether that copy belongs to the history of the copy
-    before it; empty: it is known, or there was no copy before. ``superseded`` holds the last `KEPT` histories that
-    ended, the latest one last.
+    Copies with the same ``id`` belong to one history, unless the source could not detect that a history ended. If two
+    copies have different numbers, the copy with the greater ``number`` is later, even if its position is smaller. The
+    copy of the run ``begun_by`` is the first copy with this id. ``unproven`` says why it is unknown whether that first
+    copy continues the history of the previous copy; empty: this is known, or there was no previous copy. ``superseded``
+    holds the last `KEPT` histories that ended, the latest one last.
     """
 
     id: str
@@ -86,7 +87,7 @@ class History:
     superseded: tuple[Superseded, ...] = ()
 
     def ended_by(self, run_id: str) -> Superseded | None:
-        """Return the history whose end the run with this id detected; None: it detected none."""
+        """Return the history whose end the run with this id detected; None: the run detected no end."""
         return self.superseded[-1] if self.superseded and self.superseded[-1].found_by == run_id else None
 
 
@@ -105,7 +106,8 @@ def number_in(told: Mapping[str, Any]) -> int:
 
 
 def history_in(told: Mapping[str, Any]) -> History | None:
-    """Return the history in a copy's record; None: it has none. Fields that a later version added are left out."""
+    """Return the history in a copy's record; None: the record has no history. Fields that a later version added are
+    left out."""
     if not isinstance(told.get("id"), str):
         return None
     superseded = told.get("superseded")

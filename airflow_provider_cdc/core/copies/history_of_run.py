@@ -1,8 +1,9 @@
-"""Decides which history each table's copy belongs to: once, when the run begins. The manifest stores the result.
+"""Decides, once when a run begins, to which history each table's copy belongs. The manifest stores the result.
 
-The source checks the position and the mark of the previous copy. The result is one of three: the history continues; it
-ended (the server was set back); or the log that shows this is gone. Later steps, and later runs that compare copies,
-use the result in the manifest. So every try of the run has the same result.
+The source checks the position and the mark of the previous copy. There are three results: the history continues; the
+history ended, because the server was set back; or it is unknown which, because the server no longer has the log that
+would show it. Later steps, and later runs that compare copies, use the result in the manifest. So every try of the run
+has the same result.
 """
 
 from __future__ import annotations
@@ -44,9 +45,9 @@ _ANEW = "clear preflight and the tasks after it: the table is then read in full"
 _DIGITS = 16
 _READERS = 8
 _TAKEN_OVER = Finding(Relation.UNKNOWN, "it was made from another server, whose transactions this server has")
-"""Positions mean the same on both servers."""
+"""The same position means the same rows on both servers."""
 _PROMOTED = Finding(Relation.UNKNOWN, "a standby was promoted since; it has a timeline of its own")
-"""Copies of different timelines are not compared by their positions."""
+"""Positions on different timelines are not comparable."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,14 +81,15 @@ def histories_of(
 
     :param scratch: the folder that holds the folders of runs.
     :param present: the run's source, as returned by `source_of`.
-    :raises PreflightError: a table was to be rolled forward from a copy whose history ended meanwhile, or is unknown.
+    :raises PreflightError: a table is planned to be rolled forward, but the history of its copy ended meanwhile, or is
+        unknown.
     """
     if not isinstance(source, TellsHistory):
         return {}
-    # Read the copies first: the server must then have everything that any of them has.
+    # Read the copies before the server is asked: the server must then have all transactions of every copy.
     before = _copies_before(heads, scratch, plans, present, initial.position)
     shown = {plan.table: trace_of(copy) for plan in plans if (copy := before[plan.table]) and _is_own(copy, present)}
-    # Most tables were copied by one run.
+    # Most tables were copied by the same run, so check each trace once.
     traces = list(dict.fromkeys(shown.values()))
     findings = source.relations(initial.identity, initial.position, traces) if traces else []
     by_trace = dict(zip(traces, findings, strict=True))
@@ -107,7 +109,8 @@ def histories_of(
 
 
 def _is_lost(copy: Copy, finding: Finding) -> bool:
-    # Copies of earlier versions have no mark. The server's identity decides whether these can be rolled forward.
+    # Copies of earlier versions have no mark. For them, the server's identity decides whether they can be rolled
+    # forward.
     return finding.relation is Relation.OTHER or (finding.relation is Relation.UNKNOWN and bool(trace_of(copy).mark))
 
 
@@ -122,7 +125,7 @@ def _history(copy: Copy | None, finding: Finding, mark: str, run_id: str, begun_
         return History(new_id, number + 1, run_id, superseded=(*ended, one)[-KEPT:])
     if finding.relation is Relation.SAME and last is not None:
         return last
-    # The number stays, so positions are still compared: the server has everything up to the copy's position.
+    # Keep the number, so that positions are still compared: the server has everything up to the copy's position.
     return History(new_id, number, run_id, finding.why, ended)
 
 
@@ -148,8 +151,8 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
 
 
 def _is_own(copy: Copy, present: Mapping[str, str]) -> bool:
-    """Return whether a copy was made from this server, and not from one that it took over from. Copies of the earliest
-    versions do not record their server and count as made from this one."""
+    """Return whether a copy was made from this server, and not from a server that this server took over from. Copies of
+    the earliest versions do not record their server, and count as made from this server."""
     return known_source(copy).get("server") in (None, present.get("server"))
 
 
@@ -172,8 +175,8 @@ def _copies_before(
 def _newest(
     heads: Heads, scratch: Storage, plan: TablePlan, present: Mapping[str, str], position: Position
 ) -> Copy | None:
-    """Return the newest copy of a table whose `_latest.json` was removed, of the copies that a run recorded; None:
-    there is none."""
+    """Return the newest copy of a table whose `_latest.json` was removed. Only copies that a run recorded are
+    considered; None: there is no such copy."""
     newest: Copy | None = None
     for run_id in heads.copies(plan.copy_name):
         try:

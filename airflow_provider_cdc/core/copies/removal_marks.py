@@ -1,7 +1,7 @@
 """Marks of copies that are being removed, in the folders of the runs that made them.
 
-A mark belongs to one manifest: a run that is made again under its id has copies of its own, which earlier marks do not
-concern.
+A mark belongs to one manifest. If a run is recreated with the same id, the new manifest has new copies, and earlier
+marks do not apply to them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DIGITS = 16
 
 @dataclass(frozen=True)
 class Mark:
-    """Marks the copy of a table as removed ``by`` the run with that id, ``since`` a time (ISO 8601)."""
+    """A mark: the run with the id ``by`` removes a copy. ``since`` is the time of the mark (ISO 8601)."""
 
     table: str
     by: str
@@ -32,26 +32,26 @@ class Mark:
 
 
 def mark(run: Run, table: TableName, by: str) -> None:
-    """Mark the copy that a run made of a table as removed, permanently."""
+    """Mark a run's copy of a table permanently as removed."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     # A folder for each table, because the longest table name plus a file extension would be too long for a file name.
     name = f"{_marks_of(run)}/{folder_name(table)}/{_MARK}"
-    # The first mark counts: from then on, no new reader is led to the copy.
+    # The first mark counts: since that time, no new reader has been directed to the copy.
     if not run.folder.exists(name):
         records.write(run.folder, name, Mark(str(table), by, since))
 
 
 def marked_since(run: Run, table: TableName) -> datetime:
-    """When the copy that a run made of a table was marked.
+    """Return the time at which a run's copy of a table was marked.
 
-    :raises ManifestError: it is not marked.
+    :raises ManifestError: the copy is not marked.
     """
     name = f"{_marks_of(run)}/{folder_name(table)}/{_MARK}"
     return datetime.fromisoformat(records.read(Mark, run.folder, name).since)
 
 
 def check_not_removed(run: Run, tables: Iterable[TableName]) -> None:
-    """Check that the copies that a run made of ``tables`` are not marked as removed.
+    """Check that a run's copies of ``tables`` are not marked as removed.
 
     :raises ManifestError: a copy is being removed, or was removed.
     """
@@ -77,7 +77,7 @@ def marked_folders(run: Run) -> set[str]:
 
 
 def has_marks(folder: Storage) -> bool:
-    """Return whether a folder, which may be the remainder of a run's folder, has any mark."""
+    """Return whether a folder has any mark. The folder may be the remainder of a run's folder."""
     return any(
         _is_mark(folder, name) or any(_is_mark(folder, subfolder) for subfolder in folder.folders(name))
         for name in folder.folders(MARKS)

@@ -1,4 +1,5 @@
-"""Records, in a run's folder, the older copies and runs that the run removed: for its report and its XComs."""
+"""Records the older copies and runs that a run removed. The record is in the run's folder; the run's report and XComs
+use it."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ class Removed:
 
 
 def note_removed(run: Run, removed: Removed) -> None:
-    """Record what this try of the run removed, in addition to what earlier tries removed."""
+    """Add the copies and runs that this try removed to the record of earlier tries."""
     before = read_removed(run.folder)
     tables = before.copies.keys() | removed.copies.keys()
     copies = {name: (*before.copies.get(name, ()), *removed.copies.get(name, ())) for name in sorted(tables)}
@@ -30,7 +31,7 @@ def note_removed(run: Run, removed: Removed) -> None:
 
 
 def read_removed(folder: Storage) -> Removed:
-    """Return what the run in ``folder`` removed.
+    """Return the copies and runs that the run in ``folder`` removed.
 
     :raises ManifestError: the record is damaged.
     """

@@ -6,11 +6,11 @@ table, and if no run that may still publish is based on it. A copy for which thi
 A run that is based on a copy, and a run that removes the copy, may be active at the same time. So each run first
 records its intention, and then looks for the record of the other run. The first run writes its manifest, which names
 its bases, and checks for marks before it uses the bases (`check_not_removed`). The second run marks the copy, and reads
-the manifests again before it deletes the first file. However long either of them stalls in between, one of them detects
-the other and stops.
+the manifests again before it deletes the first file. Even if one of the runs stalls in between, at least one run
+detects the other and stops.
 
-A mark belongs to one manifest. If a run is recreated with the same id after its first copies were removed, earlier
-marks do not apply to its new copies, however late such a mark is written.
+A mark belongs to one manifest. If a run is recreated with the same id after its first copies were removed, marks for
+the first copies do not apply to the new copies, even if such a mark is written late.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ManifestError
 
 LIFELESS = timedelta(days=7)
-"""A run that was not published and has written nothing for this long counts as over."""
+"""If an unpublished run has written nothing for this time, it counts as over."""
 UNTOLD = timedelta(days=1)
-"""The last task of a published run still reads the run's records. This is the longest time to wait for its end."""
+"""The longest time to wait for the end of a published run's last task, which still reads the run's records."""
 
 _READERS = 8
 
@@ -53,8 +53,8 @@ class Lake(Protocol):
 
 @dataclass(frozen=True)
 class Expired:
-    """The copy that a run made of a table, and that can be removed. ``feed`` are the files of the changes that lead to
-    it."""
+    """A run's copy of a table that can be removed. ``feed`` are the files of the changes between the previous copy and
+    this one."""
 
     run: Run
     table: TableName
@@ -78,7 +78,7 @@ class Runs:
         self.refresh()
 
     def refresh(self) -> None:
-        """Read the runs again that may have changed."""
+        """Read again all runs that may have changed."""
         names = {*self._scratch.folders()} - {self._own}
         self.known = {name: run for name, run in self.known.items() if name in names and is_published(run)}
         self.remains, self._unreadable = [], {}
@@ -94,7 +94,7 @@ class Runs:
 
     def user_of(self, run_id: str, table: TableName | None = None) -> str:
         """Return the id of a run that is based on a copy of the run ``run_id`` and may still publish; empty: there is
-        none. ``table``: only for the copy of this table; None: for any."""
+        no such run. If ``table`` is given, only the copy of this table counts."""
         for name, run in self.known.items():
             bases = {entry.base for entry in run.manifest.tables if table is None or entry.table.copy_name == table}
             if run_id in bases and not is_over(run) and not is_stuck(run, self._lake):
@@ -113,13 +113,13 @@ class Runs:
 
 
 def is_over(run: Run) -> bool:
-    """Return whether no try of the run, however late it resumes, can publish anything more."""
+    """Return whether the run can publish nothing more, even if a try of the run resumes late."""
     return is_published(run) or run.abandoned
 
 
 def is_stuck(run: Run, lake: Lake) -> bool:
-    """Return whether a run has its commit and can never be published, because a file that it was to take over from the
-    previous copy is lost. All files of all tables must be in place before the first table is announced.
+    """Return whether a run has its commit but can never be published, because a file of the previous copy is lost. The
+    run needs this file, because all files of all tables must be in place before the first table is announced.
     """
     if not run.committed or is_published(run):
         return False
@@ -129,7 +129,7 @@ def is_stuck(run: Run, lake: Lake) -> bool:
         return False
     for entry in run.manifest.tables:
         expected_names = {file.base_name for file in kept_files.get(str(entry.table.name), ())}
-        # The order matters: a file that is no longer in the base's folder cannot be added to the run's folder later.
+        # Look in the base's folder first: a file that no longer exists there cannot be added to the run's folder later.
         for run_id in (entry.base, run.run_id) if expected_names else ():
             expected_names -= {*lake.copy_folder(run_id, entry.table.copy_name).files()}
         if expected_names:
@@ -140,14 +140,15 @@ def is_stuck(run: Run, lake: Lake) -> bool:
 def expired(
     run: Run, tables: Sequence[TableName], keep: int, lake: Lake, runs: Runs, days: int = 0
 ) -> tuple[list[Expired], dict[str, str]]:
-    """Return the expired copies of ``tables``, and the reasons why other copies that are as old are kept, by their URI.
+    """Return the expired copies of ``tables``. Also return, by the URI of the copy, why other copies of the same age
+    are kept.
 
     A copy is expired if it is older than the newest ``keep`` copies of its table, and was published at least ``days``
     days before ``run``. The copy of ``run``, which is published, is the first of the newest copies. Copies of ended
     histories are older than all copies of the present history (`core.copies.history`).
 
-    A table whose latest copy is not the copy of ``run`` has no expired copies here: the run of its latest copy removes
-    them.
+    If a table's latest copy is not the copy of ``run``, the result has no copies of this table. The run that made the
+    latest copy removes them.
     """
     copies_to_remove: list[Expired] = []
     remaining: dict[str, str] = {}
@@ -188,12 +189,13 @@ def _age(other: Run, run: Run) -> int:
 
 
 def in_use(user: str) -> str:
-    """Return the reason why a copy is kept that the run ``user`` may be based on."""
+    """Return the reason for keeping a copy: the run ``user`` may be based on it."""
     return f"run {user}, which is not over, may be based on it"
 
 
 def made_by(run: Run, table: TableName) -> Expired:
-    """Return the copy that a run made, or was about to make, of a table, with the files that its commit names."""
+    """Return a run's copy of a table with the files that the run's commit names. The run may not have published the
+    copy."""
     decision = decision_of(run)
     feed = decision.feeds.get(str(table))
     return Expired(run, table, decision.files_of(str(table)), feed.files if feed else ())
@@ -206,10 +208,10 @@ def is_latest(run: Run, table: TableName, lake: Lake) -> bool:
 
 
 def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now: datetime) -> list[Run]:
-    """Return the runs that published some of ``tables`` before ``run``, and of which no copy is left.
+    """Return the runs that published copies of some of ``tables`` before ``run``, if no copy of the run is left.
 
-    The records of these runs are no longer needed: the run's last task has ended (`Run.note_told`), or has been silent
-    for `UNTOLD`.
+    The records of these runs are no longer needed: the last task of each run has ended (`Run.note_told`), or has
+    written nothing for `UNTOLD`.
 
     :param now: the time of the store's clock.
     """
@@ -235,7 +237,7 @@ def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs
 
 
 def lifeless(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now: datetime) -> list[Run]:
-    """Return the unpublished runs of no other tables than ``tables`` that have written nothing for `LIFELESS`.
+    """Return the unpublished runs that have written nothing for `LIFELESS`, if all their tables are in ``tables``.
 
     :param now: the time of the store's clock.
     """
@@ -245,7 +247,7 @@ def lifeless(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now:
         run_tables = {entry.table.copy_name for entry in manifest.tables}
         if is_published(other) or not run_tables <= {*tables} or _is_foreign(other, run):
             continue
-        # A run that has its commit may still be published by any try that resumes.
+        # If a run has its commit, a try that resumes may still publish it.
         if other.committed and not is_stuck(other, lake):
             continue
         if _silent_since(other, now - LIFELESS):
@@ -292,7 +294,7 @@ def remove_remains(folder: Storage) -> None:
 
 
 def copy_of(run: Run, table: TableName) -> Copy:
-    """Return the copy that a run published of a table, with the fields by which copies are ordered."""
+    """Return a run's published copy of a table, with the fields by which copies are ordered."""
     manifest = run.manifest
     position: Mapping[str, Any] = {"position": run.position_text, manifest.position_key: run.position_text}
     history = manifest.history_of(table)
@@ -306,7 +308,8 @@ def tables_of(run: Run) -> list[TableName]:
 
 
 def _made(run: Run) -> list[TableName] | None:
-    """Return the names of the copies that a run has published; None: it was not published, or its record is damaged."""
+    """Return the names of the copies that a run has published; None: the run was not published, or its record is
+    damaged."""
     try:
         return tables_of(run) if is_published(run) and run.committed else None
     except ManifestError:

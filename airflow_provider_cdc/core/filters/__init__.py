@@ -1,1 +1,1 @@
-"""Filters (``where``): parses a condition, and evaluates it on rows."""
+"""Filters (the option ``where``): parses conditions, and evaluates them on rows."""

@@ -1,4 +1,4 @@
-"""Selects the rows and columns to copy: of rows that were read, and of rows that were put back from the log.
+"""Selects the rows and columns to copy. The rows were read from the table, or were put back from the log.
 
 The filter is exact because both kinds of rows use this code: see docs/design/parts-of-tables.md.
 """
@@ -29,13 +29,14 @@ def published_columns(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
 def matching(
     table: Table, rows: pa.RecordBatch, unknown: Mapping[str, Sequence[int]] | None = None
 ) -> pa.BooleanArray | None:
-    """Return which of a table's ``rows`` are copied; None: all. ``rows`` must have all columns of the condition.
+    """Return for each of ``rows`` whether it is copied; None: all rows are copied. ``rows`` must have all columns of
+    the condition.
 
-    :param unknown: by column, the rows with a value that no Arrow type holds; the condition treats it as null.
+    :param unknown: by column, the rows whose value no Arrow type can hold. The condition treats such a value as null.
     """
     return None if table.selection.where is None else holds(table.selection.where, rows, unknown)
 
 
 def published_keys(table: Table, rows: pa.RecordBatch) -> pa.BinaryArray:
-    """Return the canonical bytes of the published rows of a keyless table, which are identified by all columns."""
+    """Return the canonical bytes of the published rows of a keyless table. All columns together identify such a row."""
     return row_bytes.encode(rows, table.published_columns)

@@ -35,7 +35,7 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import Problem
 
 PLAIN, LABEL, UUID = "plain", "label", "uuid"
-"""The content of a column of Arrow strings that can be compared: any text, one of some labels, or a UUID."""
+"""The kinds of text in a string column that can be compared: any text, a label of an enumeration, or a UUID."""
 
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _CLOCK = r"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?"
@@ -47,7 +47,8 @@ _ORDERED = ("<", "<=", ">", ">=")
 
 
 class NotComparable(Exception):
-    """A literal and a column cannot be compared. Holds a description of the mistake, and the text to write instead."""
+    """A literal and a column cannot be compared. The error has a description of the mistake, and the text to write
+    instead."""
 
     def __init__(self, what: str, hint: str) -> None:
         super().__init__(what)

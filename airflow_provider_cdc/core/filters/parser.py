@@ -1,8 +1,8 @@
 """Parses the text of a condition: the subset of SQL that docs/filters.md describes, and nothing beyond it.
 
-sqlglot parses the text, but accepts much more than this subset. So the tokens are checked against a list before, and
-the tree is checked against another list afterwards. Anything else is rejected, with its place. Words and literals are
-counted: the text is also rejected if the tree has lost one, or has interpreted one as something else.
+sqlglot parses the text, but accepts much more than this subset. So the tokens are checked against a list before
+parsing, and the tree is checked against another list afterwards. Anything else is rejected, with its place. Words and
+literals are counted: the text is also rejected if a word or literal is missing from the tree, or was changed in it.
 
 Text is in single quotes; a column's name is in double quotes, in backticks, or unquoted. A quote within quotes is
 doubled. A backslash is an ordinary character.
@@ -64,7 +64,7 @@ _FOLLOWS = {
     "(": _TERM | {")"},
     **dict.fromkeys(("AND", "OR", _COMPARISON, "BETWEEN", "LIKE", "ESCAPE", ","), _TERM),
 }
-"""The kinds that may follow each kind. sqlglot accepts ``a BETWEEN 1 2``, ``a IN (, 2)``, ``+ a``, maybe ``a NOT``."""
+"""The token kinds that may follow each kind. sqlglot accepts more: ``a BETWEEN 1 2``, ``a IN (, 2)``, ``+ a``, …"""
 
 
 def parse(text: str) -> Term:
@@ -323,7 +323,7 @@ class _Reader:
         return Literal(TEXT if node.args["is_string"] else NUMBER, str(node.this))
 
     def only(self, node: exp.Expr, *known: str) -> None:
-        """Check that a node has no other arguments than ``known``, and no comments."""
+        """Check that a node has no arguments except ``known``, and no comments."""
         if node.comments or {key for key, value in node.args.items() if value} - {*known}:
             raise self.refused(node, f"{_shown(node)} is not part of the language of conditions")
 
@@ -376,7 +376,7 @@ def _negated(term: Term) -> Term:
 
 
 def _unquoted(text: str) -> str | None:
-    """Return the content of the quoted ``text``; None: it is not one quoted text."""
+    """Return the content of the quoted ``text``; None: ``text`` is not exactly one quoted text."""
     mark = text[:1]
     inner = text[1:-1].replace(mark * 2, "")
     return text[1:-1].replace(mark * 2, mark) if len(text) > 1 and text[-1] == mark and mark not in inner else None

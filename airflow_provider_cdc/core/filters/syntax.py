@@ -55,11 +55,11 @@ class Term:
     at: int = field(default=0, compare=False)
 
     def __str__(self) -> str:
-        """Return the canonical text of the condition, which no other condition has."""
+        """Return the canonical text of the condition. Different conditions have different texts."""
         return _text(self, 0)
 
     def leaves(self) -> Iterator[Term]:
-        """Yield the terms that have no terms of their own."""
+        """Yield the terms that contain no other terms."""
         if not self.terms:
             yield self
         for term in self.terms:
@@ -67,7 +67,7 @@ class Term:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns in the condition, each once."""
+        """The columns in the condition, without duplicates."""
         return tuple(dict.fromkeys(leaf.column for leaf in self.leaves() if leaf.column))
 
 

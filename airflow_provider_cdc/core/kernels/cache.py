@@ -1,4 +1,5 @@
-"""Digests of the sources of a kernel, so that machine code that was compiled from other sources is never run.
+"""Computes digests of a kernel's sources. The digests ensure that cached machine code from other sources is never run.
+A kernel is a function that Numba compiles.
 
 Numba's cache depends only on the source of the kernel's own module. But functions and constants of imported modules are
 compiled into the kernel, too: after an upgrade that changes only an imported module, Numba would run the old code.

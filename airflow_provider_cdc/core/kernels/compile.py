@@ -38,7 +38,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def kernel(function: _Function) -> _Function:
     """Compile ``function`` at its first call, without the GIL, and cache the machine code for later processes.
 
-    If no cache directory is writable, every process compiles the function again.
+    If no cache directory is writable, each process compiles the function again.
     """
     compiled: Any
     try:
@@ -70,7 +70,8 @@ def inner(function: _Function) -> _Function:
 
 
 class _View:
-    """A buffer's memory for NumPy. The array references the buffer, so that the memory lives as long as the array."""
+    """Exposes the memory of a buffer to NumPy. The array references the buffer, so the memory lives as long as the
+    array."""
 
     def __init__(self, buffer: pa.Buffer) -> None:
         self.buffer = buffer

@@ -1,1 +1,1 @@
-"""Parquet files: writes them, parses their footers, and copies column chunks."""
+"""Writes Parquet files, parses their footers, and copies their column chunks."""

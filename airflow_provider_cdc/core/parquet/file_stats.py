@@ -1,14 +1,14 @@
-"""Counts and bounds of the columns of one data file, as a table format records them.
+"""Computes the counts and bounds of the columns of a data file, in the form that table formats record.
 
-They come from the statistics in the file's footer, in the raw form that Parquet stores, so that values that Python
-cannot hold (the year 0) are recorded exactly. A column has bounds only if every row group that has a value has them:
-Parquet writers leave out the bounds of a row group with a value over 4 KiB, and bounds that were taken from the other
-row groups would hide that value's rows from every reader that filters by them.
+They are taken from the statistics in the file's footer, in Parquet's raw form. So even values that Python cannot
+represent (the year 0) are recorded exactly. Parquet writers leave out the bounds of a row group with a value over 4
+KiB. If such a row group exists, the column has no bounds: bounds from the other row groups would hide this value's rows
+from readers that filter by the bounds.
 
 Bounds are in the single-value form of Iceberg's specification (https://iceberg.apache.org/spec/#binary-single-value-
-serialization). Bounds of text and bytes are cut to `BOUND_LENGTH`, and the upper one is rounded up; an upper bound that
-cannot be rounded up is left out. A zero is recorded as -0.0 below and as 0.0 above, because readers disagree on whether
-the two are equal. A NaN is never a bound: Parquet's statistics leave it out.
+serialization). Bounds of text and bytes are cut to `BOUND_LENGTH`, and the upper bound is rounded up; if it cannot be
+rounded up, it is left out. A floating-point zero is recorded as -0.0 in a lower bound and as 0.0 in an upper bound,
+because readers disagree on whether -0.0 equals 0.0. A NaN is never a bound, because Parquet's statistics leave it out.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ import pyarrow.parquet as pq
 from airflow_provider_cdc.core.parquet.lake_types import FIELD_ID
 
 BOUND_LENGTH = 16
-"""Characters of text, or bytes, of a bound."""
+"""The greatest length of a bound: characters of text, or bytes."""
 
 _SURROGATES = range(0xD800, 0xE000)
 
 
 @dataclass
 class FileStats:
-    """What is recorded of the columns of a file, by field id.
+    """The counts and bounds of the columns of a file, by field id.
 
-    ``values`` counts nulls too. ``nulls`` lacks the columns whose footer does not tell. ``lower`` and ``upper`` lack
-    those without bounds. ``splits`` are the offsets at which row groups begin.
+    ``values`` counts nulls, too. A column is missing in ``nulls`` if the footer does not have its null count. A column
+    without bounds is missing in ``lower`` and ``upper``. ``splits`` are the offsets at which row groups begin.
     """
 
     sizes: dict[int, int] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class FileStats:
     splits: list[int] = field(default_factory=list)
 
     def encoded(self) -> str:
-        """The same as JSON text."""
+        """Encode the statistics as JSON text."""
         return json.dumps(
             [
                 self.sizes,
@@ -60,9 +60,9 @@ class FileStats:
 
     @classmethod
     def decoded(cls, text: str) -> FileStats:
-        """Read what `encoded` wrote.
+        """Decode the result of `encoded`.
 
-        :raises ValueError: ``text`` is something else.
+        :raises ValueError: ``text`` is not such a result.
         """
         sizes, values, nulls, lower, upper, splits = json.loads(text)
         counts = [{int(number): int(count) for number, count in one.items()} for one in (sizes, values, nulls)]
@@ -71,9 +71,10 @@ class FileStats:
 
 
 def file_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> FileStats:
-    """What a file's footer says of its columns.
+    """Return the counts and bounds that a file's footer has for its columns.
 
-    :param schema: of the file, with field ids. Each column is one leaf of the Parquet schema: also a list of values.
+    :param schema: the schema of the file, with field ids. Each column, even a list column, is one leaf of the Parquet
+        schema.
     """
     stats = FileStats()
     for number in range(metadata.num_row_groups):
@@ -88,7 +89,7 @@ def file_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> FileStats:
         stats.values[field_id] = sum(chunk.num_values for chunk in chunks)
         statistics = [chunk.statistics for chunk in chunks]
         if is_list or not all(one is not None and one.has_null_count for one in statistics):
-            # A list's leaf counts an empty list as a null element.
+            # Leave out the null count of a list, because Parquet counts an empty list as a null element.
             continue
         stats.nulls[field_id] = sum(one.null_count for one in statistics)
         with_values = [one for chunk, one in zip(chunks, statistics, strict=True) if one.null_count < chunk.num_values]
@@ -109,7 +110,8 @@ def _start(chunk: Any) -> int:
 
 
 def _extremes(statistics: list[Any], kind: pa.DataType) -> tuple[bytes, bytes | None] | None:
-    """The bounds of a column, the upper one None if it cannot be told; None: neither can be told."""
+    """Return the lower and the upper bound of a column. The upper bound is None if it is unknown; the result is None if
+    both are unknown."""
     lows, highs = [one.min_raw for one in statistics], [one.max_raw for one in statistics]
     if pa.types.is_decimal128(kind):
         low, high = min(map(_unscaled, lows)), max(map(_unscaled, highs))
@@ -138,24 +140,25 @@ def _bytes(value: bytes | str) -> bytes:
 
 
 def _unscaled(value: bytes | int) -> int:
-    # Parquet stores decimals of many digits as big-endian bytes.
+    # Parquet stores decimals with many digits as big-endian bytes.
     return value if isinstance(value, int) else int.from_bytes(value, "big", signed=True)
 
 
 def _twos_complement(value: int) -> bytes:
-    """The shortest big-endian form of ``value``."""
+    """Return the shortest big-endian form of ``value``, in two's complement."""
     magnitude = value if value >= 0 else ~value
     return value.to_bytes(magnitude.bit_length() // 8 + 1, "big", signed=True)
 
 
 def _text_above(text: str) -> bytes | None:
-    """The shortest text that is not below any text that begins like ``text``; None: there is none."""
+    """Return an upper bound for ``text``: the text itself if it is short enough for a bound, otherwise a prefix that is
+    rounded up. None: no prefix can be rounded up."""
     if len(text) <= BOUND_LENGTH:
         return text.encode()
     for length in range(BOUND_LENGTH, 0, -1):
         successor = ord(text[length - 1]) + 1
         if successor in _SURROGATES:
-            # No text has these.
+            # Skip the surrogates, because no text contains them.
             successor = _SURROGATES.stop
         if successor <= 0x10FFFF:
             return (text[: length - 1] + chr(successor)).encode()
@@ -163,7 +166,8 @@ def _text_above(text: str) -> bytes | None:
 
 
 def _bytes_above(value: bytes) -> bytes | None:
-    """The shortest bytes that are not below any that begin like ``value``; None: there are none."""
+    """Return an upper bound for ``value``: the bytes themselves if they are short enough for a bound, otherwise a
+    prefix that is rounded up. None: no prefix can be rounded up."""
     if len(value) <= BOUND_LENGTH:
         return value
     prefix = value[:BOUND_LENGTH].rstrip(b"\xff")

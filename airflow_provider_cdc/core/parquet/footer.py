@@ -1,4 +1,4 @@
-"""Decodes and encodes the footer of a Parquet file: the places and the metadata of its column chunks.
+"""Decodes and encodes the footer of a Parquet file. The footer has the places and the metadata of the column chunks.
 
 A footer is one structure of Thrift's compact protocol (https://parquet.apache.org/docs/file-format/metadata/). The
 footer is decoded without knowing the meaning of all fields, so that unknown fields are preserved.
@@ -30,7 +30,7 @@ _UNKNOWN_PLACES = {10, 14, 15}
 """Fields with the places of index pages and Bloom filters, which are not copied."""
 
 Struct = dict[int, tuple[int, Any]]
-"""By field number: the type and the value."""
+"""By field number: the type and the value of the field."""
 
 
 class UnknownFooter(ValueError):

@@ -17,7 +17,7 @@ list of T                     list of T's file type
 all others                    the same
 ============================  ==========================  ==========================================================
 
-Each change is one to one, so `to_published` returns exactly the rows that `to_file` was given.
+Each conversion is one to one, so `to_published` returns exactly the rows that were passed to `to_file`.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _UNSIGNED_64 = pa.decimal128(20, 0)
 
 
 def file_type(kind: pa.DataType) -> pa.DataType:
-    """The type in a data file of a column that is published as ``kind``.
+    """Return the type that a column of the published type ``kind`` has in a data file.
 
-    :raises TypeError: no table format of this package has such a column.
+    :raises TypeError: table formats do not support such a column.
     """
     if pa.types.is_dictionary(kind):
         return file_type(kind.value_type)
@@ -58,7 +58,7 @@ def file_type(kind: pa.DataType) -> pa.DataType:
 
 
 def file_schema(published: pa.Schema, field_ids: Mapping[str, int], element_ids: Mapping[str, int]) -> pa.Schema:
-    """The schema of the data files of a table that is published as ``published``.
+    """Return the schema of the data files of a table with the published schema ``published``.
 
     :param field_ids: the table's field ids, by the column's name.
     :param element_ids: the field ids of the elements of list columns, by the column's name.
@@ -73,12 +73,12 @@ def file_schema(published: pa.Schema, field_ids: Mapping[str, int], element_ids:
 
 
 def has_field_ids(schema: pa.Schema) -> bool:
-    """Whether ``schema`` is one of a table format's data files."""
+    """Return whether ``schema`` is the schema of data files of a table format."""
     return any(FIELD_ID in (column.metadata or {}) for column in schema)
 
 
 def to_published(rows: pa.Table, published: pa.Schema) -> pa.Table:
-    """Rows of a file, or some of their columns, in the types that they are published as."""
+    """Convert rows of a data file, or some of their columns, to the published types."""
     schema = pa.schema([published.field(name) for name in rows.column_names])
     return pa.table([_published(rows[column.name], column.type) for column in schema], schema)
 

@@ -32,12 +32,12 @@ _TAIL = 8
 
 
 class SplicedFile:
-    """A file that is being written from ``source`` in ``folder``: call `write` for each of its row groups, in order.
+    """Writes a file from the file ``source`` in ``folder``. Call `write` for each row group of ``source``, in order.
 
     :param run: the folder that ``name`` is relative to.
     :param schema: the schema of the file.
-    :raises UnknownFooter: the source file cannot be decoded, or was written differently from present files; nothing was
-        written.
+    :raises UnknownFooter: the footer of the source file cannot be decoded, or the file was written with other settings
+        than new files; nothing was written.
     """
 
     def __init__(self, run: Storage, name: str, schema: pa.Schema, folder: Storage, source: str) -> None:
@@ -60,7 +60,8 @@ class SplicedFile:
         self._stream.write(MAGIC)
 
     def write(self, columns: pa.Table) -> None:
-        """Write the next row group, in which ``columns``, which must have as many rows, replace the old columns."""
+        """Write the next row group, with ``columns`` in place of the old columns. They must have as many rows as the
+        row group."""
         group = self._left.pop(0)
         fresh = self._encoded(columns) if columns.num_columns else {}
         chunks = []
@@ -74,7 +75,7 @@ class SplicedFile:
     def close(self) -> StagedFile:
         """Finish the file.
 
-        :raises ValueError: row groups are left.
+        :raises ValueError: `write` was not called for all row groups.
         """
         if self._left:
             raise ValueError(f"{len(self._left)} row groups are left")
@@ -122,7 +123,7 @@ class SplicedFile:
 
 @lru_cache(maxsize=16)
 def _written_now(schema: pa.Schema) -> Footer:
-    """Return the footer of a file without rows, as it is written at present."""
+    """Return the footer of a file without rows, written with the present settings."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, compression=COMPRESSION, **format_options(schema)):
         pass

@@ -18,12 +18,13 @@ from airflow_provider_cdc.core.storage.folder import Storage
 FILE_BYTES = 128 * 2**20
 ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 64 * 2**20
-"""Bounds the memory of one writer: the Arrow bytes of one row group, plus the same size encoded."""
+"""The size of a row group, in Arrow bytes. It bounds the memory of one writer: these bytes, and as many encoded
+bytes."""
 
 COMPRESSION = "snappy"
-"""The cheapest codec of those that every reader supports."""
+"""The cheapest codec that all readers support."""
 QUICKEST = "lz4"
-"""The files are as small as with snappy and quicker to read, but older readers do not support it."""
+"""A codec whose files are as small as with snappy and quicker to read. Older readers do not support it."""
 
 _SAMPLE_ROWS = 4096
 _PAYS_BELOW = 1 / 8
@@ -138,8 +139,8 @@ class _OpenFile:
         self._stream = CheckedStream(run.filesystem.open_output_stream(run.path(name)))
         self._metadata: list[pq.FileMetaData] = []
         self._schema = first.schema
-        # By default, the writer tries a dictionary on every column and gives it up on most. These tries take three
-        # times as long as all other work of the writer.
+        # By default, the writer first tries a dictionary for every column, and gives up for most columns. These tries
+        # take three times as long as all other work of the writer.
         self._writer = pq.ParquetWriter(
             self._stream,
             first.schema,
@@ -176,7 +177,7 @@ class _OpenFile:
 class CheckedStream:
     """A stream that computes the size and the CRC-32 of the bytes written to it, to verify the file later.
 
-    CRC-32 misses one in four thousand million damages, and costs a hundredth of the time of writing Parquet.
+    CRC-32 fails to detect one in four billion cases of damage. It takes a hundredth of the time of writing Parquet.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -207,12 +208,13 @@ class CheckedStream:
 
 
 def format_options(schema: pa.Schema) -> dict[str, Any]:
-    """Options of Parquet's writer for files of ``schema``: what the table formats' specifications ask for."""
+    """Return the options of the Parquet writer that the specifications of table formats require for files of
+    ``schema``."""
     return {"store_decimal_as_integer": True} if has_field_ids(schema) else {}
 
 
 def encoded_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
-    """`StagedFile.stats` of a file of ``schema`` with this footer."""
+    """Return `StagedFile.stats` for a file with the schema ``schema`` and this footer."""
     return file_stats(metadata, schema).encoded() if has_field_ids(schema) else ""
 
 
@@ -228,7 +230,8 @@ def repetitive(rows: pa.Table) -> list[str]:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Return whether distinct values of an Arrow type can be counted, and a dictionary of them could be smaller."""
+    """Return whether the distinct values of an Arrow type can be counted, and a dictionary of the values could be
+    smaller."""
     return not (pa.types.is_boolean(kind) or pa.types.is_nested(kind))
 
 

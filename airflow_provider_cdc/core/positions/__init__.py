@@ -1,4 +1,4 @@
-"""Positions in a source's history: GTID sets, LSNs, and what ``as_of`` accepts.
+"""Positions in a source's history: GTID sets and LSNs, and the values of the option ``as_of``.
 
 A position is a `Position` object (`GtidSet`, `Lsn`) in jobs, operators and sources. A position is text only at the
 boundaries: in records (manifests, plans, results, ``_latest.json``), XComs, options, messages, and commands to a
@@ -10,10 +10,10 @@ Names:
 ``initial``
     the run's position at its beginning. The run rewinds the rows that it reads to this position.
 ``start``, ``end``
-    the positions that bound a part of the log: everything after ``start``, up to ``end``. The integers
-    ``LogSegment.start`` and ``stop`` are offsets within one file or slot.
+    the positions that bound a part of the log. The part has all changes after ``start``, up to and including ``end``.
+    The integers ``LogSegment.start`` and ``stop`` are offsets within one file or slot.
 ``upper``
-    the bound of reads: the exact position of a read, or the position up to which changes count.
+    the bound of reads: the position at which a read is exact, or the position up to which changes count.
 ``log_end``
     the place in the log that corresponds to the bound of all reads. The log end is a `LogEnd`, not a position.
 ``position``

@@ -5,7 +5,7 @@ gaps, so a `GtidSet` is never widened to the largest number seen.
 
 Text follows the grammar that MySQL 9.7 reads (https://dev.mysql.com/doc/refman/9.7/en/replication-gtids-concepts.html)
 with one exception: see `GtidSet.parse`. Bytes follow `Gtid_set::encode` of the server (sql/rpl_gtid_set.cc),
-which is what a PREVIOUS_GTIDS event and the command COM_BINLOG_DUMP_GTID carry.
+and are the content of a PREVIOUS_GTIDS event and of the command COM_BINLOG_DUMP_GTID.
 """
 
 from __future__ import annotations
@@ -338,7 +338,7 @@ def _decode_entries(data: bytes) -> Iterator[tuple[_Tsid, _Bounds]]:
             raise _bad_bytes(data, at, "the same UUID and tag came before")
         (n_intervals,) = _U64.unpack_from(data, at)
         at += 8
-        # Check this before the format string is built, because the count may be garbage.
+        # Check the count before the format string is built, because damaged data may have any count.
         if n_intervals > (len(data) - at) // 16:
             raise _bad_bytes(data, at - 8, f"{n_intervals} intervals do not fit in the {len(data) - at} bytes left")
         bounds = struct.unpack_from(f"<{2 * n_intervals}Q", data, at)

@@ -55,7 +55,7 @@ class Lsn(Position):
         return self.value - other.value
 
     def shortfall(self, wanted: Lsn) -> str:
-        """Describe that this position does not reach ``wanted``; empty: it does."""
+        """Describe that this position does not reach ``wanted``; empty: it reaches ``wanted``."""
         return "" if self >= wanted else f"it is exact at {self}"
 
     def __str__(self) -> str:

@@ -31,7 +31,8 @@ class Position:
     def expect(cls, position: Position) -> Self:
         """Return ``position``, which must be of this kind.
 
-        Jobs and operators pass positions of any kind. Each source calls this where it needs one of its own kind.
+        Jobs and operators pass positions of any kind. Each source calls this method where it needs a position of its
+        own kind.
 
         :raises PositionError: the position is of another kind of source.
         """
@@ -46,5 +47,5 @@ class Position:
         raise NotImplementedError
 
     def shortfall(self, wanted: Self) -> str:
-        """Describe the part of ``wanted`` that this position lacks; empty: none."""
+        """Describe the part of ``wanted`` that this position lacks; empty: it lacks nothing."""
         raise NotImplementedError
