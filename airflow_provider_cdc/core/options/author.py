@@ -10,7 +10,8 @@ from airflow_provider_cdc.core.options.declare import FLAG, PATTERNS, option
 
 @dataclass(frozen=True)
 class AuthorOptions:
-    """Which sources and targets the runs of a DAG may use, and how strict it is with their conf."""
+    """The options that limit the sources and targets of a DAG's runs, and that say how strictly the conf of a run is
+    checked."""
 
     source_conn_ids: Sequence[str] | None = option(
         None,

@@ -1,4 +1,5 @@
-"""Declares an option of a run: its accepted values and its description. ``core.options.run`` declares all options."""
+"""The means to declare an option of a run, with its accepted values and its description. ``core.options.run`` declares
+all options."""
 
 from __future__ import annotations
 
@@ -24,8 +25,9 @@ FOLDED = "Reading and publishing"
 class Accepted:
     """The values that an option accepts.
 
-    ``what`` completes the message "… is not …". ``type`` is the type of an accepted value, with its constraints as
-    `msgspec.Meta`. ``schema`` is the JSON schema for a form; it may accept more than ``type``.
+    ``what`` completes the message "… is not …" for a value that is not accepted. ``type`` is the type of an accepted
+    value, with its constraints as `msgspec.Meta`. ``schema`` is the JSON schema for a form; it may accept more than
+    ``type``.
     """
 
     what: str
@@ -64,9 +66,9 @@ class Option:
     ``default`` is `MISSING` if a value is required. ``type`` is the type of a checked value. ``argument`` is the name
     of the operator's argument. ``feature`` names the feature that a kind of source needs for the option; empty: all
     kinds support it.
-    ``secret``: users may put secrets there, so its value is never shown. ``in_form``: the DAGs that come with the
-    package have a param for it, with the title ``title``, in the form's ``section``; empty: the section that is open at
-    first. ``fixed``: the DAG's author sets it, and it cannot be a template.
+    ``secret``: users may put secrets into the value, so the value is never shown. ``in_form``: the DAGs that come with
+    the package have a param for the option. The param has the title ``title``, and is in the form's ``section``; empty:
+    the section that is open at first. ``fixed``: the DAG's author sets the option, and its value cannot be a template.
     """
 
     name: str
@@ -92,7 +94,7 @@ class Option:
         return self.default is MISSING
 
     def check(self, value: Any) -> Problem | None:
-        """Return the problem with ``value``; None if it is accepted."""
+        """Return the problem with ``value``; None: the value is accepted."""
         if self.accepts.holds(value):
             return None
         shown = f"a value of type {type(value).__name__}" if value and self.secret else repr(value)
@@ -220,7 +222,7 @@ class _AcceptedPoint(Accepted):
         return value is None or as_of.is_as_of(value)
 
 
-# The schema allows null: a form shows a param that may not be null as required, and rejects an empty text there.
+# The schema allows null: otherwise the form would show the param as required, and reject an empty text.
 AS_OF = _AcceptedPoint(
     "a time with its zone, a date, a GTID set or an LSN, or empty",
     Any,

@@ -11,7 +11,7 @@ FORMATS = ("parquet", "iceberg")
 
 @dataclass(frozen=True)
 class LakeOptions:
-    """What the copies are published as."""
+    """The options for the format of the published copies."""
 
     format: str = option(
         "parquet",

@@ -1,13 +1,13 @@
 """The options of a run, each declared once.
 
 A field whose value is `option(...)` is an option, with the field's name, type and default. The declaration has the
-accepted values and the effect. The operators' arguments, the params of the package's DAGs, the checks and messages of
-preflight, the options in the manifest, and the table in ``docs/options.md`` are derived from it. Only
+accepted values and the effect. The operators' arguments, the params of the package's DAGs, preflight's checks and
+messages, the options in the manifest, and the table in ``docs/options.md`` are derived from it. Only
 `SnapshotTaskGroup` (for editors) and ``operators/arguments.py`` (for type checkers) list arguments; tests compare them.
 
-To add an option, declare it here and use it: in `TableOptions` if it is about how tables are read and published, in
-`StepOptions` if steps after preflight need it, and in `RunOptions` otherwise. ``core/options/author.py`` has the
-options that the DAG's author sets for all runs of the DAG.
+To add an option, declare it here: in `TableOptions` if it is about how tables are read and published, in `StepOptions`
+if steps after preflight need it, and in `RunOptions` otherwise. ``core/options/author.py`` has the options that the
+DAG's author sets for all runs of the DAG.
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ PRESENT, FAIL = "present", "fail"
 
 @dataclass(frozen=True)
 class TableOptions:
-    """How tables are read and published.
+    """The options for how tables are read and published.
 
-    In a column that identifies rows (a key column, or any column of a table without a key), ``unrepresentable`` =
+    Some columns identify rows: key columns, and all columns of a table without a key. There, ``unrepresentable`` =
     ``null`` stops the run at such a value, and ``string`` stops it at bytes that are not valid characters.
     """
 
@@ -101,9 +101,9 @@ AS_DECLARED = TableOptions()
 
 @dataclass(frozen=True)
 class LockPolicy:
-    """How the short lock is taken: each try waits at most ``wait_seconds``, then lets the waiting sessions go first.
+    """Settings for the short lock. Each try waits at most ``wait_seconds``, then lets the waiting sessions go first.
 
-    ``through_read`` holds the lock until the table is read, for servers whose read views need that.
+    ``through_read`` holds the lock until the table is read, because some servers' read views need that.
     ``slot_wait_seconds`` is how long slot creation may wait for open write transactions; it blocks no other session.
     """
 

@@ -1,4 +1,5 @@
-"""The asset events that a run's last task reports to Airflow: a record in the run's folder, written when the task ends.
+"""The record of the asset events that a run's last task reports to Airflow. The task writes it to the run's folder when
+the task ends.
 
 Airflow records the events of a task when the task has succeeded, which is after the record was written. So the record
 names the events to report; only Airflow knows whether it recorded them.
@@ -16,7 +17,8 @@ FILE = "told.json"
 
 @dataclass(frozen=True)
 class Announced:
-    """The event of a copy: ``uri`` is the URI of its asset, ``latest`` whether it was reported as the latest copy."""
+    """The event of a copy. ``uri`` is the URI of the copy's asset. ``latest`` says whether the copy was reported as the
+    latest copy."""
 
     uri: str
     latest: bool
@@ -31,7 +33,7 @@ class Told:
 
 
 def read_told(folder: Storage) -> Told | None:
-    """Return the record in the folder of a run; None: there is none yet.
+    """Return the record in the folder of a run; None: the record does not exist yet.
 
     :raises ManifestError: the record is damaged.
     """

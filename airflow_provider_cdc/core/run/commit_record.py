@@ -22,10 +22,12 @@ from airflow_provider_cdc.errors import ManifestError
 
 @dataclass(frozen=True)
 class Decision:
-    """The files of each copy, by the table's name, and figures about them. ``skipped``: why other tables have no copy.
+    """The files of each copy, by the table's name, and figures about the copies. ``skipped`` says why other tables have
+    no copy.
 
-    ``files`` are the files that the run wrote, in its own folder. ``kept`` are the files, named without a folder, that
-    it takes over from the copy that the table was rolled forward from. ``feeds`` are the change feeds.
+    ``files`` are the files that the run wrote, in its own folder. ``kept`` are the files that the run takes over from
+    each table's base, which is the copy that was rolled forward. Their names have no folder. ``feeds`` are the change
+    feeds.
     """
 
     files: dict[str, tuple[StagedFile, ...]]
@@ -80,7 +82,7 @@ def published_run(scratch: Storage, run_id: str) -> Run:
 
 
 def base_of(run: Run) -> Base:
-    """Return the reference to a run's copies that another run's manifest contains."""
+    """Return a reference to a run's copies, for the manifest of another run."""
     assert run.commit is not None
     manifest = run.manifest
     return Base(run.position_text, manifest.identity, run.commit.record)
@@ -89,7 +91,7 @@ def base_of(run: Run) -> Base:
 def read_bases(scratch: Storage, bases: Mapping[str, Base]) -> dict[str, Decision]:
     """Return the commit records of a run's bases, by the base's run id.
 
-    :raises ManifestError: a base is gone, or is not the run that the manifest names.
+    :raises ManifestError: a base no longer exists, or is not the run that the manifest names.
     """
     decisions = {}
     for run_id, base in bases.items():

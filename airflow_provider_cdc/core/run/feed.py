@@ -1,4 +1,5 @@
-"""A table's change feed: every row change between the previous copy and the run's copy, in commit order, as files.
+"""A table's change feed. It has every row change between the previous copy and the run's copy, in commit order, in
+files.
 
 The files have the columns of `feed_schema`. ``order`` continues from one feed to the next.
 """
@@ -16,9 +17,11 @@ INSERT, UPDATE, DELETE = "insert", "update", "delete"
 
 @dataclass(frozen=True)
 class Feed:
-    """The feed that a run made of a table: all changes after ``start``, the position of the copy of the run ``base``.
+    """The feed of a table in a run. It has all changes after the position ``start``, at which the copy of the run
+    ``base`` is exact.
 
-    ``first`` is the order of its first change; ``files`` are in the run's folder, in this order.
+    ``first`` is the order number of the first change. ``files`` are in the run's folder, sorted by the order of their
+    changes.
     """
 
     base: str
@@ -32,7 +35,7 @@ class Feed:
 
     @property
     def next(self) -> int:
-        """The order of the first change of the next feed."""
+        """The order number of the first change of the next feed."""
         return self.first + self.rows
 
 

@@ -1,4 +1,5 @@
-"""Begins a run: fixes its initial position once, and keeps that position while the source still supports it."""
+"""Begins a run: fixes the run's initial position once. The run keeps this position as long as the source still has the
+log for it."""
 
 from __future__ import annotations
 
@@ -64,17 +65,18 @@ def begin(
     lake_format: LakeFormat = PLAIN_PARQUET,
     group: str = "",
 ) -> Run:
-    """Begin a run, or continue the run that began: the rows that were read so far belong to its initial position.
+    """Begin a run, or continue a run that began. A continued run keeps its initial position, because the rows that were
+    already read belong to it.
 
-    If the source no longer has the log or the slot for that position, nothing more can be read for it, and the run
-    begins anew.
+    If the source no longer has the log or the slot for the initial position, no more rows can be read for it, and the
+    run begins anew.
 
     :param record: fixes the initial position; called only if the run does not continue.
     :param lake: URI of the folder to publish in.
     :param scratch: URI of the folder that holds the run's own folder; empty: a folder in the lake.
     :param source_conn_id: the connection to the source.
-    :param skipped: why each table that was named is not part of the run, by its name.
-    :param missed_past: the point of the past that was requested and cannot be reached.
+    :param skipped: the named tables that are not part of the run: the reason for each, by the table's name.
+    :param missed_past: the requested point of the past, if the run cannot reach it.
     :param lake_format: the format of the copies.
     :param group: the task group of the run.
     :param heads: the lake's copies; None: the run's copies do not record their history.
@@ -97,7 +99,8 @@ def begin(
             histories = histories_of(source, heads, Storage(scratch), plans, initial, present, run_id, created_at)
         places = lake_format.prepare(initial.tables, {plan.table: plan.selection for plan in plans})
     except CdcError as error:
-        # A concurrent attempt may already have begun the run, and may have dropped what this attempt was creating.
+        # A concurrent attempt may already have begun the run, and may have dropped the objects, such as a slot, that
+        # this attempt was creating.
         current = _current(folder)
         if current is None or not _goes_on(current, source, plans, options):
             raise
@@ -188,10 +191,10 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: S
 
 
 def _other_options(run: Run, plans: Sequence[TablePlan], options: StepOptions) -> list[str]:
-    """Describe the options that differ from the options that the run began with."""
+    """Describe the options that differ from the options at the beginning of the run."""
     recorded_options, given_options = values_of(run.manifest.options), values_of(options)
     if run.manifest.missed_past is not None and options.as_of:
-        # An earlier try found that the run cannot be exact there.
+        # An earlier try found that the run cannot be exact at the requested point.
         recorded_options["as_of"] = run.manifest.missed_as_of
     differences = [
         f"{name}: {recorded_options[name]!r}, now {given_options[name]!r}"
@@ -212,7 +215,7 @@ def _said(table: TableName, selection: Selection) -> str:
 
 
 def _damaged_bases(run: Run, plans: Sequence[TablePlan]) -> str:
-    """Return the tables of the run whose base is damaged and whose plan is now different, as text."""
+    """Return, as text, the tables of the run whose base is damaged and whose plan has changed."""
     planned = {plan.table: plan.base for plan in plans}
     scratch = run.folder.parent()
     return ", ".join(
@@ -225,8 +228,8 @@ def _damaged_bases(run: Run, plans: Sequence[TablePlan]) -> str:
 
 
 def _discard(source: RunSource, identity: Mapping[str, str]) -> None:
-    """Drop the slot and publication of a position that the run does not use. If this fails, the end of the run drops
-    them."""
+    """Drop the slot and the publication of a position that the run does not use. If this fails, they are dropped at the
+    end of the run."""
     try:
         if isinstance(source, Discards):
             source.discard(identity)

@@ -1,4 +1,4 @@
-"""What a run publishes as, as far as its beginning and its manifest are concerned."""
+"""The format in which a run publishes: the part that the beginning of the run and the manifest need."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def _no_places(tables: Sequence[Table], selections: Mapping[TableName, Selection
 class LakeFormat:
     """The format of the copies.
 
-    ``prepare`` makes the lake ready for tables with these schemas, of which a part is selected, and returns where their
-    data files are written, by the name of the copy; see `sinks.base.Sink.prepare`.
+    ``prepare`` prepares the lake for the given tables, each with its schema and the selected part. It returns the
+    places of the data files, by the name of the copy; see `sinks.base.Sink.prepare`.
     """
 
     name: str

@@ -19,15 +19,15 @@ from airflow_provider_cdc.core.tables.table import Table, TableName
 
 FORMAT = 5
 LAKE_FORMAT = "parquet"
-"""The format in which runs publish."""
+"""The default format in which runs publish."""
 
 
 @dataclass(frozen=True)
 class Base:
-    """Refers to the copies of an earlier run, in the manifest of the run that rolls them forward.
+    """A reference to the copies of an earlier run. It is in the manifest of the run that rolls these copies forward.
 
-    The copies are exact at ``position`` of the server with the identity ``identity``. ``record``, in the earlier run's
-    folder, names their files.
+    The copies are exact at ``position`` of the server with the identity ``identity``. ``record`` is the name of the
+    record that lists their files, in the earlier run's folder.
     """
 
     position: str
@@ -37,7 +37,7 @@ class Base:
 
 @dataclass(frozen=True)
 class RunTable:
-    """A table of the run: its schema at the initial position, how it is read, and the reason.
+    """A table of the run: the schema at the initial position, the way in which the table is read, and the reason.
 
     ``at_upper``: the table is published at the position where its reads end, not at the initial position. ``base`` is
     the id of the run whose copy is rolled forward; empty: the table's rows are read.
@@ -59,11 +59,11 @@ class Manifest:
     that holds the run's own folder, whose name is ``run_id``. ``identity`` identifies the source's server, as in
     `InitialPoint`; ``source_conn_id`` names the connection to it. All tables are published at one position
     (`Run.position`): ``initial_position``, or the position at which their reads end (``at_upper``). ``position_key`` is
-    the source's name for the initial position. ``options`` are the settings that later steps need. ``skipped`` says why
-    each table that was named is not part of the run, by its name. ``bases`` has the copies that are rolled forward, by
-    the id of their run. ``missed_past`` is set if the run copies the present because it cannot be exact at the
-    requested point of the past. ``histories`` has the history that each copy belongs to, by the table's name; runs of
-    earlier versions have none. ``created_at`` is ISO 8601. ``group`` names the task group of the run.
+    the source's name for the initial position. ``options`` are the settings that later steps need. ``skipped`` has the
+    named tables that are not part of the run: the reason for each, by the table's name. ``bases`` has the copies that
+    are rolled forward, by the id of their run. ``missed_past`` is set if the run copies the present because it cannot
+    be exact at the requested point of the past. ``histories`` has the history that each copy belongs to, by the table's
+    name; runs of earlier versions have none. ``created_at`` is ISO 8601. ``group`` names the task group of the run.
     """
 
     run_id: str
@@ -107,7 +107,7 @@ class Manifest:
 
     @property
     def missed_as_of(self) -> str:
-        """The point of the past that was requested and could not be reached; empty: there is none."""
+        """The requested point of the past, if the run could not reach it; otherwise empty."""
         return self.missed_past.as_of if self.missed_past is not None else ""
 
     @property

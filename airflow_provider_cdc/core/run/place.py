@@ -1,4 +1,4 @@
-"""Where a run writes the data files of one table's copy, in a format that owns its metadata."""
+"""The place where a run writes the data files of one table's copy, if the lake's format has its own metadata."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """A table of the lake, as the tasks that write its data files know it. The manifest holds it, so it has no secret.
+    """A table of the lake, with the facts that tasks need to write its data files. The manifest contains a place, so it
+    has no secret.
 
-    ``folder`` is the URI of the folder of the data files. ``field_ids`` are the table's, by the column's name, and
-    ``element_ids`` those of the elements of list columns: the catalog assigned them, and files without them would show
-    a dropped column's values under a new column of the same name. ``details`` is what else the sink needs to publish.
+    ``folder`` is the URI of the folder of the data files. ``field_ids`` has the field ids of the table's columns, by
+    the column's name. ``element_ids`` has the field ids of the elements of list columns. The catalog assigned these
+    ids. Without them in the files, readers would see values of a dropped column in a new column of the same name.
+    ``details`` has all other facts that the sink needs to publish.
     """
 
     folder: str
@@ -24,8 +26,8 @@ class Place:
     details: dict[str, str] = field(default_factory=dict)
 
     def schema(self, published: pa.Schema) -> pa.Schema:
-        """The schema of the data files of a table that is published as ``published``."""
-        # Manifests are read where DAGs are parsed, and PyArrow takes a while to import.
+        """Return the schema of the data files of a table with the published schema ``published``."""
+        # Import PyArrow late, because it is slow to import and manifests are read where DAGs are parsed.
         from airflow_provider_cdc.core.parquet.lake_types import file_schema
 
         return file_schema(published, self.field_ids, self.element_ids)

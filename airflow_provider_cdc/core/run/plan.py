@@ -1,4 +1,4 @@
-"""The plan of a run: how to read each table, and the point at which the run begins."""
+"""The plan of a run: for each table, how to read it; and for the run, the point at which it begins."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
 from airflow_provider_cdc.core.tables.table import CopyName, Table, TableName
 
 FEW_KEYS = 10_000
-"""Up to this number of touched keys are looked up in the snapshot alone, without an earlier pass, because this takes
-about a second."""
+"""The greatest number of touched keys that are looked up only in the snapshot. These lookups take about a second, so an
+earlier pass is not worthwhile."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,8 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class MissedPast:
-    """A point of the past that a run cannot reach: ``as_of``, as in the option, and the reason ``why``. The run copies
-    the present instead."""
+    """A point of the past that a run cannot reach. ``as_of`` is the value of the option, and ``why`` is the reason. The
+    run copies the present instead."""
 
     as_of: str
     why: str
@@ -67,8 +67,8 @@ class MissedPast:
 class InitialPoint:
     """The initial position, the schemas of the tables at that position, and the identity of the server.
 
-    ``lock_seconds`` is how long a lock was held; 0.0 without a lock. ``superseded``: the identities that earlier tries
-    of the run recorded. The slots and publications that these name are dropped once this point is in the manifest.
+    ``lock_seconds`` is how long a lock was held; 0.0 without a lock. ``superseded`` has the identities that earlier
+    tries of the run recorded. They name slots and publications, which are dropped once this point is in the manifest.
     """
 
     position: Position

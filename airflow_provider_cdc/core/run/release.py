@@ -18,8 +18,8 @@ from airflow_provider_cdc.errors import LogGone
 
 @dataclass(frozen=True)
 class Released:
-    """The time at which the slot of a run was dropped, and the manifest that it belonged to: a run that began anew has
-    another slot."""
+    """The time at which the slot of a run was dropped, and the manifest to which the slot belonged. A run that began
+    anew has another manifest and another slot."""
 
     manifest: str
     at: str

@@ -1,4 +1,4 @@
-"""Results of the finished steps: records that later steps depend on, and from which XComs are made."""
+"""Results of the finished steps. They are records: later steps depend on them, and XComs are made from them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ from airflow_provider_cdc.core.positions.position import LogEnd
 SNAPSHOT, EXTRACT_DELTA, CONSOLIDATE = "snapshot", "extract_delta", "consolidate"
 
 Nulled = dict[str, dict[str, int]]
-"""Number of values that became null because no Arrow type holds them, by table and column. Absent: none."""
+"""The number of values that became null because no Arrow type can hold them, by table and column. Columns without such
+values are left out."""
 
 Skipped = dict[str, str]
-"""Why tables are left out of the copy, by the table's name."""
+"""The reasons why tables are left out of the copy, by the table's name."""
 
 
 @dataclass(frozen=True)
@@ -31,10 +32,10 @@ class SnapshotResult:
 
     ``log_end`` is the bound of the reads; empty: there were no reads. ``tables`` is by the table's name.
     ``lock_seconds`` is the longest time that a lock was held. ``record`` names the record of the files that count.
-    ``skipped`` are tables that could not be copied, as the read found. If the run is published at ``snapshot_upper``:
-    ``again`` names the record of the rows that were read again, ``keys_again`` is how many keys were looked up in the
-    shared snapshot, and ``view_seconds`` how long that snapshot was open. ``incarnation`` is the server's incarnation
-    at the bound.
+    ``skipped`` are tables that could not be copied, because of a problem that was found while they were read. If the
+    run is published at ``snapshot_upper``: ``again`` names the record of the rows that were read again, ``keys_again``
+    is how many keys were looked up in the shared snapshot, and ``view_seconds`` how long that snapshot was open.
+    ``incarnation`` is the server's incarnation at the bound.
     """
 
     snapshot_upper: str
@@ -57,8 +58,7 @@ class DeltaResult:
     """Result of the extract_delta step. ``keys`` is the number of keys that the window touches, by the table's name.
 
     ``record`` names the record of the files with the net change, ``changes`` the record of the files with the single
-    changes (empty: the run makes no feeds). ``skipped`` are tables that have something in the log that cannot be
-    copied.
+    changes (empty: the run makes no feeds). ``skipped`` are tables with log entries that make an exact copy impossible.
     """
 
     transactions: int
@@ -73,14 +73,14 @@ class DeltaResult:
 
 @dataclass(frozen=True)
 class ConsolidateResult:
-    """Result of the consolidate step, by the table's name: the URI of the copy, its ``rows``, how many keys were
-    ``rewound`` (or read again). ``position`` is the position at which all copies are exact.
+    """Result of the consolidate step. By the table's name, it has the URI of the copy, its ``rows``, and the number of
+    keys that were ``rewound`` (or read again). ``position`` is the position at which all copies are exact.
 
     ``nulled`` counts the values that became null when rows were put back (the snapshot step counts those that were
     read). ``skipped`` has every table that was named and is not published, whichever step skipped it. ``changes`` is
-    the number of row changes in the feeds; None: the table has no feed, because there was no copy before to begin at.
-    ``superseded`` has the tables whose source was set back after the previous copy, with the evidence: their copies
-    begin a new history.
+    the number of row changes in the feeds; None: the table has no feed, because there was no earlier copy at which the
+    feed could begin. ``superseded`` has the tables whose source was set back after the previous copy, with the
+    evidence: their copies begin a new history.
     """
 
     published: dict[str, str]

@@ -2,12 +2,13 @@
 
 ``<scratch>/<run_id>/manifest.json`` is written when the run begins (`core.run.initial_position`). The result of each
 finished step is a separate record, ``steps/<digest of the manifest>/<task_id>.json``, which only one try can create.
-The record of a step names the records that it depends on by their digests. Work of a step that is not in one of these
-records (or in a record that they name) does not count: a retry does it again.
+The record of a step names the records that it depends on by their digests. Work of a step counts only if one of these
+records, or a record that they name, contains it. A retry repeats all other work.
 
 A run whose source no longer reaches back to the initial position begins anew, with ``manifest-2.json``, and so on. The
-last manifest counts. Before another manifest is written, the *commit* of the last one is taken as ``abandoned``. So at
-most one manifest of a run can be published, even if a try still works for an earlier one.
+last manifest counts. Before another manifest is written, the *commit* of the previous manifest is recorded as
+``abandoned``. (A commit is the decision about which files are published.) So at most one manifest of a run can be
+published, even if a try still works for an earlier manifest.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ Result = TypeVar("Result", bound=StepResult)
 
 @dataclass(frozen=True)
 class StepRecord:
-    """The result of one try of a step: ``found`` is one of `core.run.results`. ``token`` identifies the try.
-    ``rests_on`` has the digests of the manifest (under ``manifest``) and of the results of the steps before."""
+    """The result of one try of a step. ``found`` is an object of a class in `core.run.results`. ``token`` identifies
+    the try. ``rests_on`` has the digests of the manifest (under ``manifest``) and of the results of the steps
+    before."""
 
     task_id: str
     token: str
@@ -56,8 +58,8 @@ class StepRecord:
 @dataclass(frozen=True)
 class Commit:
     """The decision about which files are published, taken once: ``record`` names the record with the files. ``token``
-    identifies the try that took it. If it is ``abandoned``, nothing is ever published for this manifest: the run began
-    anew."""
+    identifies the try that took the decision. If the commit is ``abandoned``, nothing is ever published for this
+    manifest, because the run began anew."""
 
     token: str
     rests_on: dict[str, str]
@@ -137,14 +139,15 @@ class Run:
         """
         record = StepRecord(task_id, token or uuid.uuid4().hex, self.rests_on, records.encode(found))
         self.folder.create_json(self._name(task_id), records.encode(record))
-        # Return the result as read back from JSON, because every later reader sees that.
+        # Return the result as read back from JSON, because every later reader gets it in this form.
         self._load(task_id)
         return self.found(type(found))
 
     def decide(self, commit: Commit) -> Commit:
-        """Take the commit, unless it is already taken; return the commit that counts. A commit never changes.
+        """Record the commit, unless a commit is already recorded. Return the commit that counts. A commit never
+        changes.
 
-        :raises CommitUnknown: it is unknown whether the commit was taken, because the store failed.
+        :raises CommitUnknown: it is unknown whether the commit was recorded, because the store failed.
         """
         try:
             self.folder.create_json(self._name(_COMMIT), records.encode(commit))
@@ -190,7 +193,8 @@ class Run:
     def load(cls, folder: Storage) -> Run:
         """Read the manifest in ``folder`` (the last one if the run began anew) and the results of its steps.
 
-        :raises ManifestError: there is no manifest, it is of another run or folder, or this version cannot read it.
+        :raises ManifestError: there is no manifest, the manifest is of another run or folder, or this version cannot
+            read it.
         """
         generations = [1, *(int(match[1]) for name in folder.files() if (match := _LATER.fullmatch(name)))]
         generation = max(generations)
@@ -218,8 +222,8 @@ class Run:
     def create(cls, manifest: Manifest, instead_of: Run | None = None) -> Run:
         """Write a manifest unless a concurrent try has already written one; return the run that counts.
 
-        :param instead_of: the run with the manifest that counts so far, which is abandoned. If it has its commit by
-            now, it stays.
+        :param instead_of: the run with the manifest that counts so far. This manifest is abandoned, unless the run has
+            its commit by now.
         """
         folder = Storage(manifest.scratch).folder(manifest.run_id)
         generation = 1
@@ -313,7 +317,8 @@ def _manifest_name(generation: int) -> str:
 
 
 def _check_own(folder: Storage, manifest: Manifest) -> None:
-    """Check that the manifest is of the run in ``folder``. With another run's manifest, it would publish wrong rows.
+    """Check that the manifest is of the run in ``folder``. With the manifest of another run, this run would publish
+    wrong rows.
 
     :raises ManifestError: the manifest is of another run, or was written in another folder.
     """

@@ -1,4 +1,4 @@
-"""The private files of a run, which only the run's own steps read.
+"""The private files of a run. Only the steps of the run read these files.
 
 Tasks on any machine write them. A task that fails or runs twice may leave files behind, so a file counts only if a
 record names it. A sink takes over the files that are published.
@@ -41,7 +41,8 @@ class Staging:
         """
         writer = ParquetWriter(self.folder, _own(name), schema, compression=compression)
         try:
-            # Errors of the source from which the caller reads its rows are CdcErrors, which told does not change.
+            # The caller may read its rows from the source. Errors of the source are CdcErrors, which told does not
+            # change.
             with told(self.folder.uri_of(name)):
                 yield writer
                 writer.close()
@@ -65,18 +66,19 @@ class Staging:
                 raise
 
     def write_empty(self, name: str, schema: pa.Schema) -> StagedFile:
-        """Write a file without rows, which has the schema of an empty table. The name of the file begins with
+        """Write a file without rows, which shows the schema of an empty table. The name of the file begins with
         ``name``."""
         return write_empty(self.folder, f"{_own(name)}.parquet", schema)
 
     def difference(self, file: StagedFile) -> str:
-        """Read a whole file, and return how it differs from its record; empty if it does not."""
+        """Read a whole file, and return how it differs from its record; empty: it does not differ."""
         return difference(self.folder, file.name, file)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Convert the error of a missing file. Files are checked before they are used, so a file that is missing later
-        was removed, and no retry can help. A concurrent attempt may have published it; the caller checks for that.
+        """Convert the error of a missing file. Files are checked before they are used. So if a file is missing later,
+        it was removed, and no retry can help. A concurrent attempt may have published the file; the caller checks for
+        that.
 
         :raises FileDamaged: a file is missing.
         """
@@ -94,7 +96,7 @@ def _own(name: str) -> str:
 
 
 def difference(folder: Storage, name: str, file: StagedFile) -> str:
-    """Return how the file ``name`` in ``folder`` differs from its record ``file``; empty if it does not."""
+    """Return how the file ``name`` in ``folder`` differs from its record ``file``; empty: it does not differ."""
     try:
         return _difference(folder, name, file)
     except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""The data files that a run writes of one table: where they lie, what they are called, and which types they have.
+"""The data files that a run writes for one table: their place, their names, and their column types.
 
-A format that publishes folders (plain Parquet) must keep unpublished files out of readers' sight: they lie in the run's
-own folder, and publishing moves them. A format that owns its metadata (Iceberg) shows readers only the files that its
-metadata lists: they are written once, at their final place, and publishing lists them.
+With plain Parquet, readers list folders, so unpublished files must be elsewhere: they are in the run's own folder, and
+publishing moves them. With Iceberg, readers see only the files that the table's metadata lists. So data files are
+written once, at their final place, and publishing adds them to the metadata.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from airflow_provider_cdc.core.tables.table import Table
 class TableFiles:
     """Writes the data files of one table of a run.
 
-    ``staging`` is the folder that the names of the files are relative to. ``published`` are the types of the rows that
-    are written, ``schema`` those in the files.
+    ``staging`` is the folder that the names of the files are relative to. ``published`` is the schema of the rows to
+    write. ``schema`` is the schema of the files.
     """
 
     staging: Staging
@@ -47,8 +47,8 @@ class TableFiles:
     def writer(self, work: str, part: str) -> Iterator[ParquetWriter]:
         """Write rows to files; see `Staging.writer`.
 
-        :param work: the kind of work files that they are until they are published, one of `run.WORK_FOLDERS`.
-        :param part: what their names begin with: two words, joined by a hyphen.
+        :param work: the kind of work files, one of `run.WORK_FOLDERS`. It matters only until the files are published.
+        :param part: the prefix of the names of the files: two words, joined by a hyphen.
         """
         with self.staging.writer(self._name(work, part), self.schema) as writer:
             yield writer
@@ -68,7 +68,7 @@ class TableFiles:
 
 
 def table_files(staging: Staging, entry: RunTable, schema: pa.Schema) -> TableFiles:
-    """The data files of one table of a run.
+    """Return the writer of the data files of one table of a run.
 
     :param staging: the run's own folder.
     :param schema: `Source.arrow_schema` of the table.
@@ -82,9 +82,9 @@ def table_files(staging: Staging, entry: RunTable, schema: pa.Schema) -> TableFi
 
 
 def base_schema(place: Place | None, table: Table, schema: pa.Schema) -> pa.Schema:
-    """The schema of the files of a copy that an earlier run published.
+    """Return the schema of the files of a copy that an earlier run published.
 
-    :param place: of the table in that run.
+    :param place: the place of the table in that run.
     :param schema: `Source.arrow_schema` of the table in that run.
     """
     published = published_schema(table, schema)
@@ -92,5 +92,5 @@ def base_schema(place: Place | None, table: Table, schema: pa.Schema) -> pa.Sche
 
 
 def written_by(run_id: str, name: str) -> bool:
-    """Whether the run ``run_id`` wrote the data file ``name`` at its final place."""
+    """Return whether the run ``run_id`` wrote the data file ``name``, which is at its final place."""
     return f"-{run_id}-" in name

@@ -1,4 +1,5 @@
-"""The timeline: when each part of a run was read, and by which process. The timeline is only for display."""
+"""The timeline of a run. It has the time at which each part was read, and the process that read it. It is only for
+display."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 On a local or mounted disk, the file system itself rejects the second writer of a name. Object stores, as used through
 pyarrow.fs, cannot reject it. There, the writers hold an election: each writes a candidate, waits, and copies the first
-candidate in the list to the final name, whichever writer it is from. A writer that finds a candidate does not write its
-own. Two writers could both win only if a write of each took longer than `SETTLE_SECONDS`, at the same moment.
+candidate in the list to the final name, even if another writer wrote this candidate. A writer that finds a candidate
+does not write its own. Two writers could both win only if a write of each took longer than `SETTLE_SECONDS` at the same
+time.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ _SYNCERS = 16
 
 
 class Batch:
-    """Writes to a local disk that become durable together, which costs little more than one durable write.
+    """A batch of writes to a local disk. They become durable together, which takes little more time than one durable
+    write.
 
-    Files that are written with `write` appear when `settle` is called. Everything else is visible at once.
+    Files that are written with `write` become visible when `settle` is called. Everything else is visible at once.
     """
 
     def __init__(self) -> None:
@@ -50,7 +52,7 @@ class Batch:
         self._lock = threading.Lock()
 
     def add(self, path: str) -> None:
-        """Add a file, or a folder with its entries, to what `settle` makes durable."""
+        """Add a file, or a folder with its entries, to the files that `settle` makes durable."""
         with self._lock:
             self._paths.add(path)
 
@@ -69,7 +71,7 @@ class Batch:
         self._paths, self._files = set(), []
 
     def drop(self) -> None:
-        """Delete the temporary files of `write` that have not appeared."""
+        """Delete the temporary files of `write` that are not visible yet."""
         for temporary, _ in self._files:
             with suppress(OSError):
                 Path(temporary).unlink()
@@ -235,7 +237,7 @@ def _link(path: str, data: bytes) -> bool:
         os.link(temporary, path)
         created = True
     except FileExistsError:
-        # A network file system may report this if a call that had succeeded was sent again.
+        # A network file system may report this error for a call that had already succeeded and was sent again.
         created = Path(temporary).samefile(path)
     finally:
         Path(temporary).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""Classifies errors of the lake's store: whether a retry may help, and what the reader can do."""
+"""Classifies errors of the lake's store by whether a retry may help, and adds hints for the user."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def storage_error(error: OSError, where: str) -> CdcError:
 
 @contextmanager
 def told(where: str) -> Iterator[None]:
-    """Convert errors of the store that holds ``where``, except for a file that is missing or exists already.
+    """Convert errors of the store that holds ``where``. Errors about a missing or existing file are not converted.
 
     :raises StorageRefused: a retry cannot help.
     :raises StorageUnavailable: a retry may help.

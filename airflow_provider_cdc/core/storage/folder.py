@@ -83,7 +83,7 @@ class Storage:
 
     @contextmanager
     def together(self) -> Iterator[Storage]:
-        """Yield this folder for many small writes, which cost a disk about as much as one file.
+        """Yield this folder for many small writes. On a disk, they take about as long as the write of one file.
 
         The files survive a crash once the context has ended without an error. Files of `write_json` do not exist until
         then.
@@ -119,7 +119,8 @@ class Storage:
         return {posixpath.join(name, info.base_name): int(info.size) for info in infos if info.type == fs.FileType.File}
 
     def times(self, name: str = "") -> dict[str, datetime]:
-        """Return when each file directly in ``name`` was written, by the store's clock; empty without such a folder."""
+        """Return when each file directly in ``name`` was written, by the store's clock; empty: the folder does not
+        exist."""
         with told(self.uri_of(name)):
             infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
         return {posixpath.join(name, info.base_name): info.mtime for info in infos if info.type == fs.FileType.File}
@@ -151,7 +152,7 @@ class Storage:
             durable.make_folder(self._filesystem, self.path(name), self._batch)
 
     def move_to(self, name: str, other: Storage, new_name: str) -> str:
-        """Move a file to ``other``, in which the folder for it exists. Replaces a file with the new name.
+        """Move a file to ``other``, where the file's folder must exist. An existing file with the new name is replaced.
 
         To another store or disk, the file is copied and also stays here. After a copy, return the CRC-32 of the copied
         bytes, in hexadecimal digits; otherwise, return an empty text.
@@ -204,7 +205,7 @@ class Storage:
         try:
             value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_number)
             if b"\\u" in data:
-                # A lone surrogate, which only an escape can contain, is not valid text.
+                # A lone surrogate is not valid text. In JSON, it can occur only as an escape.
                 json.dumps(value, ensure_ascii=False).encode()
             return value
         except (ValueError, RecursionError) as error:
@@ -223,17 +224,17 @@ class Storage:
                 self._batch.write(self.path(name), _json_bytes(data))
 
     def note_json(self, name: str, data: Any) -> None:
-        """`write_json` for data that nothing depends on: readers see the file at once, even inside `together`."""
+        """Like `write_json`, for data that nothing depends on: readers see the file at once, even inside `together`."""
         with told(self.uri_of(name)):
             durable.write(self._filesystem, self.path(name), _json_bytes(data))
 
     def write_text(self, name: str, text: str) -> None:
-        """`write_json` for text."""
+        """Like `write_json`, for text."""
         with told(self.uri_of(name)):
             durable.write(self._filesystem, self.path(name), text.encode())
 
     def create_json(self, name: str, data: Any, settle: float | None = None) -> bool:
-        """`write_json` unless the file exists; an existing file is unchanged. Return whether it now contains ``data``.
+        """Like `write_json`, but does not change an existing file. Return whether the file now contains ``data``.
 
         :param settle: see `durable.create`, which describes the guarantees of each kind of store.
         """

@@ -1,4 +1,4 @@
-"""Records: JSON files that tries and steps of a run write for each other, read strictly.
+"""Records: JSON files that the tries and steps of a run write for each other. Records are read strictly.
 
 A record is a frozen dataclass, and msgspec is its only serializer. `encode` converts a record to JSON data. `decode`
 converts JSON data to a record, and is the only place that reports invalid data: truncated, with another structure, or
@@ -30,7 +30,7 @@ _PLACED = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a step's Spark application failed, for the task that started it."""
+    """The reason why a step's Spark application failed, for the task that started the application."""
 
     type: str
     message: str
@@ -118,7 +118,8 @@ def _names(kind: Any) -> tuple[str, ...]:
 def _complete(value: Any) -> None:
     """Set the defaults of missing fields in decoded records.
 
-    msgspec does not set these on the instance, and then does not encode them. Equal records must have equal digests.
+    msgspec does not set the defaults of missing fields on the instance, and does not encode fields that are not set.
+    Equal records must have equal digests, so all fields must be set.
     """
     if is_dataclass(value):
         attributes = vars(value)
@@ -151,7 +152,8 @@ def _parsed(kind: Any, data: Any) -> Any:
 
 
 def _unknown(data: Any, known: Any, at: str) -> str:
-    """Return the first key in ``data`` that the decoded record does not have; ``known`` is that record's JSON data."""
+    """Return the first key in ``data`` that the decoded record does not have. ``known`` is the JSON data of the decoded
+    record."""
     if isinstance(data, Mapping):
         for name, value in data.items():
             if name not in known:

@@ -1,4 +1,5 @@
-"""The target of a run, as given in a DAG: the URI of a folder in the lake, with a placeholder for the source."""
+"""The target of a run. A DAG gives it as the URI of a folder in the lake, which may have a placeholder for the
+source."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ _FORM = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://([^/]*))?(/.*)?", re.DOTALL)
 _UNENCODED = "!$&'()*+,;=:@"
 # The characters that pyarrow.fs accepts in the path of a URI.
 _PATH = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*")
-# Characters that some library interprets as a pattern in the path of a file, or decodes.
+# Characters in the path of a file that some library decodes, or treats as a pattern.
 _PATTERN = re.compile(r"[*?\[\]{}\\]|%[0-9A-Fa-f]{2}")
 
 
@@ -149,9 +149,9 @@ def glob(pattern: str, text: str) -> bool:
 
 
 def redacted(text: str) -> str:
-    """Mask the parts of ``text``, which may be an invalid URI, that could be a secret: user info, query, fragment.
+    """Mask the parts of ``text`` that could be a secret: user info, query, fragment. ``text`` may be an invalid URI.
 
-    The result is rejected by `LakeUri.parse` if ``text`` would be. A valid URI is returned unchanged.
+    If `LakeUri.parse` would reject ``text``, it also rejects the result. A valid URI is returned unchanged.
     """
     head, mark = text, ""
     # An absolute path may contain all of these characters.

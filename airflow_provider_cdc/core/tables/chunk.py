@@ -2,7 +2,7 @@
 
 A list of strictly increasing bounds ``b1 < b2 < … < bn`` makes the chunks ``(-∞, b1) [b1, b2) … [bn, ∞)``. Neighbouring
 chunks share a bound: one excludes it, and the other includes it. So every key lies in exactly one chunk, without gaps
-or overlaps, whatever the bounds are and whether or not a row has such a key. The only condition is that the bounds are
+or overlaps. This holds for any bounds, even if no row has such a key. The only condition is that the bounds are
 *strictly increasing in the source's own comparison order*. The source checks this itself (see each ``chunks`` module);
 this module does not compare keys.
 """

@@ -15,9 +15,9 @@ def folder_name(table: TableName) -> str:
     """Return the folder name of a table: safe in file systems, URIs and Hadoop paths, and different for each table.
 
     The name is ``schema.table``. Bytes other than ASCII letters, digits, ``_ - $`` are written as ``~`` and two
-    hexadecimal digits. A name that is too long for a file system is shortened and ends in ``~~`` and a digest of the
-    whole name; no other name ends so. Copies of a part of a table have ``~part-`` and the part's digest after that,
-    which is unambiguous because no encoded table name has a ``p`` after a ``~``.
+    hexadecimal digits. A name that is too long for a file system is shortened, and ends in ``~~`` and a digest of the
+    whole name. No other name has this ending. Copies of a part of a table have ``~part-`` and the part's digest after
+    that, which is unambiguous because no encoded table name has a ``p`` after a ``~``.
     """
     name, more = f"{safe_name(table.schema)}.{safe_name(table.name)}", f"~part-{table.part}" if table.part else ""
     if len(name) + len(more) <= NAME_BYTES:

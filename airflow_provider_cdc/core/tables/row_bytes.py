@@ -1,4 +1,4 @@
-"""Canonical bytes of rows, which define when two keys, or two whole rows, are equal.
+"""Canonical bytes of rows. Two keys, or two whole rows, are equal exactly if these bytes are equal.
 
 The bytes of a row are those of the given columns, one after the other: for each column a marker byte (0: null, nothing
 follows; 1: a value follows) and the value:

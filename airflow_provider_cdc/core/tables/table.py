@@ -30,7 +30,7 @@ class TableName:
 
     @property
     def part(self) -> str:
-        """The digest of the part of the table whose copies this names; empty: the whole table."""
+        """The digest of the copied part of the table; empty: the whole table."""
         return ""
 
     def __str__(self) -> str:
@@ -90,16 +90,16 @@ class CopyName(TableName):
 
 
 KNOWN_AT_POSITION = "known_at_position"
-"""The key, in a table's details, of the facts that its source found to hold at the table's position, in the source's
-own notation. These facts hold as long as the log has nothing that prevents rolling a copy forward."""
+"""The key, in a table's details, of facts that the source found at the table's position, in the source's own notation.
+These facts hold as long as the log has nothing that prevents rolling a copy forward."""
 
 
 @dataclass(frozen=True)
 class Column:
     """One column of a table.
 
-    ``type`` is the type as the source declares it (``decimal(10,2) unsigned``). ``details`` has what else the source's
-    table of types needs to read a value (a character set, an OID, …), as JSON scalars only.
+    ``type`` is the type as the source declares it (``decimal(10,2) unsigned``). ``details`` has other facts that the
+    source needs to read a value (a character set, an OID, …), as JSON scalars only.
     """
 
     name: str
@@ -115,10 +115,10 @@ class Table:
     ``columns`` are in the order in which the table stores them. ``key`` names the columns of the primary key, otherwise
     of a unique key without NULLs, in key order; it is empty for a keyless table. ``key_index`` is the name of the key's
     index. ``rows`` and ``bytes`` are the source's own estimates: they affect the plan and the progress display, but
-    never the result. ``details`` has what else the source needs to find the table's rows and to recognize the table, as
-    JSON. ``options`` say how the table is read and published. ``cascades_from`` are the tables (maybe this one) whose
-    changes reach this table's rows without being logged; their ``key`` has the columns that foreign keys refer to.
-    ``selection`` is the part of the table that is copied.
+    never the result. ``details`` has other facts, as JSON, with which the source finds the table's rows and recognizes
+    the table. ``options`` say how the table is read and published. ``cascades_from`` are the tables (maybe this one)
+    whose changes reach this table's rows without being logged; their ``key`` has the columns that foreign keys refer
+    to. ``selection`` is the part of the table that is copied.
     """
 
     name: TableName
@@ -144,8 +144,8 @@ class Table:
 
     @property
     def as_read(self) -> Table:
-        """The table with only the columns that are read from the server: the key's, the published ones, and those in
-        the condition. Row images in the log have all columns."""
+        """The table with only the columns that are read from the server: the key columns, the published columns, and
+        the columns in the condition. Row images in the log have all columns."""
         if not self.selection.columns:
             return self
         looked_at = self.selection.where.columns if self.selection.where is not None else ()
@@ -158,8 +158,8 @@ class Table:
 
     @property
     def needs_one_position(self) -> bool:
-        """Whether the rows can be rewound only if all of them were read at one exact position, because the table has no
-        key, or because the log lacks some changes."""
+        """Whether all rows must be read at one exact position so that they can be rewound. This is necessary if the
+        table has no key, or if the log lacks some changes."""
         return self.keyless or bool(self.cascades_from)
 
     def column(self, name: str) -> Column:
@@ -173,7 +173,7 @@ class Table:
         return self.keyless or name in self.key
 
     def same_shape(self, other: Table) -> bool:
-        """Return whether both tables have the same name, columns and key, whatever their sizes."""
+        """Return whether both tables have the same name, columns and key. Their sizes do not count."""
         return (self.name, self.columns, self.key) == (other.name, other.columns, other.key)
 
 
