@@ -48,7 +48,7 @@ class CdcError(Exception):
 
     :param message: what is wrong.
     :param where: the object and its position in the log, such as ``shop.orders.total at binlog.000007:4312``.
-    :param hint: what the reader can do about it.
+    :param hint: an action that solves the problem.
 
     ``code`` is stable. The message and the class name may change, so the documentation is searched for by code.
     """
@@ -109,10 +109,10 @@ class StorageRefused(ConfigurationError, OSError):
 class Problem:
     """One reason why a source cannot give an exact copy.
 
-    ``where`` names a setting or a table, ``what`` says what is wrong with it, ``hint`` says how to correct it.
-    ``table`` is the table to leave out so that the other tables can be copied; empty: leaving out a table would not
-    help. ``passes`` is true if the problem is temporary: the table cannot be exact at this past position, but it can be
-    exact at the present position, and in a later run at a past position.
+    ``where`` names a setting or a table. ``what`` describes the problem, and ``hint`` says how to correct it. ``table``
+    is the table to leave out so that the other tables can be copied; empty: leaving out a table would not help.
+    ``passes`` is true if the problem is temporary: the table cannot be exact at this past position, but it can be exact
+    at the present position, and in a later run at a past position.
     """
 
     where: str

@@ -55,7 +55,7 @@ class TableChange:
 
 @dataclass(frozen=True)
 class Publication:
-    """What a run publishes: the tables of its commit, and the fields of the records that readers see.
+    """A publication of a run. It has the tables of the run's commit, and values for the records that readers see.
 
     All copies are exact at ``position``, which was recorded at ``recorded_at``. ``position_key`` is the name of the
     position in records of this kind of source. ``source`` is the result of `core.copies.head.source_of`. ``as_of`` is

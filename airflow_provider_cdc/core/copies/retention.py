@@ -280,7 +280,7 @@ def remove_folder(run: Run, by: str) -> None:
 
 
 def remove_remains(folder: Storage) -> None:
-    """Remove what is left of a run's folder."""
+    """Remove the remainder of a run's folder."""
     for name in folder.files():
         folder.delete_file(name)
     # The marks identify this folder as a remainder, so they are deleted last.

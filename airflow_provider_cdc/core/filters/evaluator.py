@@ -28,7 +28,7 @@ _COMPARE: Mapping[str, Callable[[pa.Array, pa.Scalar], pa.BooleanArray]] = {
 def holds(term: Term, rows: pa.RecordBatch, unknown: Mapping[str, Sequence[int]] | None = None) -> pa.BooleanArray:
     """Return for each row whether the condition is true; False if it is false or unknown.
 
-    :param unknown: by column, the rows whose value counts as null, whatever the array contains.
+    :param unknown: by column, the rows whose value counts as null, even if the array has a value there.
     """
     columns = {name: _column(rows, name, (unknown or {}).get(name, ())) for name in term.columns}
     return pc.fill_null(_evaluate(term, columns, rows.num_rows), False)

@@ -6,9 +6,9 @@ check that the bytes to read are inside the array, and return a code if they are
 returned as ``int64``, because Numba converts the sum of a signed and an unsigned integer to a float. The eight-byte
 loads return the same bits as a signed number.
 
-**A sum, difference or product of int64 must not overflow**: Numba promises LLVM that none does, so the result of an
-overflow may be any value, and differ in each place into which it is compiled. Use `wrapping_add` and
-`wrapping_multiply` where the result may wrap around.
+**A sum, difference or product of int64 must not overflow**: Numba promises LLVM that no such operation overflows. So
+the result of an overflow may be any value, and the compiled copies of one operation may have different results. Use
+`wrapping_add` and `wrapping_multiply` where the result may wrap around.
 """
 
 from __future__ import annotations

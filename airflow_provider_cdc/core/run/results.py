@@ -77,10 +77,10 @@ class ConsolidateResult:
     keys that were ``rewound`` (or read again). ``position`` is the position at which all copies are exact.
 
     ``nulled`` counts the values that became null when rows were put back (the snapshot step counts those that were
-    read). ``skipped`` has every table that was named and is not published, whichever step skipped it. ``changes`` is
-    the number of row changes in the feeds; None: the table has no feed, because there was no earlier copy at which the
-    feed could begin. ``superseded`` has the tables whose source was set back after the previous copy, with the
-    evidence: their copies begin a new history.
+    read). ``skipped`` has all named tables that are not published, with the tables that earlier steps skipped.
+    ``changes`` is the number of row changes in the feeds; None: the table has no feed, because there was no earlier
+    copy at which the feed could begin. ``superseded`` has the tables whose source was set back after the previous copy,
+    with the evidence: their copies begin a new history.
     """
 
     published: dict[str, str]

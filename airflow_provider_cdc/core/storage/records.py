@@ -63,7 +63,7 @@ def decode(kind: type[Record], data: Any, where: str) -> Record:
 
 
 def digest_of(record: Any) -> str:
-    """Return a digest of a record or of JSON data. Equal data has equal digests, whatever the order of its keys."""
+    """Return a digest of a record or of JSON data. Equal data has equal digests. The order of keys does not count."""
     text = json.dumps(encode(record), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 

@@ -78,7 +78,7 @@ class Cut:
     :param run_id: the id of the run that published the cut.
     :param position: the GTID set or LSN at which the cut is exact.
     :param group: the task group of the run.
-    :param source: the source: ``kind``, ``connection``, ``server``, ``database``, as far as known.
+    :param source: the source: ``kind``, ``connection``, ``server`` and ``database``. Unknown values are left out.
     :param recorded_at: when the run recorded its initial position.
     :param published_at: when the run decided which files it publishes.
     :param tables: the tables of the cut, by the table's name at the source.
