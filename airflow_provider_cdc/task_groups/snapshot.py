@@ -115,9 +115,9 @@ class SnapshotTaskGroup(TaskGroup):
         blocks no other session.
     :param keep_slot: PostgreSQL: Do not drop the publication and the slot when the run is published, so that you can
         stream on from ``initial_lsn``. You then have to drop them yourself.
-    :param format: What the copies are published as. ``parquet``: a folder of Parquet files for each copy, and
-        ``_latest.json``. ``iceberg``: one snapshot of an Iceberg table for each copy, and one cut for each run: a
-        reader of a cut sees all tables at one position. It needs the extra ``iceberg``.
+    :param format: The format of the copies. ``parquet``: a folder of Parquet files for each copy, and ``_latest.json``.
+        ``iceberg``: one snapshot of an Iceberg table for each copy, and one cut for each run: a reader of a cut sees
+        all tables at one position. It needs the extra ``iceberg``.
     :param catalog_conn_id: Connection of type ``cdc_catalog`` to the catalog of the Iceberg tables. Empty: a SQLite
         catalog in the file ``_catalog.db`` of the target, which must be on a local disk.
     :param table_name: The names of the Iceberg tables, with their namespace: ``{schema}`` and ``{table}`` stand for

@@ -24,7 +24,7 @@ class LakeOptions:
         ),
         title="Format",
         section=FOLDED,
-        help="What the copies are published as. `parquet`: a folder of Parquet files for each copy, and "
+        help="The format of the copies. `parquet`: a folder of Parquet files for each copy, and "
         "`_latest.json`. `iceberg`: one snapshot of an Iceberg table for each copy, and one cut for each run: a reader "
         "of a cut sees all tables at one position. It needs the extra `iceberg`.",
         example="parquet or iceberg",

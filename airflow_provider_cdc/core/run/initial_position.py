@@ -234,7 +234,9 @@ def _discard(source: RunSource, identity: Mapping[str, str]) -> None:
         if isinstance(source, Discards):
             source.discard(identity)
     except CdcError as error:
-        _log.warning("Could not drop what the source holds for another attempt; it stays until the run ends: %s", error)
+        _log.warning(
+            "Could not drop the slot and publication of another attempt; they stay until the run ends: %s", error
+        )
 
 
 def _run_tables(

@@ -62,7 +62,7 @@ COPY = "cdc.copy"
 _ROUNDS = 10
 _RESENDS = 3
 _PAUSE_SECONDS = 0.5
-_AGAIN = "run the task again: it looks what was committed, and completes the rest"
+_AGAIN = "run the task again: it finds out what was committed, and completes the rest"
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def _committed(metadata: TableMetadata, identifier: Identifier, run_id: str, whe
         return None
     if property_of(snapshot, RUN_ID) != run_id:
         raise FileDamaged(
-            f"the tag {tag_of(run_id)} names a snapshot that this run has not made",
+            f"the tag {tag_of(run_id)} names a snapshot of another run",
             where=where,
             hint="find out who moved the tag, and trigger a new run",
         )

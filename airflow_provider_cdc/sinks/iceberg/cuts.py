@@ -58,7 +58,7 @@ _EXPIRED_AT = 20
 _ROUNDS = 20
 _RESENDS = 3
 _PAUSE_SECONDS = 0.2
-_AGAIN = "run the task again: it looks what was committed, and completes the rest"
+_AGAIN = "run the task again: it finds out what was committed, and completes the rest"
 _COLUMNS = (
     ("cut", LongType(), pa.int64(), "grows with every cut"),
     ("run_id", StringType(), pa.string(), "the run whose copies these are"),
@@ -66,7 +66,12 @@ _COLUMNS = (
     ("group", StringType(), pa.string(), "the task group whose runs copy these tables; empty: not known"),
     ("position", StringType(), pa.string(), "the GTID set or LSN that the cut is exact at"),
     ("recorded_at", TimestamptzType(), pa.timestamp("us", "UTC"), "when the run recorded its initial position"),
-    ("published_at", TimestamptzType(), pa.timestamp("us", "UTC"), "when the run decided what it publishes"),
+    (
+        "published_at",
+        TimestamptzType(),
+        pa.timestamp("us", "UTC"),
+        "when the run committed its decision what to publish",
+    ),
     ("table", StringType(), pa.string(), "the source's name of the table: schema.table"),
     ("identifier", StringType(), pa.string(), "the name of the Iceberg table"),
     ("table_uuid", StringType(), pa.string(), "the UUID of the Iceberg table"),

@@ -63,7 +63,7 @@ def check_kept(table: Table, base: Snapshot, wanted: Schema, where: str) -> None
     for field in wanted.fields:
         if ids.get(field.name, field.field_id) != field.field_id:
             raise ConfigurationError(
-                f"the column {field.name} is not the one that the copy has that this one is made from",
+                f"the column {field.name} differs from the column with this name in the last copy",
                 where=where,
                 hint="trigger a new run with refresh = full, which reads the table anew",
             )

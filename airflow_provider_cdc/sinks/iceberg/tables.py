@@ -110,7 +110,7 @@ def check_identifiers(identifiers: Mapping[TableName, Identifier], cuts: Identif
                 f"{table} and {other} would be one Iceberg table: {name_of(identifier)}"
                 + (" (the catalog ignores case)" if ignores_case else ""),
                 where="parameter table_name",
-                hint="choose a template that gives each table a name of its own: with {schema} and {table} in it, such "
+                hint="choose a template that gives each table its own name, with {schema} and {table} in it, such "
                 "as raw.{schema}_{table}",
             )
 
@@ -129,7 +129,7 @@ def check_same_table(name: str, other: str, where: str) -> None:
         raise ConfigurationError(
             f"the Iceberg table has copies of {other}, and would get those of {name}",
             where=where,
-            hint="choose a template in table_name that gives each table a name of its own: with {schema} and {table} "
+            hint="choose a template in table_name that gives each table its own name, with {schema} and {table} "
             "in it, such as raw.{schema}_{table}",
         )
 
