@@ -175,7 +175,7 @@ def test_files_with_a_column_that_was_dropped_and_added_again_are_not_kept(lake:
     lake.sink.publish(first)
     publish(lake, 2, rows.select(["id"]))
     again = again_of(run_of(lake, 3, {ORDERS: rows}, ("id",)), first)
-    with pytest.raises(ConfigurationError, match="the column c is not the one"):
+    with pytest.raises(ConfigurationError, match="the column c differs from the column"):
         lake.sink.publish(again)
 
 
