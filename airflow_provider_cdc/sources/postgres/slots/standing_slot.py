@@ -350,10 +350,10 @@ def _join(
 
 
 def _point(settings: ConnectionSettings, connection: Connection, slot: str, options: StepOptions) -> Lsn:
-    """Return a position that no transaction crosses that began before this call.
+    """Return a position after the commits of all transactions that began before this call.
 
-    Every transaction that commits after the position began after this call. So the log has the changes of all these
-    transactions as the current publication defines.
+    So every transaction that commits after the position began after this call, and the log has its changes as the
+    current publication defines.
 
     :param slot: the name of a permanent slot to create at the position. Empty: use a temporary slot to find the
         position.
