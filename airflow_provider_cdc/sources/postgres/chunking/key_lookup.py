@@ -46,7 +46,7 @@ WHERE i.indexrelid = COALESCE(
 """
 
 
-# Checks before a read through the root: the name still refers to the same table, and this user may read all of its rows.
+# Checks before a read through the root: the name still refers to the same table, and this user may read all its rows.
 # Privileges on the root are independent of privileges on the partitions.
 _THROUGH_ROOT = """
 SELECT (COALESCE(pg_catalog.to_regclass({root})::oid, 0) OPERATOR(pg_catalog.=) {oid}

@@ -32,11 +32,11 @@ from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
 from airflow_provider_cdc.sources.session.trust import without_frames
 
 _BATCH_ROWS = 65_560
-"""Maximum number of rows in a batch. With a large power of two, all locations of a row would compete for the same set of
-the CPU cache."""
+"""Maximum number of rows in a batch. With a large power of two, all locations of a row would compete for the same set
+of the CPU cache."""
 _BATCH_CELLS = 1_000_000
-"""Maximum number of values in a batch. For wide rows, it limits the memory for the locations of values (8 bytes per
-value)."""
+"""Approximate maximum number of values in a batch. For wide rows, it limits the memory for the locations of values (8
+bytes per value)."""
 _JSONB = 3802
 
 _log = logging.getLogger(__name__)

@@ -186,8 +186,7 @@ def copy_slot(connection: ReadingConnection, slot: str, initial: Lsn) -> str:
 def take(
     connection: ReadingConnection, copy: str, publication: str, start: Lsn, stop: Lsn, *, marked: bool = False
 ) -> Generator[pa.Array]:
-    """Yield and consume the messages of a temporary slot of this session, from its position ``start`` on (`messages`).
-    """
+    """Yield and consume the messages of a temporary slot of this session, from its position ``start`` on."""
     # The size of the messages is about the size of the log that is decoded.
     most = FIRST_PART if int(stop) - int(start) > PART_BYTES else _LARGEST_INT
     more = ", 'messages', 'true'" if marked else ""

@@ -100,10 +100,8 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
 
 
 def usable(connection: Connection, name: str) -> Standing | None:
-    """Return the record of a standing slot if the record is valid. Otherwise, return None and log the reason.
-
-    If there is neither a record nor a slot, nothing is logged.
-    """
+    """Return the record of a standing slot if the record is valid. Otherwise, return None and log the reason. If there
+    is neither a record nor a slot, log nothing."""
     record, slot = load(connection, name), slots.state(connection, name)
     if record is None and slot is None:
         return None
@@ -157,9 +155,7 @@ def note_copies(
 
     If the server's disk was reset to a moment before the run, its identity is the same, but the run's slot is missing.
     Every session of a run checks for this slot. If the disk was reset to a moment during the run, the server was
-    restarted, and its incarnation is another one.
-
-    If the run's slot is gone because the copies are already recorded, do nothing.
+    restarted. If the run's slot is gone because the copies are already recorded, do nothing.
     """
     try:
         _note_copies(settings, options, copies, incarnation)
@@ -263,14 +259,12 @@ FROM pg_replication_slots s WHERE s.slot_name = %s)"""
 def _by_the_clock(
     connection: Connection, record: Standing, confirmed: Lsn | None, oldest: int
 ) -> tuple[Standing, Mark | None]:
-    """Return the record with a new mark, and the mark to which the slot can be advanced.
+    """Return the record with a mark of the current position and time, and the mark to which the slot can be advanced.
 
-    The new mark has the current position and time. The slot can be advanced to the last earlier mark that is older than
-    ``oldest``. This function is for servers that cannot report when transactions committed. Without these marks, such a
-    server would keep the log until its disk is full.
-
-    Every transaction that has already committed has an earlier commit time, with two exceptions: the clock was set
-    back, or the transaction came from another server.
+    The latter is the last earlier mark that is older than ``oldest``. This function is for servers that cannot report
+    when transactions committed. Without these marks, such a server would keep the log until its disk is full. A
+    transaction that has already committed may have a later commit time only if the clock was set back, or if the
+    transaction came from another server.
     """
     here = Mark(str(value(connection, "pg_current_wal_flush_lsn()")), now(connection))
     most = record.wanted(confirmed)
@@ -283,11 +277,8 @@ def _by_the_clock(
 
 
 def joining(connection: Connection, tables: Sequence[Table]) -> list[Table]:
-    """Return the tables that can join the publication.
-
-    For a table that can join, the log has whole old rows or the keys of all changed rows. Also, the server does not
-    reject changes to the table because of the publication.
-    """
+    """Return the tables that can join the publication: for these tables, the log has whole old rows or the keys of all
+    changed rows, and the server does not reject changes because of the publication."""
     followed_tables = followed(connection, tables)
     whole = whole_rows(connection, tables)
     return [
@@ -355,8 +346,7 @@ def _point(settings: ConnectionSettings, connection: Connection, slot: str, opti
     So every transaction that commits after the position began after this call, and the log has its changes as the
     current publication defines.
 
-    :param slot: the name of a permanent slot to create at the position. Empty: use a temporary slot to find the
-        position.
+    :param slot: the name of a permanent slot to create at the position. Empty: create only a temporary slot.
     """
     here = session_setup.of_run(
         settings, identity(connection) | {session_setup.STARTED: value(connection, session_setup.START)}

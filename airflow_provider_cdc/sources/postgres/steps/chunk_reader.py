@@ -272,8 +272,8 @@ class _Reader:
         try:
             yield from self._batches(source, pushed, prepare)
         except DecodeError:
-            # Most likely, the column types have changed. Then the check raises an error that says so. This session has
-            # not finished reading its result, so another session runs the check.
+            # Most likely, the column types have changed. Then the check raises an error that names the change. This
+            # session has not finished reading its result, so another session runs the check.
             with session(self._settings) as other:
                 check_in_place(partial(query, other), self._table, leaf, locked=False)
             raise
