@@ -1,4 +1,4 @@
-"""A PostgreSQL server as the jobs and operators use it."""
+"""Implements the interface through which jobs and operators use a PostgreSQL server."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ _ALTERED_SECONDS = 60.0
 class PostgresSource:
     """`sources.api.source.Source` for PostgreSQL. Each method calls a function of the module for its subject.
 
-    Modules that decode the log are imported where they are used: their kernels take a second to load, and the steps
-    that only check, plan and record do not need them.
+    Modules that decode the log are imported where they are used, because their kernels take a second to load. Steps
+    that only check, plan and record do not need these modules.
 
-    :param view: the exported snapshot for reads with ``exported``; `share_reads` yields a source that has one.
+    :param view: the exported snapshot for reads with ``exported``. `share_reads` yields a source with such a snapshot.
     """
 
     kind: ClassVar[str] = "postgres"
@@ -191,8 +191,8 @@ class PostgresSource:
 
     def check_tables(self, tables: Sequence[Table]) -> None:
         with session(self.settings) as connection:
-            # Altering a type, unlike a table, does not block sessions that write its values. So the log may have rows
-            # with new labels before other sessions see these labels.
+            # ALTER TYPE, unlike ALTER TABLE, does not block sessions that write values of the type. So the log may have
+            # rows with new labels before other sessions see these labels.
             if altering := type_catalog.altering(connection, tables):
                 transaction_waits.settle(self.settings, connection, _ALTERED_SECONDS, altering)
             schema_difference.check_unchanged(connection, tables)

@@ -1,8 +1,8 @@
 """Finds tables whose rows are partly or entirely stored in other tables. A copy would miss the rows that SELECT shows.
 
-Only partitions are copied with their root. With table inheritance (``INHERITS``), nothing keeps a key of the parent
-unique, and children may have columns of their own. TimescaleDB creates such children, and Citus stores rows on other
-servers.
+Partitions are copied together with their root. Children of table inheritance (``INHERITS``) are not: a key of the
+parent may occur again in a child, and a child may have additional columns. TimescaleDB creates such children. Citus
+stores rows on other servers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DISTRIBUTED = "SELECT logicalrelid::oid FROM pg_catalog.pg_dist_partition WHERE
 
 
 def inheritance_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
-    """Yield a problem for each table whose own relations do not have all of its rows."""
+    """Yield a problem for each table that has rows outside itself and its partitions."""
     hypertables = _listed(connection, "_timescaledb_catalog.hypertable", _HYPERTABLES, tables)
     distributed = _listed(connection, "pg_catalog.pg_dist_partition", _DISTRIBUTED, tables)
     for table in tables:
@@ -45,9 +45,9 @@ def inheritance_problems(connection: Connection, tables: Sequence[Table]) -> Ite
 
 
 def check_whole(connection: Connection, tables: Sequence[Table]) -> None:
-    """Check that tables have all of their rows in themselves or in their partitions.
+    """Check that all rows of the tables are in the tables themselves or in their partitions.
 
-    :raises SchemaChanged: a table does not.
+    :raises SchemaChanged: a table has rows in other relations.
     """
     for problem in inheritance_problems(connection, tables):
         raise SchemaChanged(problem.what, where=problem.where, hint=problem.hint)

@@ -23,11 +23,11 @@ _KINDS = {
 
 
 def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
-    """Return the tables that ``patterns`` name (`sources.planning.patterns`), sorted and without duplicates, and a
-    problem for each pattern that names no table.
+    """Return the tables that ``patterns`` name, sorted and without duplicates, and the problems of the patterns.
 
-    A partition is a part of its root, so only the root counts as a table. A view counts as a table only if a pattern
-    without a star names it. No pattern matches system schemas.
+    There is a problem for each pattern that names no table. `sources.planning.patterns` has the syntax of patterns. A
+    partition is a part of its root, so only the root counts as a table. A view counts as a table only if a pattern
+    without a star names the view. No pattern matches system schemas.
     """
     kinds = {
         TableName(schema, name): _PARTITION if partition else _KINDS[kind]

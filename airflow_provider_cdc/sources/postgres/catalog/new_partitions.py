@@ -1,7 +1,8 @@
-"""Checks that partitions that were added since a table was recorded are empty in an exported snapshot.
+"""Checks that new partitions of a table are empty in an exported snapshot.
 
-The log does not report the rows of such a partition, and no task reads it. If the partition is empty in the snapshot,
-all of its rows were added after the snapshot's position, and the copy at that position misses no row.
+A partition is new if it was added after the table was recorded. The log does not report the rows of a new partition,
+and no task reads the partition. If it is empty in the snapshot, all of its rows were added after the snapshot's
+position. Then the copy at that position misses no row.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ _RELATIONS = """
 SELECT c.oid, c.relkind::text, c.relfilenode, n.nspname, c.relname FROM pg_class c
 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s::oid[]) ORDER BY c.oid
 """
-# The functions show the relation as it is now. A relation that was truncated since the snapshot looks empty in it.
+# A relation that was truncated after the snapshot looks empty in the snapshot. So check that the relation still has the
+# same file. The functions show the present file.
 _SAME_FILE = """
 SELECT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = %(oid)s)
     AND pg_relation_filenode(%(oid)s::oid) = %(filenode)s
@@ -24,7 +26,7 @@ SELECT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 
 
 
 def why_not_empty(connection: Connection, snapshot: str, partitions: Collection[int]) -> str:
-    """Return the reason why a partition may not be empty in an exported snapshot; empty if all of them are empty.
+    """Return the reason why a partition may have rows in an exported snapshot. Empty: all partitions have no rows.
 
     :param partitions: the OIDs of relations that exist in the snapshot.
     """
@@ -40,7 +42,7 @@ def why_not_empty(connection: Connection, snapshot: str, partitions: Collection[
             try:
                 with connection.transaction():
                     ((has_rows,),) = query(connection, f"SELECT EXISTS (SELECT FROM ONLY {relation})")
-                    # The transaction holds the lock, so the name still means the relation that was read.
+                    # The transaction still holds the lock on the relation, so the name still refers to this relation.
                     ((same,),) = query(connection, _SAME_FILE, {"oid": oid, "filenode": filenode})
             except psycopg.Error as error:
                 if may_pass(error.sqlstate or ""):

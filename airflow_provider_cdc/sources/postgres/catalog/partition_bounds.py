@@ -1,12 +1,12 @@
 """Finds partitioned tables that have no room for another partition.
 
-A partition that was attached with its rows, and detached or dropped again, leaves no trace in the catalog or in the
-log. But the server does not allow partitions of a table to overlap. So if the partitions cover all values, and all of
-them existed all the time, no other partition can have existed in between.
+If a partition was attached with its rows, and then detached or dropped, neither the catalog nor the log shows it. But
+the server does not allow partitions of a table to overlap. So if partitions that existed all the time cover all values,
+the table cannot have had another partition meanwhile.
 
 Hash partitions cover all values if all remainders are present. Ranges cover all values if they extend without gaps from
-MINVALUE to MAXVALUE; then only a default partition, of which a table has at most one, can have rows with a NULL in the
-key. Lists never cover all values.
+MINVALUE to MAXVALUE. Rows with a NULL in the key then belong to the default partition, and a table has at most one
+default partition. Lists never cover all values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from airflow_provider_cdc.sources.postgres.catalog.not_null import HAS_NO_NULL
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 NO_ROOM = "HASH partitions with all remainders, or ranges from MINVALUE to MAXVALUE that leave no gap"
-"""A description, for hints, of the partitions of the tables that `without_room` finds."""
+"""A description, for hints: the partitions of a table to which no further partition can be attached
+(`without_room`)."""
 
 # For each partitioned table of the trees: its kind, whether rows may have a NULL in its key, and the bounds of its
 # partitions.

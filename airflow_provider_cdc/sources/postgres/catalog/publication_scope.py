@@ -1,8 +1,8 @@
 """Detects tables that entered or left a publication although the publication itself was not altered.
 
-A publication of whole schemas includes every table that is in a schema at the time of a change. A publication that
-publishes partitions as their root publishes a table under the root's name while the table is a partition. Both
-situations may last only for a moment within a transaction. The only traces are new versions of catalog rows.
+A publication of whole schemas includes a table while the table is in one of these schemas. A publication with
+``publish_via_partition_root`` publishes a table under the root's name while the table is a partition. Both situations
+may last only for a moment within a transaction. Their only traces are new versions of catalog rows.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def read_versions(connection: Connection, oids: Sequence[int]) -> dict[int, tupl
 def described(versions: Mapping[int, tuple[str, str]], table: int, leaves: Sequence[int]) -> dict[str, Any]:
     """Return the entries of a table's details that `moved` compares.
 
-    ``version`` is the version of the table, ``placed`` the versions of its and its leaves' dependencies on schemas.
+    ``version`` is the version of the table's row in pg_class. ``placed`` has the versions of the dependencies on
+    schemas, for the table and for its leaves.
     """
     oids = [oid for oid in {table, *leaves} if oid in versions]
     return {
@@ -41,7 +42,7 @@ def described(versions: Mapping[int, tuple[str, str]], table: int, leaves: Seque
 
 
 def moved(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Describe a change since the record that may have kept row changes out of the log; empty if there is none.
+    """Describe a change after the record because of which the log may lack row changes. Empty: there is no such change.
 
     :param recorded: the recorded details of the table.
     :param now: the present details.

@@ -1,8 +1,9 @@
-"""Replica identities: finds the tables for which the log has the keys of all touched rows.
+"""Finds the tables for which the log has the keys of all touched rows, from the replica identities.
 
-The log has a row's key if the replica identity of every relation that holds rows of the table includes the key: by the
-primary key (REPLICA IDENTITY DEFAULT), by an index (USING INDEX), or by the whole row (FULL). Then the log has the new
-row of an INSERT, the old key of a DELETE, and the new row of an UPDATE, with the old key if any byte of it changed.
+The log has these keys if, in every relation that holds rows of the table, the replica identity includes the key. The
+replica identity is the primary key (REPLICA IDENTITY DEFAULT), the columns of an index (USING INDEX), or the whole row
+(FULL). For an INSERT, the log then has the new row; for a DELETE, the old key; for an UPDATE, the new row, and also the
+old key if any byte of the key changed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 FULL = "f"
 _GENERATED_COLUMNS_SINCE = 180_000
 
-# The columns that identify old rows: null (all columns) with FULL, empty without an identity. FULL counts as no
-# identity if there is a virtual column: while a publication has such a table, the server rejects the application's
-# UPDATE and DELETE.
+# For each relation, the columns that identify old rows: null (all columns) with FULL, empty without a replica identity.
+# FULL with a virtual column counts as no replica identity: while a publication includes such a table, the server
+# rejects UPDATE and DELETE statements of applications.
 IDENTIFYING = """
 SELECT c.oid, c.relreplident, CASE WHEN c.relreplident = 'f' AND NOT EXISTS (
     SELECT FROM pg_attribute v WHERE v.attrelid = c.oid AND v.attgenerated = 'v' AND NOT v.attisdropped
@@ -38,7 +39,7 @@ FROM pg_class c WHERE c.oid = ANY(%s::oid[])
 def followed(connection: Connection, tables: Sequence[Table], publication: str = "") -> list[bool]:
     """Return, for each table, whether the log has the key of every touched row.
 
-    :param publication: the publication through which the log is read; empty: a publication that is created for the run.
+    :param publication: the publication through which the log is read. Empty: the run will create its own publication.
     """
     columns = logged_columns(connection, publication)
     oids = [leaf.oid for table in tables for leaf in leaves(table)]
@@ -56,17 +57,21 @@ def followed(connection: Connection, tables: Sequence[Table], publication: str =
 
 
 def whole_rows(connection: Connection, tables: Sequence[Table]) -> list[bool]:
-    """Return, for each table, whether the log has all old rows of a published table: FULL without virtual columns."""
+    """Return, for each table, whether the log has all old rows once the table is published.
+
+    The log has them if the replica identity is FULL and the table has no virtual columns.
+    """
     oids = [leaf.oid for table in tables for leaf in leaves(table)]
     whole = {oid for oid, _, names in query(connection, IDENTIFYING, (oids,)) if names is None}
     return [whole.issuperset(leaf.oid for leaf in leaves(table)) for table in tables]
 
 
 def logged_columns(connection: Connection, publication: str = "") -> Callable[[Table], list[str]]:
-    """Return a function that returns the names of the columns of a table that the log has. The log has no virtual
-    columns, and has stored generated columns only since PostgreSQL 18.
+    """Return a function. Given a table, the function returns the names of the columns that are in the log.
 
-    :param publication: see `followed`. A publication that does not exist will be created for the run.
+    The log has no virtual columns. It has stored generated columns only since PostgreSQL 18.
+
+    :param publication: see `followed`. If the publication does not exist, the run will create it.
     """
     stored = connection.info.server_version >= _GENERATED_COLUMNS_SINCE
     if stored and publication:
@@ -77,7 +82,7 @@ def logged_columns(connection: Connection, publication: str = "") -> Callable[[T
 
 
 def no_identity(table: Table) -> str:
-    """Return the statement after which the log has a table's keys."""
+    """Return the ALTER TABLE statement that makes the server log a table's keys."""
     name = quote(table.name.schema, table.name.name)
     if table.key:
         return f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT (or FULL; also for each of its partitions)"
@@ -87,14 +92,14 @@ def no_identity(table: Table) -> str:
 def needs_log(plan: TablePlan) -> bool:
     """Return whether a run needs the log of a table from the initial position on.
 
-    The run does not need it if the whole table is read in the snapshot at which the run is exact, or if the last copy
-    is rolled forward to that position.
+    The run does not need this log in two cases: it reads the whole table in the snapshot at whose position the run is
+    exact, or it rolls the last copy forward to that position.
     """
     return not plan.base and not (plan.at_upper and plan.consistency == "exported")
 
 
 def identity_problem(table: Table) -> Problem | None:
-    """Return the problem of a table whose replica identity is not FULL: the log does not have its old rows."""
+    """Return the problem of a table whose old rows are not in the log because its replica identity is not FULL."""
     if table.details["kind"] in (VIEW, MATERIALIZED):
         return Problem(
             str(table.name),

@@ -1,8 +1,9 @@
-"""Checks that a database view can be evaluated in sessions of a run, and gives the same rows in each of them.
+"""Checks that a database view can be evaluated in the sessions of a run, and returns the same rows in each session.
 
-A view is copied with the rows that it has in an exported snapshot. So every part of the view must be known to depend
-only on rows of tables and on settings that sessions pin. Such parts are the immutable functions of the server, and the
-stable functions that depend only on pinned settings. Every part that is not known is rejected.
+A view is copied with the rows that it has in an exported snapshot. So every part of the view must depend only on rows
+of tables and on settings that sessions pin. The lists in this module name the parts that are known to be safe:
+immutable functions of the server, and stable functions that depend only on pinned settings. A view with any other part
+is rejected.
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ _HINT = (
 _KINDS = {"f": "a foreign table", "S": "a sequence", "t": "a TOAST table"}
 _READ = frozenset("rpvm")
 
-# Node types of PostgreSQL 15 to 18; several have a shorter name in 15. Not listed are nodes that are random
-# (TABLESAMPLE), depend on the user or the clock (SQLVALUEFUNCTION), take locks (ROWMARKCLAUSE), run checks of domains
-# (COERCETODOMAIN), or read XML or JSON by settings and rules of their own, and the new nodes of later versions.
+# Node types of PostgreSQL 15 to 18; several have a shorter name in 15. The list omits nodes whose result is random
+# (TABLESAMPLE) or depends on the user or the clock (SQLVALUEFUNCTION), nodes that take locks (ROWMARKCLAUSE) or run
+# checks of domains (COERCETODOMAIN), nodes that parse XML or JSON by special settings and rules, and all nodes that
+# later versions add.
 _NODES = frozenset(
     """
     QUERY RTE RANGETBLENTRY RTEPERMISSIONINFO RANGETBLREF RANGETBLFUNCTION ALIAS FROMEXPR JOINEXPR TARGETENTRY
@@ -63,15 +65,15 @@ _STABLE = frozenset(
 """Stable functions that depend only on the time zone and on settings for printing values. Sessions pin all of these
 settings."""
 _OF_THE_CLOCK = frozenset({"timezone(text,time with time zone)"})
-"""Functions with names in `_STABLE` that depend on the clock: they apply the daylight saving time of today."""
+"""Functions that depend on the clock although `_STABLE` contains their names. They apply the UTC offset of today."""
 
-# The types whose text always means the same value. Text of other types may depend on the time (such as 'now') or on a
-# setting.
+# The types for which a text always converts to the same value. For other types, the value may depend on the clock (such
+# as 'now') or on a setting.
 _CONVERTIBLE = frozenset(
     {16, 17, 18, 19, 20, 21, 23, 25, 26, 114, 650, 700, 701, 829, 869, 1042, 1043, 1186, 1560, 1562}
 )
 _CONVERTIBLE |= {1700, 2950, 3802}
-# xml, xml[]: its meaning depends on a setting.
+# xml, xml[]: the conversion of a text depends on a setting.
 _XML = frozenset({142, 143})
 
 _CALLED = """
@@ -80,9 +82,10 @@ SELECT p.oid::regprocedure::text, p.proname::text, p.provolatile::text, p.oid >=
 FROM pg_proc p WHERE p.oid = ANY(%(functions)s::oid[]) OR p.oid IN (
     SELECT o.oprcode::oid FROM pg_operator o WHERE o.oid = ANY(%(operators)s::oid[])) ORDER BY 1
 """
-# User-defined base types and ranges, whose operators and output are user-defined functions. Also other types with a
-# user-defined default operator class, by which rows and arrays are compared, or with a user-defined cast to JSON, which
-# JSON functions use. The tree of a view names neither.
+# Types for which the server may call user-defined functions that the tree of a view does not name:
+# - User-defined base types and ranges: their operators and their output are user-defined functions.
+# - Types with a user-defined default operator class: the server uses the class to compare rows and arrays.
+# - Types with a user-defined cast to JSON: JSON functions use the cast.
 _OF_USERS = """
 WITH RECURSIVE part(oid) AS (
     SELECT unnest(%(types)s::oid[])
@@ -153,8 +156,10 @@ def _reasons(connection: Connection, definition: Definition) -> Iterator[str]:
 
 
 def _not_planned(connection: Connection, table: Table) -> str:
-    """Return the server's error for a SELECT of the view, such as a missing privilege or a policy of a table; empty if
-    there is none."""
+    """Return the server's error for a SELECT of the view. Empty: there is no error.
+
+    The cause may be a missing privilege or a row security policy of a table.
+    """
     (leaf,) = table.details["leaves"]
     try:
         with connection.transaction():

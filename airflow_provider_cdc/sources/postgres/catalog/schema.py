@@ -28,10 +28,10 @@ _ROW_BYTES = 100
 class Leaf:
     """A relation that holds rows: a plain table itself, or a leaf of a partition tree.
 
-    ``filenode`` names its present file: while the file is the same, untouched rows stay at their places. ``identity``
-    is its replica identity. ``state`` of a partition changes with any change of its entry in the catalog. ``order`` is
-    empty if the leaf has its columns in the order of the table; otherwise it lists, for each of the leaf's columns, the
-    index of the table's column.
+    ``filenode`` names the relation's present file. While the relation has this file, untouched rows stay at their
+    places. ``identity`` is the replica identity. ``state`` of a partition changes whenever its catalog entry changes.
+    ``order`` has, for each of the leaf's columns, the index of that column in the table. Empty: the leaf has its
+    columns in the order of the table.
     """
 
     oid: int
@@ -49,7 +49,7 @@ class Leaf:
 
 
 def leaves(table: Table) -> list[Leaf]:
-    """Return the relations that hold the rows of a table, as `read_tables` read them."""
+    """Return the relations that hold the rows of a table, from the details that `read_tables` recorded."""
     return [
         Leaf(oid, schema, name, filenode, identity, state, tuple(order))
         for oid, schema, name, filenode, identity, state, order in table.details["leaves"]
@@ -74,7 +74,7 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
     - ``base``, ``base_oid`` and ``base_typmod`` of the type beneath all domains;
     - ``definition``, a digest of everything in the type that can be altered, except its labels;
     - ``labels``, the versions of the labels, if there are any;
-    - ``relation``, the OID of the table; ``number``, which no other column ever had;
+    - ``relation``, the OID of the table; ``number``, which the table never uses again for another column;
     - ``version``, which changes with each change of the column;
     - ``names_objects``: true if a part of the type is one of ``types.NAMES_OF_OBJECTS``;
     - ``generated``: ``stored`` or ``virtual``; for a virtual column also its ``expression``, and ``computed``, which
@@ -87,13 +87,14 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
     - ``children``, the tables that inherit from it and are not partitions;
     - ``via_root``: whether the log reports changes of partitions under their root; ``as_root``: whether this applies to
       partitions of this table;
-    - ``version`` and ``placed`` of `publication_scope`;
+    - ``version`` and ``placed``: see `publication_scope`;
     - ``key``, the OID of the constraint (else of the index) that keeps the key unique; ``key_version``, which changes
       if the key was dropped for a while; ``keys``, the columns of every key of the table, by key version.
 
-    The key is the index by which the log identifies rows, if one was named (USING INDEX), else the primary key, else
-    the first unique index of whole NOT NULL columns. Deferrable keys do not count: within a transaction, two rows may
-    share one, so the first change of the key in the log would not identify the row that had it before.
+    The key has the columns of the replica identity's index, if there is one (USING INDEX). Otherwise it has the columns
+    of the primary key, or else of the first unique index on NOT NULL columns that has no expressions and no condition.
+    Deferrable keys do not count: within a transaction, two rows may have the same key. Then the first change of this
+    key in the log would not show which row had the key before.
 
     :raises SchemaChanged: a table does not exist.
     """
@@ -116,7 +117,7 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
                 hint="restore it or its privileges, or trigger a new run without it",
             )
         oid, kind, identity = relations[name]
-        # The log has no changes of a view, so a key has no use.
+        # The log has no changes of a view, so a view needs no key.
         usable = _usable(columns[oid], keys.get(oid, [])) if kind in LOGGED else []
         key_index, key, key_oid, key_version = usable[0] if usable else ("", (), 0, "")
         table_leaves, rows, size = held.get(oid, ([], 0, 0))
@@ -265,7 +266,7 @@ def _leaves(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[list
 
 
 def _order(columns: Sequence[str], own: Sequence[str]) -> list[int]:
-    """Return `Leaf.order` of a leaf that has the columns ``own``, in that order."""
+    """Return `Leaf.order` for a leaf whose columns are ``own``, in that order."""
     if list(columns) == list(own):
         return []
     places = {name: index for index, name in enumerate(columns)}

@@ -1,4 +1,4 @@
-"""Detects changes to tables since they were recorded, as far as a copy could show them."""
+"""Detects changes to recorded tables. Changes that cannot affect a copy are ignored."""
 
 from __future__ import annotations
 
@@ -24,44 +24,45 @@ AT_UPPER = "at_upper"
 
 
 def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
-    """Describe the change of a table since it was recorded; empty if there is no change that a copy could show.
+    """Describe the change of a table since it was recorded. Empty: no change could affect a copy.
 
-    With ``versions``, no catalog row of the partition tree or of the columns may have changed at all. This mode is for
-    the moment at which the position is fixed, because nothing else shows what happened then. During the reads it would
-    stop runs without need. These objects are not compared by version during the reads, because they cannot cause a
-    wrong row, even if they were changed and changed back:
+    With ``versions``, every change to a catalog row of the partition tree or of the columns counts. This mode is for
+    the moment at which the position is fixed, because no other check covers that moment. During the reads, this mode
+    would stop runs without need. The reads do not compare the versions of the following objects. These objects cannot
+    cause a wrong row, even if they were changed and changed back:
 
     - Columns (their names, types, NOT NULL): a column that was dropped and added again has another number.
-      `check_in_place` checks the names and types of the columns with every read, and the log has them with the changes.
-      The other properties (statistics, storage, defaults, privileges) change no row.
-    - NOT NULL that was set since: the column is read and published as nullable, as recorded.
-    - Labels that were added to an enum: no row of the position has one, so all rows with such a label are in the log,
-      and are rewound. The other labels keep their versions. This does not apply to columns that identify rows (the
-      key's; without a key, all that are read): if a label is renamed before a row is read, the row is another one than
-      in the log. Nor does it apply if the copy is exact where the reads end (`AT_UPPER`): a label that exists at that
-      position may be renamed before it is read.
-    - The replica identity: the log has it for each relation, and marks with each change whether the old row is whole.
-      But if the log reports changes under the root, it has the identity of the root (``as_root``): then versions are
-      still compared.
-    - Partitions that were created or attached since: they had none of the table's rows at the position. Such partitions
-      are not in the log, and are not read. For a row that moved into such a partition, the log has a DELETE at its old
-      place. If the log does report changes under the root (``as_root``), the rows of an attached partition would look
-      as if they had existed before, so no partition may be added.
-    - Keys other than the recorded one: they identify nothing.
+      `check_in_place` checks the names and types of the columns with every read. The log describes the columns together
+      with the changes. The other properties (statistics, storage, defaults, privileges) change no row.
+    - NOT NULL that was set after the record: the column is read and published as nullable, as recorded.
+    - Labels that were added to an enum: at the position, no row has a new label. So all rows with a new label are in
+      the log, and are rewound. The other labels keep their versions. There are two exceptions. In columns that identify
+      rows (the key columns; without a key, all columns that are read), labels must not be added: if a label is renamed
+      before a row is read, the read returns another row than the log. Labels must not be added either if the copy is
+      exact at the position where the reads end (`AT_UPPER`): a label that exists at that position may be renamed
+      before it is read.
+    - The replica identity: the log has it for each relation, and shows with each change whether the old row is whole.
+      But if the log reports changes under the root's name (``as_root``), it has only the root's replica identity. Then
+      versions are still compared.
+    - Partitions that were created or attached after the record: at the position, they had none of the table's rows.
+      Such partitions are not in the log, and are not read. If a row moves into such a partition, the log has a DELETE
+      in the row's old partition. But if the log reports changes under the root's name (``as_root``), the rows of an
+      attached partition would look as if the table had always had them. Then no partition may be added.
+    - Keys other than the recorded key: they identify no rows.
 
     A key is identified by its constraint. The index of the constraint may be replaced (REINDEX CONCURRENTLY), because
     the server does not allow the constraint to be dropped meanwhile. A unique index without a constraint is identified
-    by its OID, and REINDEX CONCURRENTLY gives it another one. Then the catalog has no trace of the old index. The
-    result is the same as if the index had been dropped, rows with equal keys had been added and removed, and an index
-    had been created again. So the run stops. A new version of the index's row stops the run, too: an interrupted DROP
-    INDEX CONCURRENTLY leaves the index invalid, and REINDEX INDEX makes it valid again.
+    by its OID. REINDEX CONCURRENTLY creates an index with another OID, and the catalog has no trace of the old index.
+    It looks as if the index had been dropped and created again, and rows with equal keys might have existed between. So
+    the run stops. A new version of the index's catalog row stops the run, too: an interrupted DROP INDEX CONCURRENTLY
+    leaves the index invalid, and REINDEX INDEX makes it valid again.
     """
     if recorded.details["oid"] != now.details["oid"]:
         return RENAMED
     before = [_shape(column, versions) for column in recorded.columns]
     after = [_shape(column, versions) for column in now.columns]
     if not versions and len(before) == len(after):
-        # The log has no changes of a view by which a row could be rewound.
+        # The rows of a view are never rewound, because the log has no changes of a view.
         rewound = not recorded.details.get(AT_UPPER) and recorded.details["kind"] in LOGGED
         identifying = recorded.key if rewound else ()
         fixed = {*(identifying or (column.name for column in recorded.as_read.columns))}
@@ -113,8 +114,7 @@ def _another_key(recorded: Table, now: Table) -> str:
 
 
 def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
-    """Check that tables are as recorded, and have been so all the time since, as far as a copy could show a change
-    (`difference` has the reasons).
+    """Check that tables have not been changed since they were recorded. `difference` describes which changes count.
 
     :raises SchemaChanged: a table has changed.
     """
@@ -135,7 +135,7 @@ def _shape(column: Column, versions: bool) -> tuple[Any, ...]:
 
 
 def _as_before(recorded: Column, now: Column, labels_may_grow: bool) -> Column:
-    """Return the column as it is now, without additions that change no row that existed before."""
+    """Return the present column, without additions that do not affect rows that already existed."""
     labels = str(recorded.details.get("labels", ""))
     details = dict(now.details)
     if labels and labels_may_grow and set(labels.split()) <= set(str(details.get("labels", "")).split()):

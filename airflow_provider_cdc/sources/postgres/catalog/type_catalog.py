@@ -8,10 +8,10 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.sources.postgres.catalog.types import NAMES_OF_OBJECTS
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
-# OIDs below are of types that initdb created, which cannot change.
+# initdb created the types with lower OIDs. These types cannot change.
 _FIRST_OWN_OID = 16384
 
-# The type beneath all domains; its modifier is that of the innermost domain.
+# For each type, the type beneath all domains, with the type modifier of the innermost domain.
 _BASES = """
 WITH RECURSIVE chain(root, oid, typmod) AS (
     SELECT w, w, -1 FROM unnest(%s::oid[]) w
@@ -34,16 +34,15 @@ WITH RECURSIVE part(root, oid) AS (
         UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) AS x(oid))
 """
 
-# All parts of a type, with everything in them that can be altered and that affects the type's values.
+# For all parts of a type: every alterable property that affects the values of the type.
 #
-# - Labels are compared by the version of their rows (xmin), so that a label that was renamed and renamed back is
-# detected. Labels are not part of the digest, because existing labels stay the same if other labels are added, at any
-# place.
-# - Fields are compared by number, type and modifier: values show neither their names, nor whether a field is NOT NULL.
-#   While a column has the type, the server does not allow the type of a field to be changed, and a field that was
-#   dropped, or added and dropped, stays in the catalog.
-# - The type's own row is not compared: no statement changes how a type is printed. A GRANT, a new owner or name, and
-#   the default or NOT NULL of a domain change no stored value.
+# - Labels are compared by the version of their rows (xmin). So the comparison also detects a label that was renamed and
+#   renamed back. The digest does not include labels, because adding labels at any place leaves the others unchanged.
+# - Fields are compared by number, type and modifier. Values do not depend on the name of a field, or on whether a field
+#   is NOT NULL. While a column has the type, the server rejects statements that change the type of a field. A dropped
+#   field stays in the catalog.
+# - The row of the type in pg_type is not compared, because no statement changes how a type is printed. A GRANT, a new
+#   owner, a new name, and the default or NOT NULL of a domain change no stored value.
 _DEFINITIONS = f"""{_PARTS}
 SELECT p.root, bool_or(t.oid = ANY(%s::oid[])),
     md5(string_agg(concat_ws('|', t.oid, t.typtype, t.typtypmod, t.typoutput::oid,
@@ -82,8 +81,8 @@ _TYPE_KINDS = {
 def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[str, str, int, int, bool, str, str]]:
     """Return the descriptions of types, by OID.
 
-    Each has the kind of the type; the name, OID and modifier of its base type; whether a part of it is one of
-    ``NAMES_OF_OBJECTS``; the digest of its definition; and the versions of its labels.
+    Each description has these elements: the kind of the type; the name, OID and modifier of the base type; whether a
+    part of the type is in ``NAMES_OF_OBJECTS``; the digest of the definition; and the versions of the labels.
     """
     type_oids = list(oids)
     arguments = type_oids, list(NAMES_OF_OBJECTS), _FIRST_OWN_OID

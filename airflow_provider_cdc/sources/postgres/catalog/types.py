@@ -1,7 +1,7 @@
 """The table of PostgreSQL types: the Arrow type of each, and how its values are represented in both formats.
 
-A value is read in one of two formats: by COPY, which ADBC converts to Arrow, and in the log, as the text of its type's
-output function (``images``). Both decoders use ``ColumnType``, so they cannot disagree.
+A value is read in one of two formats. COPY returns the binary format, which ADBC converts to Arrow. The log has the
+text that the type's output function prints (``images``). Both decoders use ``ColumnType``, so they always agree.
 
 =====================================  ===================  =====================================================
 PostgreSQL                             Arrow                remarks
@@ -21,9 +21,9 @@ all others                             utf8                 what the type's outp
                                                             ``SESSION_SETTINGS``
 =====================================  ===================  =====================================================
 
-A domain is treated as its base type. "The policy" is `TableOptions.unrepresentable`; with ``string``, the column
-is utf8 like all others. ``null`` never applies to a column that identifies rows (a key column, every column of a
-keyless table), because two rows could become one. For such a column it stops the run, as ``error`` does.
+A domain is treated as its base type. "The policy" is `TableOptions.unrepresentable`. With ``string``, the Arrow type
+of the column is utf8. The policy ``null`` never applies to a column that identifies rows (a key column, or any column
+of a keyless table), because two rows could become one. For such a column, ``null`` stops the run, as ``error`` does.
 
 This module needs the name of a column, ``Column.nullable``, and from ``Column.details``:
 
@@ -37,7 +37,7 @@ This module needs the name of a column, ``Column.nullable``, and from ``Column.d
 ``names_objects``
     true if a part of the type (a field of a composite, say) is one of ``NAMES_OF_OBJECTS``.
 ``expression``
-    only for a virtual column: the SQL expression by which the table computes it.
+    only for a virtual column: the SQL expression that computes its value.
 ``relation``
     the OID of the table (of the root, if it is partitioned): the log must name the same relation.
 
@@ -67,11 +67,12 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "search_path": "pg_catalog, pg_temp",
     "standard_conforming_strings": "on",
     "xmlbinary": "base64",
-    # This setting does not affect text, but without it, rows that a policy hides would be silently omitted.
+    # This setting does not affect text. If it were on, the server would silently omit rows that a policy hides.
     "row_security": "off",
 }
-"""The settings of every session that reads tables or the log: all settings that determine how output functions print a
-value. ``lc_monetary``, which determines the currency of ``money``, is left as the database has it."""
+"""The settings of every session that reads tables or the log. They include all settings that determine how output
+functions print a value, except ``lc_monetary``. This setting determines the currency of ``money``, and keeps the value
+of the database."""
 
 
 class Family(Enum):
@@ -98,7 +99,7 @@ class ColumnType:
     ``select``
         the expression by which a SELECT reads the column.
     ``value``
-        the value that ``select`` reads: the column, or the expression by which the table computes it.
+        the SQL value that ``select`` reads: the column, or the expression that computes a virtual column.
     ``policy``
         the policy for values that ``arrow`` cannot represent: ``error`` or ``null``.
     ``nullable``
@@ -120,7 +121,7 @@ class ColumnType:
 
 
 def unmapped(column: Column) -> str | None:
-    """Return the reason why ``column`` cannot be copied; None if it can."""
+    """Return the reason why ``column`` cannot be copied. None: the column can be copied."""
     beneath = {int(column.details.get(name, 0)) for name in ("oid", "base_oid")}
     if beneath & NAMES_OF_OBJECTS or column.details.get("names_objects"):
         return (
@@ -131,23 +132,23 @@ def unmapped(column: Column) -> str | None:
 
 
 def leaving_out(table: Table, column: str) -> str:
-    """Return the beginning of a hint how to leave a column out; empty if the column belongs to the key."""
+    """Return the beginning of a hint about leaving a column out. Empty: the column belongs to the key."""
     return "" if column in table.key else f"leave the column {column} out (option columns), "
 
 
 def column_types(table: Table) -> tuple[ColumnType, ...]:
-    """Return the entries for all columns of ``table``, in order. A column that is not read has an entry, too, whatever
-    its type is.
+    """Return the entries for all columns of ``table``, in order. Columns that are not read have entries, too, even if
+    their types are not supported.
 
-    :raises ConfigurationError: a column that is read cannot be copied; ``unmapped`` returns the reason beforehand.
+    :raises ConfigurationError: a column that is read cannot be copied. To get the reason without an error, call
+        ``unmapped`` first.
     """
     read = {column.name for column in table.as_read.columns}
     return tuple(_column_type(table, column, column.name in read) for column in table.columns)
 
 
 def arrow_schema(table: Table) -> pa.Schema:
-    """Return the Arrow schema of ``table``'s rows. The schema is the same for rows read by SELECT and for rows from the
-    log."""
+    """Return the Arrow schema of ``table``'s rows. Rows from a SELECT and rows from the log have the same schema."""
     return pa.schema([pa.field(column.name, column.arrow, nullable=column.nullable) for column in column_types(table)])
 
 
@@ -218,9 +219,9 @@ def _column_type(table: Table, column: Column, is_read: bool) -> ColumnType:
 def _value(table: Table, column: Column) -> str:
     """Return the expression that is read for a column.
 
-    A partition may compute a virtual column in another way than its root. If the server reads the root, it uses the
-    root's expression, and always the present expression, not the one of the snapshot. So for partitioned tables, the
-    recorded expression is read.
+    A partition may have another expression for a virtual column than its root. If the server reads the root, it uses
+    the root's expression. It always uses the present expression, even if the snapshot is older. So for partitioned
+    tables, the read uses the recorded expression.
     """
     expression = column.details.get("expression")
     if expression is None or table.details.get("kind") != "p":
@@ -244,7 +245,8 @@ def _printed(quoted: str, oid: int, kind: str) -> str:
     function = _OUTPUT_FUNCTIONS.get(oid) or _OUTPUT_OF_KIND.get(kind)
     if function is not None:
         return f"pg_catalog.textin(pg_catalog.{function}({quoted}))"
-    # format() returns '' for NULL. IS NULL cannot be used: it is also true for a row of NULLs, which is printed as (,).
+    # format() returns '' for NULL. The test cannot be IS NULL, because IS NULL is also true for a row of NULLs, and
+    # such a row is printed as (,).
     return f"CASE WHEN {quoted} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {quoted}) END"
 
 
@@ -272,7 +274,7 @@ _NATIVE: Mapping[int, tuple[Family, pa.DataType]] = {
     3802: (Family.TEXT, pa.utf8()),  # jsonb
 }
 _PLAIN_TEXTS = frozenset({19, 25, 1042, 1043})
-"""name, text, char(n), varchar. The type json is not included, because its text is a printed representation."""
+"""name, text, char(n), varchar. The type json is excluded, because its text is a printed representation."""
 _UNREPRESENTABLE = (Family.DECIMAL, Family.DATE, Family.TIMESTAMP, Family.TIME)
 
 # Calling these functions takes half the time of format(), which is used for all other types.

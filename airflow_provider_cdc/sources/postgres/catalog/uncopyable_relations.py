@@ -40,7 +40,8 @@ def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]
                 f"ALTER TABLE {name} SET LOGGED, or leave the table out",
                 where,
             )
-        # The handler determines the storage, whatever the name of the access method. A view stores nothing.
+        # The handler of the access method determines the storage; the name of the method does not. A view stores no
+        # rows.
         if not heap and kind != VIEW:
             yield Problem(
                 where,

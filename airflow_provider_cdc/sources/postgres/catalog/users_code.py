@@ -1,4 +1,4 @@
-"""User code that the server runs in the sessions of a run, and the search_path that this code needs.
+"""Handles user code that the server runs in the sessions of a run, and the search_path that this code needs.
 
 The sessions of a run look up names only in ``pg_catalog``, so no user object can take the place of a system object. But
 the server also runs user code in these sessions, and this code may depend on the user's default search_path:
@@ -7,9 +7,10 @@ the server also runs user code in these sessions, and this code may depend on th
 - SQL functions, when a SELECT is planned: the planner inlines their calls in the expressions of indexes and extended
   statistics, and looks up the names in their bodies.
 
-So such a statement runs under the user's own path if there is an event trigger, or if its table cannot be planned
-otherwise. Each name in these statements is either qualified or a type of ``pg_catalog``, which comes first in the path
-for reads. So no name can refer to a user object.
+Two kinds of statements run under the user's default search_path: commands on publications, if there is an event
+trigger, and reads of a table that cannot be planned under the pinned path. Each name in these statements is either
+qualified or the name of a type in ``pg_catalog``, and ``pg_catalog`` comes first in the path for reads. So no name can
+refer to a user object.
 """
 
 from __future__ import annotations
@@ -48,8 +49,9 @@ NO_INDEX = """
 SELECT pg_catalog.set_config('enable_indexscan', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true),
     pg_catalog.set_config('enable_indexonlyscan', 'off', true)
 """
-"""A query that disables indexes, for a search_path that may lead to other functions than when an index was built. The
-planner may then wrongly assume that a partial index has all requested rows, or that an expression equals the column."""
+"""A query that disables indexes. It is used with a search_path under which functions may differ from the functions with
+which an index was built. With such a path, the planner may wrongly assume that a partial index has all requested rows,
+or that an expression equals the column."""
 
 # Built-in functions and operators have no entries in pg_depend.
 INDEXES_BY_USERS = """
@@ -60,9 +62,9 @@ WHERE i.indrelid = {0} AND (i.indpred IS NOT NULL OR EXISTS (
     SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
     WHERE a.attrelid = i.indexrelid AND i.indkey[a.attnum - 1] = 0 AND t.typcategory IN ('N', 'D')))
 """
-"""A query that counts dependencies on user-defined functions and operators, for the relation with the given OID. The
-query considers indexes that are partial, or that have an expression of a type for which conditions are pushed down
-(`pushed_conditions`)."""
+"""A query that counts the dependencies of a relation's indexes on user-defined functions and operators, given the OID
+of the relation. The query considers only partial indexes, and indexes with an expression whose type allows conditions
+to be pushed down (`pushed_conditions`)."""
 
 _PLANNED_AT_ONCE = 50
 """How many relations one statement plans. Planning locks a relation and all of its indexes."""
@@ -77,8 +79,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EventTrigger:
-    """An event trigger that is not disabled. ``tags``: the commands for which the trigger fires; empty: all
-    commands."""
+    """An enabled event trigger. ``tags``: the commands for which the trigger fires. Empty: all commands."""
 
     name: str
     event: str
@@ -98,7 +99,7 @@ WHERE t.evtenabled <> 'D' AND t.evtevent IN ('ddl_command_start', 'ddl_command_e
 
 
 def event_triggers(connection: Connection) -> list[EventTrigger]:
-    """Return the event triggers that commands on publications may fire."""
+    """Return the event triggers that may fire for commands on publications."""
     return [
         EventTrigger(name, event, tuple(tags), function, function_name)
         for name, event, tags, function, function_name in query(connection, _EVENT_TRIGGERS)
@@ -117,8 +118,8 @@ def own_path(connection: Connection) -> str:
 
 
 def execute(connection: Connection, sql: str) -> None:
-    """Run a command on a publication, under the user's own path if the command may fire an event trigger. The session's
-    settings are the same afterwards.
+    """Run a command on a publication. If an event trigger may fire, use the user's default search_path. Restore the
+    session's settings afterwards.
 
     :raises ConfigurationError: an event trigger raises an error.
     """
@@ -141,7 +142,8 @@ def execute(connection: Connection, sql: str) -> None:
 
 
 def _settings(connection: Connection) -> dict[str, str]:
-    """Return the settings that sessions depend on. The query has no operator, which a user's path could redefine."""
+    """Return the settings that sessions depend on. The query contains no operators, because the user's search_path
+    could redefine an operator."""
     names = [*session_setup.SETTINGS, *session_setup.SET_AT_ONCE, "role"]
     expressions = ", ".join(f"pg_catalog.current_setting({literal(name)}, true)" for name in names)
     (row,) = query(connection, f"SELECT {expressions}")
@@ -156,7 +158,8 @@ def set_path(connection: Connection, path: str) -> None:
 def _refused(
     connection: Connection, error: psycopg.Error, triggers: Sequence[EventTrigger], sql: str
 ) -> Problem | None:
-    """Return the problem if an event trigger raised a permanent error: only errors of functions have a context."""
+    """Return the problem if an event trigger raised a permanent error. Such an error has a context, because it was
+    raised in a function."""
     if not error.diag.context or may_pass(error.sqlstate or ""):
         return None
     return _problem(connection, error, triggers, sql)
@@ -185,15 +188,15 @@ def _problem(connection: Connection, error: psycopg.Error, triggers: Sequence[Ev
 
 
 def _shortened(text: str) -> str:
-    """Limit the length of a message: the context of an error in a recursion may have thousands of lines."""
+    """Limit the length of a message. If a recursive function fails, the context may have thousands of lines."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
 
 
 def publication_refused(connection: Connection, tables: Sequence[Table]) -> list[Problem]:
     """Return the problems of event triggers that would reject a run's commands on its publication.
 
-    The commands are executed and rolled back, unless there are no event triggers. Waiting for a lock takes 1 s at most,
-    and a command 30 s at most.
+    If there are event triggers, this function executes the commands and rolls them back. A wait for a lock takes 1 s at
+    most, and a command takes 30 s at most.
     """
     triggers = event_triggers(connection)
     if not triggers:
@@ -214,8 +217,8 @@ def publication_refused(connection: Connection, tables: Sequence[Table]) -> list
     except psycopg.Error as error:
         if problem := _refused(connection, error, triggers, sql):
             return [problem]
-        # This user has just created the publication, so a trigger causes these errors. Other checks report tables that
-        # the server itself refuses to publish, such as unlogged tables.
+        # This user has just created the publication, so an event trigger caused these errors. Other checks report
+        # tables that the server itself refuses to publish, such as unlogged tables.
         by_trigger = isinstance(error, _PUBLICATION_TAKEN) or not sql.startswith("ALTER")
         if by_trigger and not may_pass(error.sqlstate or ""):
             return [_problem(connection, error, triggers, sql)]
@@ -234,10 +237,11 @@ def is_unplannable(error: psycopg.Error | adbc_driver_manager.Error) -> bool:
 
 
 def _is_of_users(error: psycopg.Error) -> bool:
-    """Return whether an error comes from user code and not from the table.
+    """Return whether user code, and not the table itself, caused an error.
 
-    Other checks report that a table no longer exists, or that this user may not read it or all of its rows. Of these
-    errors, only errors of functions have a context.
+    Other checks report the errors of the table itself: the table no longer exists, or this user may not read the table
+    or all of its rows. An error with one of these SQLSTATEs comes from user code only if it has a context, because only
+    errors in functions have a context.
     """
     of_table = is_denied(error.sqlstate or "") or isinstance(error, _GONE)
     return bool(error.diag.context) if of_table else is_unplannable(error)
@@ -248,13 +252,17 @@ _FOREIGN = "SELECT oid FROM pg_class WHERE oid = ANY(%s::oid[]) AND relkind = 'f
 
 
 def may_be_read_under_own_path(table: Table) -> bool:
-    """Return whether each name in the statements that read a table is qualified. Names in the expression of a virtual
-    column are not. Such an expression is read if a partition may have another one."""
+    """Return whether each name in the statements that read a table is qualified.
+
+    Names in the expression of a virtual column are not qualified. The statements contain such an expression if a
+    partition may have another expression for the column than its root.
+    """
     return not (table.details["kind"] == "p" and any("expression" in column.details for column in table.columns))
 
 
 def unplannable(connection: Connection, tables: Sequence[Table]) -> list[Problem]:
-    """Return a problem for each table for which the server cannot plan a SELECT, under the pinned path or the user's.
+    """Return a problem for each table for which the server cannot plan a SELECT, neither under the pinned search_path
+    nor under the user's default search_path.
 
     :raises psycopg.errors.LockNotAvailable: a lock on a table blocks readers.
     """
@@ -311,8 +319,8 @@ def _select(table: Table, leaf: Leaf) -> str:
     return f"SELECT {columns} FROM ONLY {leaf.sql} WHERE ctid OPERATOR(pg_catalog.>=) '(0,0)'::pg_catalog.tid"
 
 
-# The indexes and extended statistics of a relation whose expressions or conditions call user-defined functions, also by
-# operators, each with the function.
+# Pairs of an index (or an extended statistics object) of a relation, and a user-defined function that its expressions
+# or its condition call, directly or through an operator.
 _EXPRESSIONS = """
 SELECT CASE d.classid WHEN 'pg_class'::regclass THEN concat('index ', d.objid::regclass)
     ELSE concat('statistics ', (SELECT format('%%I.%%I', n.nspname, s.stxname) FROM pg_statistic_ext s

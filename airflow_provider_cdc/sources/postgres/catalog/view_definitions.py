@@ -1,8 +1,9 @@
 """Parses the stored definition of a view: the relations that it reads, and the functions that it calls.
 
 The server stores a view as a tree of nodes, in text form. This module extracts the relations that the tree names, the
-functions and operators that it calls, the types of its values, and the kinds of its nodes. A name or a constant in the
-text cannot be mistaken for any of these: blanks and brackets in names are escaped, and constants are lists of bytes.
+functions and operators that the tree calls, the types of its values, and the types of its nodes. A name or a constant
+in the text cannot look like a part of the tree: blanks and brackets in names are escaped, and constants are lists of
+bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 VIEW, MATERIALIZED = "v", "m"
 """The values of ``kind`` in `Table.details` for views and materialized views."""
 FIRST_OWN_OID = 16384
-"""The first OID of user-defined objects. OIDs below are of objects that initdb created."""
+"""The first OID of user-defined objects. Objects with lower OIDs were created by initdb."""
 
 _TREES = "SELECT ev_action::text, xmin::text FROM pg_rewrite WHERE ev_class = %s AND ev_type = '1'"
 _RELATIONS = """
@@ -30,9 +31,9 @@ SELECT p.relid::oid, concat_ws('/', i.inhparent, i.xmin)
 FROM pg_partition_tree(%s) p JOIN pg_inherits i ON i.inhrelid = p.relid WHERE p.level > 0
 """
 
-# For each user-defined type and all of its parts: the versions of its labels, of its fields, and of the casts to JSON
-# that JSON functions look up by themselves. JSON contains the names of fields, and the text of a row has every field
-# that was added, so none of these may change, even if the change is undone.
+# For each user-defined type and all of its parts: the versions of its labels, of its fields, and of its casts to JSON.
+# JSON functions look up these casts, although the view does not name them. JSON contains the names of fields, and the
+# text of a row contains all fields. So none of these may change, even if the change is undone.
 _TYPES = """
 WITH RECURSIVE part(oid) AS (
     SELECT unnest(%s::oid[])
@@ -69,7 +70,8 @@ _SYSTEM_COLUMN = re.compile(r" :varattno -\d+")
 
 @dataclass(frozen=True)
 class Relation:
-    """A relation that a view reads, directly or not. ``is_parent``: other tables inherit from this relation."""
+    """A relation that a view reads, directly or through another view. ``is_parent``: other tables inherit from the
+    relation."""
 
     oid: int
     name: str
@@ -82,9 +84,11 @@ class Relation:
 
 @dataclass
 class Definition:
-    """All parts of a view's definition, including the definitions of the views that this view reads. ``versions``
-    changes with any change of these definitions, of the files of the tables, of their partitions and virtual columns,
-    or of user-defined types."""
+    """All parts of a view's definition, including the definitions of the views that this view reads.
+
+    ``versions`` changes whenever one of these changes: a definition, the file of a table, a partition or a virtual
+    column of a table, or a user-defined type.
+    """
 
     relations: dict[int, Relation] = field(default_factory=dict)
     nodes: set[str] = field(default_factory=set)
@@ -103,7 +107,8 @@ class Definition:
         for several, single in _OPERATORS.findall(tree):
             self.operators |= {int(oid) for oid in f"{several} {single}".split()}
         self.types |= _oids(_TYPE, tree)
-        # The result type follows the converted expression, which may have result types of its own.
+        # The result type of the conversion follows the converted expression, and the nodes in this expression may have
+        # result types, too.
         for conversion in _CONVERSION.finditer(tree):
             self.converted_to |= _results(tree, conversion.end())
         self.has_system_columns = self.has_system_columns or bool(_SYSTEM_COLUMN.search(tree))
@@ -161,11 +166,12 @@ def read_definition(connection: Connection, view: int) -> Definition:
 
 
 def partitions(versions: Iterable[str]) -> set[str]:
-    """Return the entries of `Definition.versions` for partitions. Each has the partition's parent, and a version."""
+    """Return the entries of `Definition.versions` for partitions. An entry has the partition's parent and a version."""
     return {version for version in versions if version.partition(" ")[2].startswith("in ")}
 
 
 def files(versions: Iterable[str]) -> Mapping[int, int]:
-    """Return the file of each relation in `Definition.versions`, by OID. 0 means that it has no file, or any file."""
+    """Return the file of each relation in `Definition.versions`, by OID. 0: the relation has no file, or its file does
+    not matter."""
     plain = (one.split("/") for one in versions if one.count("/") == 2 and " " not in one)
     return {int(oid): int(filenode) for oid, _, filenode in plain}

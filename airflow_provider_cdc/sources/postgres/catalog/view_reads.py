@@ -1,8 +1,9 @@
 """Checks that a database view was read as of the position of the exported snapshot.
 
-A read sees the rows of the snapshot as long as the table still has the same file. If a statement rewrites the table, an
-older snapshot sees no rows, or, in a materialized view, the new rows. Also, the server uses the view's definition at
-the moment of the read. So the read checks the relations that it has locked, while it holds the locks.
+A read sees the rows of the snapshot as long as the table still has the same file. After a statement has rewritten a
+table, an older snapshot shows no rows; in a rewritten materialized view, it shows the new rows. Also, the server uses
+the view's definition at the moment of the read. So each read checks the relations that its transaction has locked,
+while the locks are held.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from airflow_provider_cdc.errors import SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.sources.postgres.catalog import view_definitions
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, Leaf
 
-# The functions return the present state, and the catalog's rows are as of the exported snapshot.
+# The functions in this query return the present state. The catalog rows are as of the exported snapshot.
 _LOCKED = f"""
 SELECT l.relation::text, COALESCE(pg_catalog.pg_relation_filenode(l.relation), 0)::text, COALESCE(c.relkind::text, ''),
     COALESCE(c.relfilenode, 0)::text
@@ -28,10 +29,11 @@ _RETRY = "retry the task"
 
 
 def check_view_read(ask: Callable[[str], Sequence[Sequence[Any]]], table: Table, leaf: Leaf) -> None:
-    """Check that the rows that the current transaction has read of a view are as of the exported snapshot.
+    """Check that the current transaction has read the rows of a view as of the exported snapshot.
 
     :param ask: runs a query whose columns are all text, and returns its rows.
-    :raises SourceUnavailable: a materialized view was refreshed after the snapshot; a new snapshot shows its new rows.
+    :raises SourceUnavailable: a materialized view was refreshed after the snapshot. A new snapshot will show the new
+        rows.
     :raises SchemaChanged: the view reads another relation than before, or a relation that was rewritten.
     """
     known = view_definitions.files(table.details.get("reads", ()))

@@ -1,4 +1,5 @@
-"""The checks of PostgreSQL, grouped by their subject (server, run, request), in the order in which they run."""
+"""Lists the checks of PostgreSQL in the order in which they run. There is a group for each subject: server, run and
+request."""
 
 from __future__ import annotations
 

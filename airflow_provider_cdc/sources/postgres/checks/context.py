@@ -1,4 +1,4 @@
-"""The contexts that checks receive. A query that several checks need runs once, when the first check needs it."""
+"""Defines the contexts that checks receive. If several checks need the result of a query, the query runs only once."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ServerContext:
 
 @dataclass(kw_only=True)
 class RunContext(ServerContext):
-    """The server of a run that continues.
+    """The server of a run that is in progress.
 
     :param expected: the server's identity, as the run recorded it.
     :param position: the position at which the run's slot was created.
@@ -47,7 +47,8 @@ class TablesContext(ServerContext):
     """The tables that a run copies.
 
     :param plans: the plans of ``tables``, in the same order.
-    :param publication: the publication through which the log of ``logged`` is read. Empty: the run creates its own.
+    :param publication: the publication through which the log of the tables in ``logged`` is read. Empty: the run
+        creates its own publication.
     """
 
     tables: Sequence[Table] = ()
@@ -65,7 +66,8 @@ class TablesContext(ServerContext):
 
     @property
     def reads_again(self) -> bool:
-        """Whether rows are read again instead of rewound. If so, the run needs only keys from the log."""
+        """Whether rows are read again instead of rewound. If they are read again, the run needs only keys from the
+        log."""
         return any(plan.at_upper for plan in self.plans)
 
 

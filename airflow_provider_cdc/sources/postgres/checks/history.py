@@ -1,7 +1,7 @@
 """Checks of the server that a run began on, and of the run's slots and publications.
 
-These checks raise errors themselves. The class of the error shows whether the run can continue, and whether the source
-has begun another history.
+These checks do not return problems; they raise errors. The class of the error shows whether the run can continue, and
+whether the source was replaced or reset to an earlier state.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Checks of a run that is exact at a past position (`GoesBack`).
 
 Since that position, the log must have all changes of the tables, and the tables must not have been altered. The record
-of the standing slot shows both.
+of the standing slot shows whether both conditions hold.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
 class Past:
     """A standing slot of the server: its name, its record, its marks, and its position.
 
-    ``looked_up``: by table name, whether the table was already what it is now at the position of the run.
+    ``looked_up``: by table name, whether the table already had its present definition at the position of the run.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Past:
 
     @property
     def earliest(self) -> str:
-        """A hint that names the earliest time and position for which the slot still has the log."""
+        """A hint that names the earliest time and position since which the slot still has the log."""
         return f"ask for {said(self.marks[0].latest)} or later, or for the LSN {self.confirmed} or a greater one"
 
 
@@ -65,12 +65,12 @@ class PastContext(TablesContext):
 
     @cached_property
     def parents(self) -> set[str]:
-        """The names of tables that other tables inherit from, or once inherited from."""
+        """The names of tables from which other tables inherit, or may have inherited earlier."""
         return parents_among(self.connection, self.tables)
 
     @cached_property
     def closed(self) -> set[str]:
-        """The names of partitioned tables that have no room for more partitions."""
+        """The names of partitioned tables to which no further partition can be attached (`partition_bounds`)."""
         return without_room(self.connection, self.tables)
 
     def was_already_so(self, table: Table, joined: Joined) -> bool:
@@ -91,7 +91,7 @@ class PastContext(TablesContext):
 
 
 def micros(when: datetime) -> int:
-    """Return a time in microseconds since the epoch, as the record has it."""
+    """Return a time in microseconds since 1970, as in the record of a standing slot."""
     return (when - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
 
 

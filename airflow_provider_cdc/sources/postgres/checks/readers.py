@@ -1,4 +1,4 @@
-"""Declarations of the checks that sessions and readers make during their work, and the place of each error."""
+"""Declares the checks that sessions and readers make during a run, and the code that raises the error of each check."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""All checks of PostgreSQL, for documents and tests. Code that runs checks imports `asked`, which loads no kernels."""
+"""Lists all checks of PostgreSQL, for documents and tests. Code that runs checks imports `asked` instead, because
+`asked` loads no kernels."""
 
 from __future__ import annotations
 

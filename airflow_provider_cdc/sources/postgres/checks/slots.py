@@ -21,7 +21,7 @@ def _publication(context: TablesContext) -> Iterable[Problem]:
 
 
 def _locks(context: TablesContext) -> Iterable[Problem]:
-    """Check that the server can drop the run's publication: that takes a lock on each relation in it, all at once."""
+    """Check that the server can drop the run's publication. DROP PUBLICATION locks all relations in it at once."""
     if context.publication:
         return
     connection = context.connection
@@ -45,8 +45,8 @@ def _locks(context: TablesContext) -> Iterable[Problem]:
 def _room(context: TablesContext) -> Iterable[Problem]:
     """Check that enough slots and senders are free for a run.
 
-    In addition to its own slot, a run has a temporary slot for the exported snapshot, and later one to read the log. If
-    rows are read ``again``, a run has both temporary slots at once.
+    In addition to its own slot, a run has a temporary slot for the exported snapshot, and later a temporary slot to
+    read the log. If rows are read ``again``, a run has both temporary slots at once.
     """
     again = context.reads_again
     exported = again or any(plan.consistency == "exported" for plan in context.plans)

@@ -55,7 +55,7 @@ def _rewound(context: TablesContext) -> Iterable[Problem]:
 
 
 def rewind_problems(connection: Connection, table: Table) -> Iterable[Problem]:
-    """Yield the reasons why a table cannot be rewound: the log does not have all of its old rows."""
+    """Yield the reasons why the log does not have all old rows of a table. Such a table cannot be rewound."""
     if (problem := identity_problem(table)) is not None:
         yield problem
     where = str(table.name)
@@ -63,7 +63,7 @@ def rewind_problems(connection: Connection, table: Table) -> Iterable[Problem]:
     read = {column.name for column in table.as_read.columns}
     for column in table.columns:
         generated = column.details.get("generated")
-        # With a virtual column, the server rejects the application's UPDATE, whether or not the column is read.
+        # If a table has a virtual column, the server rejects an application's UPDATE, even if the column is not read.
         if generated == "virtual" or (generated and not since_18 and column.name in read):
             why = "the log has no virtual columns" if since_18 else "the log has them only since PostgreSQL 18"
             yield Problem(

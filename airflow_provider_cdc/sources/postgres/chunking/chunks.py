@@ -1,16 +1,16 @@
 """Divides a table into chunks: ranges of blocks, read in the order in which they are stored on disk.
 
-Chunks of blocks need no key. While a relation keeps its file, an untouched row keeps its place in the file, so it is
-read exactly once, whenever the chunks are read. If a row moves, it was updated. So the log has the key of the row, and
-the rewind restores the row, whether it was read once, twice or not at all. Every read checks that the relation still
-has its file (``chunk_reader``).
+Chunks of blocks need no key. While a relation keeps its file, an untouched row keeps its place in the file. So the row
+is read exactly once, even if the chunks are read at different times. A row that moves was updated. So the log has the
+key of the row, and the rewind restores the row, no matter whether it was read once, twice or not at all. Every read
+checks that the relation still has its file (``chunk_reader``).
 
 A bound is ``(OID of the leaf, block)``. The leaves of a partitioned table follow each other. The last chunk of each
 leaf has no upper bound, so it includes rows that are appended meanwhile.
 
 If a condition selects few rows of a leaf, and an index finds them, the leaf is divided by key, or not at all
-(``key_ranges``). A bound then also has a value of the key's first column, and its block is the first block. An
-untouched row is in one range of keys, too, whenever the chunks are read.
+(``key_ranges``). Then a bound also has a value of the key's first column, and the block in the bound is the first
+block. An untouched row is in exactly one range of keys, too, even if the chunks are read at different times.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 
 
 def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
-    """Return chunks of about ``chunk_rows`` rows each, for all leaves; at least one for each leaf, and for the
-    table."""
+    """Return chunks of about ``chunk_rows`` rows each. There is at least one chunk for each leaf. A table without
+    leaves has one chunk."""
     table_leaves = leaves(table)
     if not table_leaves:
         return [Chunk(0)]
     if table.details["kind"] == VIEW:
-        # A view is one chunk: two queries may differ in anything that the view leaves open, such as the order of an
-        # array, or which of several rows it returns.
+        # Read a view in one chunk. Two queries of the view may return different results where its definition is not
+        # unique, for example in the order of an array, or in the choice of one of several rows.
         return [Chunk(0, (table_leaves[0].oid, 0), None, table.rows)]
     blocks = dict(
         query(
@@ -65,8 +65,8 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
 
 
 def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
-    """Return the leaf of a chunk, and the SQL condition for the chunk's rows. The leaf is None for a partitioned table
-    without leaves.
+    """Return the leaf of a chunk, and the SQL condition that selects the chunk's rows. The leaf is None if a
+    partitioned table has no leaves.
 
     :raises CopyMismatch: the chunk belongs to another table.
     """

@@ -1,8 +1,8 @@
-"""Finds rows by their keys in the form of the log, which is the text of each value.
+"""Finds rows by keys from the log. The log has the text of each value.
 
-Each text becomes a literal of the key's type, and is compared by the equality operator of the key's index. This
-equality may be wider than the equality of bytes (1.0 and 1.00, a collation that ignores case), so a row may be found by
-another row's key. The caller must compare the bytes of the returned rows to select the requested ones.
+Each text becomes a literal of the key's type. The server compares it with the equality operator of the key's index.
+Values with different bytes may be equal for this operator (1.0 and 1.00, or a collation that ignores case). So a lookup
+may also return rows with another key. To select the requested rows, the caller must compare the bytes of the keys.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from airflow_provider_cdc.sources.postgres.catalog.types import base_type
 from airflow_provider_cdc.sources.postgres.decode.tuple_data import TEXT_VALUE
 from airflow_provider_cdc.sources.postgres.server.session import literal, quote
 
-# Force a plan that takes the keys first, and looks up each of them in the index, whatever the size of the table: the
-# server's statistics may be outdated, and its other plans read the whole table. No index-only scans: the row is read
-# from the table, even if the index has all requested columns.
+# Force a plan that takes the keys first, and looks up each key in the index. Without this, the server could choose a
+# plan that reads the whole table, for example because its statistics are outdated. Index-only scans are disabled, so
+# that rows are always read from the table.
 ONE_BY_ONE = """
 SELECT pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
     pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_indexonlyscan', 'off', true)
 """
 
 # For each column of an index: its name, the equality operator of the index, and its collation. In a B-tree (403),
-# equality is strategy 3. A key WITHOUT OVERLAPS has a GiST index, in which strategy 3 may be an overlap, and each
-# operator class has its own strategy number for equality.
+# equality is strategy 3. A key WITHOUT OVERLAPS has a GiST index. There, strategy 3 may be the overlap operator, and
+# each operator class has its own strategy number for equality.
 _EQUALITIES = """
 SELECT a.attname::text, n.nspname::text, o.oprname::text, b.nspname::text, l.collname::text
 FROM pg_catalog.pg_index i CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) k(place)
@@ -46,13 +46,14 @@ WHERE i.indexrelid = COALESCE(
 """
 
 
-# The name may refer to another table by now. Privileges on the root are independent of privileges on the partitions.
+# Checks before a read through the root: the name still refers to the same table, and this user may read all its rows.
+# Privileges on the root are independent of privileges on the partitions.
 _THROUGH_ROOT = """
 SELECT (COALESCE(pg_catalog.to_regclass({root})::oid, 0) OPERATOR(pg_catalog.=) {oid}
     AND pg_catalog.has_table_privilege({oid}::oid, 'SELECT') AND NOT pg_catalog.row_security_active({oid}::oid))::text
 """
 
-# OFFSET keeps the planner from reversing the join: the keys come first here, too.
+# OFFSET prevents the planner from reversing the join. So the plan takes the keys first here, too.
 _LEAVES = """
 SELECT t.leaf::text, w.n::text FROM (VALUES {rows}) AS w(n, {names})
 CROSS JOIN LATERAL (SELECT t.tableoid::oid AS leaf FROM {root} AS t WHERE {condition} OFFSET 0) AS t
@@ -60,7 +61,7 @@ CROSS JOIN LATERAL (SELECT t.tableoid::oid AS leaf FROM {root} AS t WHERE {condi
 
 
 class KeyLookup:
-    """Builds conditions for the rows of one table that have given keys.
+    """Builds SQL that finds the rows of one table that have given keys.
 
     :param ask: runs a query whose columns are all text, and returns its rows.
     """
@@ -85,8 +86,8 @@ class KeyLookup:
                 where=self._name,
                 hint="the table changed since the run began: trigger a new run",
             )
-        # Both sides of the comparison have the collation: the server first removes duplicate keys, by the collation of
-        # the keys.
+        # Both sides of the comparison have the collation, because the server first removes duplicate keys, and compares
+        # them by the collation of the keys.
         self._collations = [collations[name] for name in table.key]
         # The cast is needed because the server does not compare a domain over an enum with the enum. A cast without a
         # modifier computes nothing, so the server can still use the index.
@@ -97,8 +98,7 @@ class KeyLookup:
         self._names = ", ".join(f"k{place}" for place in range(len(table.key)))
 
     def source(self, relation: str, keys: pa.BinaryArray) -> str:
-        """Return the FROM clause (after FROM) of a SELECT that returns the rows of ``relation`` with these keys, each
-        row once.
+        """Return the SQL after FROM of a SELECT that returns each row of ``relation`` with one of the keys once.
 
         :param keys: images of the key columns.
         """
@@ -109,8 +109,8 @@ class KeyLookup:
         )
 
     def by_leaf(self, keys: pa.BinaryArray) -> dict[int, pa.BinaryArray] | None:
-        """Return the keys for which the table has a row, by the OID of the row's partition. None: this user may not
-        read the table through its root.
+        """Return the keys for which the table has a row, by the OID of the partition that has the row. None: this user
+        may not read the table through its root.
 
         The values of a key determine its partition, so the server searches one partition for each key.
         """

@@ -1,14 +1,14 @@
 """Divides a leaf into ranges of its key, if a condition selects few of its rows and an index finds them.
 
-The server's planner estimates whether an index is used, and how many rows it finds. The estimate affects only how the
-leaf is divided: if the server uses another plan when it reads, it sends the same rows. For columns that were never
-analyzed (a leaf was just loaded, or the server was upgraded), the planner has no statistics. It then assumes that any
-range of values has 1 of 200 rows, so one chunk could have all rows of the leaf. A leaf without statistics is divided
-into blocks.
+The server's planner estimates whether an index is used, and how many rows the index finds. The estimate affects only
+how the leaf is divided. If the server uses another plan for the reads, they return the same rows. For columns that were
+never analyzed (a leaf was just loaded, or the server was upgraded), the planner has no statistics. Then it assumes that
+any range of values has 1 of 200 rows, so one chunk could have all rows of the leaf. So a leaf without statistics is
+divided into blocks.
 
 Only keys that are whole numbers, dates or times are divided, because this package and the server sort them in the same
-way. The bounds increase, and the first and the last range are open-ended. If the condition bounds the key, it is not
-true for a null. So each row that may be copied is in one range.
+way. The bounds increase, and the first and the last range are open-ended. A condition that bounds the key is not true
+for a NULL. So each row that may be copied is in one range.
 """
 
 from __future__ import annotations
@@ -28,15 +28,17 @@ from airflow_provider_cdc.sources.postgres.chunking.pushed_conditions import pus
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
 
 Range = tuple[int | str | None, int | str | None, int]
-"""The lower bound (inclusive) and the upper bound (exclusive) for the key's first column, each None if open, and the
-estimated number of rows."""
+"""The lower bound (inclusive) and the upper bound (exclusive) for the key's first column, and the estimated number of
+rows. A bound is None if the range has no limit on that side."""
 
 _THROUGH_INDEX = {"Index Scan", "Bitmap Heap Scan", "Bitmap Index Scan", "BitmapAnd", "BitmapOr"}
 
 
 def ranges(connection: Connection, table: Table, leaf: Leaf, chunk_rows: int) -> list[Range]:
-    """Return ranges of about ``chunk_rows`` rows each, counting the rows that fulfil the pushed condition. Empty: the
-    server would read all blocks in any case, or the key cannot be divided."""
+    """Return ranges of about ``chunk_rows`` rows each. Only rows that fulfil the pushed-down condition are counted.
+
+    Empty: the server would read all blocks in any case, or the key cannot be divided.
+    """
     pushed = "" if table.selection.where is None else pushed_condition(table)
     is_analyzed = pushed and _analyzed(connection, table, leaf, pushed) and not _is_doubtful(connection, leaf)
     rows = _through_index(connection, leaf, pushed) if is_analyzed else None
@@ -51,7 +53,8 @@ def ranges(connection: Connection, table: Table, leaf: Leaf, chunk_rows: int) ->
 
 
 def condition(table: Table, least: Sequence[KeyValue], beyond: Sequence[KeyValue]) -> str:
-    """Return the end of a chunk's condition, for keys from ``least`` to before ``beyond``. Each is empty or a value."""
+    """Return the end of a chunk's condition, for keys from ``least`` (inclusive) to ``beyond`` (exclusive). Each bound
+    is a sequence with one value, or with no value if there is no bound."""
     conditions = [
         f" AND {_key(table)} OPERATOR(pg_catalog.{sign}) {_spelt(*bound)}"
         for sign, bound in ((">=", least), ("<", beyond))
@@ -72,7 +75,7 @@ def _spelt(bound: KeyValue) -> str:
 
 
 def _analyzed(connection: Connection, table: Table, leaf: Leaf, pushed: str) -> bool:
-    """Return whether the server has statistics of all columns in the pushed condition."""
+    """Return whether the server has statistics for all columns in the pushed-down condition."""
     looked_at = table.selection.where.columns if table.selection.where is not None else ()
     names = [name for name in looked_at if quote(name) in pushed]
     ((is_analyzed,),) = query(
@@ -90,7 +93,7 @@ def _is_doubtful(connection: Connection, leaf: Leaf) -> bool:
 
 
 def _through_index(connection: Connection, leaf: Leaf, pushed: str) -> int | None:
-    """Return the estimated number of rows that the server would send of a leaf; None if it would use no index."""
+    """Return the estimated number of rows of a leaf that the server would send. None: it would use no index."""
     sql = f"SELECT FROM ONLY {leaf.sql} WHERE ctid >= '(0,0)'::tid AND ({pushed})"
     try:
         (((plan,),),) = query(connection, f"EXPLAIN (FORMAT JSON) {sql}")
@@ -109,13 +112,16 @@ def _nodes(plan: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _ends(connection: Connection, table: Table, leaf: Leaf) -> tuple[Any, Any]:
-    """Return the least and the greatest existing key within the bounds of the condition. None: the condition does not
-    bound the key, there is no such row, or keys of this type are not divided."""
+    """Return the least and the greatest existing value of the key's first column within the bounds of the condition.
+
+    Both are None if the condition does not bound the key, if there is no such row, or if keys of this type are not
+    divided.
+    """
     least, greatest = pushed_span(table)
     known_end = greatest if least is None else least
     if not isinstance(known_end, int | date):
         return None, None
-    # Qualified, because ORDER BY would resolve a plain name to the selected text.
+    # Qualify the column, because ORDER BY would resolve an unqualified name to the selected text.
     key = f"t.{_key(table)}"
     ends = [f"{key} {sign} {spelt_value(end)}" for sign, end in ((">=", least), ("<=", greatest)) if end is not None]
     look = f"SELECT {key}::text FROM ONLY {leaf.sql} AS t WHERE {' AND '.join(ends)} ORDER BY {key}"
@@ -129,7 +135,7 @@ def _ends(connection: Connection, table: Table, leaf: Leaf) -> tuple[Any, Any]:
 
 
 def _cuts(low: Any, high: Any, pieces: int) -> list[int | str]:
-    """Return values above ``low`` and up to ``high``, ascending, at most ``pieces`` - 1 of them."""
+    """Return at most ``pieces`` - 1 values that are greater than ``low`` and at most ``high``, in ascending order."""
     if low is None or high is None:
         return []
     # This arithmetic works for numbers, dates and times.

@@ -1,4 +1,5 @@
-"""The part of a condition that PostgreSQL evaluates (`planning.pushdown`): whole numbers, decimals and times."""
+"""Builds the part of a condition that PostgreSQL evaluates (`planning.pushdown`). This part compares whole numbers,
+decimals, dates and times."""
 
 from __future__ import annotations
 
@@ -13,22 +14,25 @@ from airflow_provider_cdc.sources.planning.pushdown import Pushable, pushed, spa
 from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types, quote
 
 _FAMILIES = {Family.INTEGER: False, Family.DECIMAL: True, Family.DATE: True, Family.TIMESTAMP: True}
-"""For each family of columns, whether the columns may have values that no Arrow type holds."""
+"""For each family of columns, whether the columns may have values that the Arrow type cannot represent."""
 
 
 def pushed_condition(table: Table, *, qualified: bool = False) -> str:
-    """Return the condition for the server to evaluate; empty if it must send all rows. The operators are those of
-    ``pg_catalog``, where sessions look up names.
+    """Return the condition that the server evaluates. Empty: the server must send all rows.
 
-    :param qualified: qualify the operators, for sessions that look up names in other schemas, too.
+    The condition uses the operators in ``pg_catalog``. Sessions look up names there by default.
+
+    :param qualified: qualify the operators with ``pg_catalog``, for sessions that also look up names in other schemas.
     """
     types_by_name = {column.name: column for column in column_types(table)}
     return pushed(table.selection.where, lambda name: _pushable(types_by_name[name], qualified))
 
 
 def pushed_span(table: Table) -> tuple[Any, Any]:
-    """Return the least and the greatest value of the key's first column among the rows that fulfil the pushed
-    condition; None if no bound is known on that side. For estimates only."""
+    """Return bounds for the key's first column in the rows that fulfil the pushed-down condition.
+
+    A bound is None if no bound is known on that side. The bounds may be used for estimates only.
+    """
     if table.keyless or table.selection.where is None:
         return None, None
     (column,) = (column for column in column_types(table) if column.name == table.key[0])

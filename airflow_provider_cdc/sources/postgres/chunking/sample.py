@@ -28,13 +28,13 @@ _IS_ODD: Mapping[Family, str] = {
     Family.DATE: "NOT isfinite({0})",
     Family.DECIMAL: "{0} = 'NaN'::numeric",
     Family.TIME: "{0} = '24:00:00'::time",
-    # Arrow counts microseconds from 1970 in 64 bits, the server from 2000.
+    # Arrow counts microseconds from 1970 in 64 bits. The server counts from 2000, so its maximum is later.
     Family.TIMESTAMP: "(NOT isfinite({0}) OR {0} > '294247-01-10 04:00:54.775807'::{1})",
 }
 
 
 def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Problem]:
-    """Return a problem for each column of the planned tables with a sampled value that would stop the run.
+    """Return a problem for each column of the planned tables in which a sampled value would stop the run.
 
     :raises LockNotGranted: a lock of another session blocks readers of a table.
     """
@@ -56,7 +56,8 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
             except psycopg.errors.QueryCanceled:
                 gave_up(table)
             except psycopg.Error as error:
-                # The table can be planned only under another search_path (`users_code`). The read will find odd values.
+                # The server can plan reads of the table only under another search_path (`users_code`). Then the read
+                # itself will find values that stop the run.
                 if not is_unplannable(error):
                     raise
                 gave_up(table, "it needs another search_path")
@@ -67,7 +68,7 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
 
 def _at_risk(table: Table) -> list[ColumnType]:
     if table.details["kind"] == VIEW:
-        # A view has no blocks: the server would evaluate all of it.
+        # A view has no blocks, so the server would have to evaluate the whole view.
         return []
     return [column for column in column_types(table) if column.family in _IS_ODD and column.policy == "error"]
 
@@ -75,7 +76,7 @@ def _at_risk(table: Table) -> list[ColumnType]:
 def _statement(leaf: Leaf, columns: Sequence[ColumnType], blocks: int) -> str:
     counts = [f"count(*) FILTER (WHERE {_is_odd(column)})" for column in columns]
     select = f"SELECT {', '.join(quote(column.name) for column in columns)} FROM ONLY {leaf.sql} WHERE ctid"
-    # Two ranges instead of one condition: only a range is found without reading all other blocks.
+    # Use one SELECT for each of the two ranges. With one SELECT and an OR, the server would read all blocks.
     ends = f"{select} < '({BLOCKS},0)'::tid UNION ALL {select} >= '({max(blocks - BLOCKS, BLOCKS)},0)'::tid"
     return f"SELECT count(*), {', '.join(counts)} FROM ({ends}) AS looked_at"
 

@@ -1,1 +1,1 @@
-"""Values: from the bytes of a COPY and the texts of log images into Arrow arrays, the same from both."""
+"""Decodes values to Arrow arrays, from the bytes of a COPY and from the texts in the log. Both give the same arrays."""

@@ -1,4 +1,4 @@
-"""Conversion of days and dates, for kernels and messages, in PostgreSQL's proleptic Gregorian calendar."""
+"""Converts dates and times, for kernels and messages, in PostgreSQL's proleptic Gregorian calendar."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ INFINITE_MICRO, MINUS_INFINITE_MICRO = -(2**63) + 946_684_799_999_999, -(2**63) 
 
 @inner
 def days_of(year: int, month: int, day: int) -> int:
-    """Return the days from 1970-01-01 to a date. The year before 1 is 0. Does not check that the day exists."""
-    # Years begin in March here, so that a leap day is the last day of its year.
+    """Return the number of days from 1970-01-01 to a date. The year before year 1 is year 0. The function does not
+    check that the day exists."""
+    # In this computation, years begin in March, so that a leap day is the last day of its year.
     year -= 1 if month <= 2 else 0
     era = year // 400
     of_era = year - era * 400

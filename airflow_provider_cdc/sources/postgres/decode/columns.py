@@ -1,8 +1,8 @@
-"""The last step to Arrow. This step is the same for rows that were read and for row images of the log: both are ADBC's
-arrays.
+"""Converts arrays to the published Arrow types. This is the last step of decoding.
 
-The step applies the policy for values that Arrow cannot hold. The step also replaces all NaNs, which can differ in
-their bits, by one NaN.
+The step is the same for rows from a SELECT and for row images from the log, because both are in ADBC's arrays. It
+applies the policy for values that Arrow cannot represent. It also replaces every NaN by the same NaN, because the bits
+of NaNs can differ.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ _NEW_RUN = "leave the definitions of copied tables alone while a run lasts; trig
 _CHUNK = 10**18
 
 NO_NUMBER = -(2**63)
-"""The high half of a decimal that is NaN or infinite. No number has this value. The low half is then the sign field
-that numeric_send writes."""
+"""The high half of a decimal that is NaN or infinite. No other decimal has this high half. The low half of such a
+decimal is the sign field that numeric_send writes."""
 _NO_NUMBERS = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 
 
@@ -54,9 +54,10 @@ def finish_batch(
     """Convert arrays of ``types.select_list``, made by ADBC or `row_cells`, to rows of ``types.arrow_schema``.
 
     :param nulled: counts, by column, the values that the policy replaced by null; this call adds to it.
-    :param odd: collects values that fit no Arrow type if the policy is ``error``, unless they must stop the run at once
-        (`odd_values.check_noted`). A placeholder replaces each of them.
-    :raises ValueNotRepresentable: a value fits no Arrow type, the policy is ``error``, and the value was not collected.
+    :param odd: collects values that the Arrow type cannot represent, if the policy is ``error``. A placeholder replaces
+        each of these values. Values that must stop the run at once are not collected (`odd_values.check_noted`).
+    :raises ValueNotRepresentable: the Arrow type cannot represent a value, the policy is ``error``, and the value was
+        not collected.
     :raises SchemaChanged: the columns have other types than in ``table``, or there is a NULL in a NOT NULL column.
     """
     columns = column_types(table)
@@ -90,7 +91,7 @@ def finish(
     :param odd: collects values that the Arrow type cannot hold if the policy is ``error``.
     :raises ValueNotRepresentable: the Arrow type cannot hold a value, the policy is ``error``, and the value was not
         collected.
-    :raises SchemaChanged: the array has another type than ADBC's for the column, or a NULL in a NOT NULL column.
+    :raises SchemaChanged: the array's type is not ADBC's type for the column, or a NOT NULL column has a NULL.
     """
     where = f"{table}.{column.name}"
     if isinstance(array, pa.ExtensionArray):
@@ -129,8 +130,8 @@ def finish(
 
 
 def _values(array: pa.Array, kind: type[Any]) -> np.ndarray[Any, Any]:
-    """Return the values of a fixed-width array as numbers of ``kind``, two for each decimal. The numbers of nulls are
-    arbitrary."""
+    """Return the values of a fixed-width array as numbers of ``kind``, with two numbers for each decimal. For a null,
+    the numbers are arbitrary."""
     numbers: np.ndarray[Any, Any] = bytes_of(array.buffers()[1]).view(kind)
     each = int(array.type.bit_width) // (8 * numbers.itemsize)
     return numbers[each * array.offset : each * (array.offset + len(array))]
@@ -145,7 +146,7 @@ def _without(
     nulled: dict[str, int] | None,
     odd: list[OddValue] | None,
 ) -> pa.Array:
-    """Return ``array`` without the ``strange`` values, or raise an error that names the first of them."""
+    """Return ``array`` without the ``strange`` values, or raise an error that names the first strange value."""
     if not strange.any():
         return array
     strange &= np.asarray(array.is_valid())
@@ -234,7 +235,7 @@ def _print_uuids(stored: Bytes, rows: int, out: Bytes) -> None:
 
 @inner
 def _is_number(data: Bytes, at: int, end: int) -> bool:
-    """Whether the text of a numeric is a number: not ``NaN``, ``Infinity`` or ``-Infinity``."""
+    """Return whether the text of a numeric is a number, and not ``NaN``, ``Infinity`` or ``-Infinity``."""
     size = end - at
     if size == 3:
         return not (load8(data, at) == 0x4E and load8(data, at + 1) == 0x61 and load8(data, at + 2) == 0x4E)
@@ -252,8 +253,8 @@ def _is_number(data: Bytes, at: int, end: int) -> bool:
 def _parse_decimals(
     data: Bytes, ends: Int32s, valid: Bytes, whole_digits: int, scale: int, out: Int64s, odd: Bytes
 ) -> int:
-    """Write the values times 10^scale as 128-bit integers. Return the number of the first malformed text, or
-    ALL_GOOD."""
+    """Multiply the values by 10^scale and write them as 128-bit integers. Return the number of the first malformed
+    text, or ALL_GOOD."""
     for row in range(len(valid)):
         at, end = int(ends[row]), int(ends[row + 1])
         if not valid[row]:

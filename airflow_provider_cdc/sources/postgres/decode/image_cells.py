@@ -1,8 +1,8 @@
-"""Makes Arrow arrays from the texts in row images: the same arrays that ADBC makes from the same values.
+"""Makes Arrow arrays from the texts in row images. ADBC would make the same arrays from the same values.
 
-So the next step (``columns.finish``) is the same for both. The texts are written by the output functions under
-``types.SESSION_SETTINGS``: numbers in decimal digits, dates in ISO 8601 format, followed by `` BC`` before the year 1,
-``bytea`` in hexadecimal digits.
+So the next step (``columns.finish``) is the same for rows from images and from ADBC. The server's output functions
+write the texts under ``types.SESSION_SETTINGS``: numbers in decimal digits, ``bytea`` in hexadecimal digits, and dates
+in ISO 8601 format, followed by `` BC`` before the year 1.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ def _parse_integers(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, low
                 at += 1
             if end - at < 1 or end - at > 19:
                 return row
-            # Negative, because there is one more number below zero. A value that does not fit becomes positive once.
+            # Compute the negative value, because there is one more integer below zero than above. If the value does not
+            # fit, it becomes positive at some digit.
             while at < end:
                 digit = load8(data, at) - 0x30
                 if digit < 0 or digit > 9:
@@ -200,7 +201,7 @@ def _parse_hex(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, offsets:
 
 @inner
 def _two_digits(data: Bytes, at: int) -> int:
-    """Return the number of two digits; negative if they are not digits."""
+    """Return the number that two digits represent. A negative result means that they are not digits."""
     first, second = load8(data, at) - 0x30, load8(data, at + 1) - 0x30
     if first < 0 or first > 9 or second < 0 or second > 9:
         return -1
@@ -224,7 +225,8 @@ def _infinity(data: Bytes, at: int, end: int) -> int:
 
 @inner
 def _time_of_day(data: Bytes, at: int, end: int) -> int:
-    """Return the microseconds of ``hh:mm:ss``, with up to six digits of a fraction; negative if it is not a time."""
+    """Return the microseconds of a time ``hh:mm:ss``, with up to six digits after a decimal point. A negative result
+    means that the text is not a time."""
     if end - at < 8 or load8(data, at + 2) != 0x3A or load8(data, at + 5) != 0x3A:
         return -1
     hour, minute, second = _two_digits(data, at), _two_digits(data, at + 3), _two_digits(data, at + 6)
@@ -309,7 +311,7 @@ def _parse_dates(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, kind: 
             time = _time_of_day(data, at + 1, end)
             if time < 0 or time >= DAY_MICROS:
                 return row
-            # Beyond the range of Arrow, this wraps around, as in ADBC.
+            # If the result is beyond the range of Arrow, it wraps around, as in ADBC.
             value = wrapping_add(wrapping_multiply(value, DAY_MICROS), time)
         elif at != end:
             return row

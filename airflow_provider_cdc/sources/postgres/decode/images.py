@@ -1,9 +1,9 @@
-"""Row images of the log, which are the rows of a table as pgoutput sends them, and their decoding.
+"""Decodes row images of the log. A row image is a row of a table as pgoutput sends it.
 
 An image is a TupleData of https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html in which all
-columns are present: the number of columns (2 bytes, big-endian like all numbers here), and for each column either ``n``
-for NULL, or ``t``, the length of its text (4 bytes) and the text. The texts are written by the types' output functions
-under ``types.SESSION_SETTINGS``. The same row always has the same bytes.
+columns are present. It begins with the number of columns (2 bytes). Then it has, for each column, either ``n`` for
+NULL, or ``t``, the length of the text (4 bytes), and the text. All numbers are big-endian. The types' output functions
+write the texts under ``types.SESSION_SETTINGS``. The same row always has the same bytes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def decode_images(
     :param images: one image per row, no nulls.
     :param nulled: counts, by column, the values that the policy replaced by null; this call adds to it.
     :param names: the columns to decode; None: all. Values of other columns cause no errors.
-    :param odd: collects values that fit no Arrow type; a placeholder replaces each of them.
+    :param odd: collects values that the Arrow type cannot represent. A placeholder replaces each of them.
     :raises DecodeError: the bytes are not an image of ``table``.
     :raises ValueNotRepresentable: a value fits no Arrow type, the policy is ``error``, and ``odd`` is None.
     :raises SchemaChanged: a NULL in a NOT NULL column.
@@ -82,7 +82,7 @@ def decode_images(
 def _key_beside(
     table: Table, images: pa.BinaryArray, batch: pa.RecordBatch, odd: list[OddValue]
 ) -> tuple[pa.RecordBatch, list[OddValue]]:
-    """Return a batch that has the key columns, and its odd values."""
+    """Return a batch with the key columns, and the values in it that the Arrow types cannot represent."""
     if set(table.key) <= set(batch.schema.names):
         return batch, odd
     odd_in_key: list[OddValue] = []

@@ -1,9 +1,9 @@
-"""Messages of a COPY, located in the buffer into which the socket was read.
+"""Locates the messages of a COPY, and the values in them, in the buffer into which the socket was read.
 
-A message is a byte for its kind, its length in four bytes (which count themselves), and a payload. A CopyData message
-(``d``) holds one row: the number of fields in two bytes, and for each field its length in four bytes (-1: NULL) and its
-bytes. The first message begins with a header. The last one has the number -1 instead of a row. All numbers are
-big-endian. Sources: PostgreSQL's "Message Formats" and, under COPY, "Binary Format"
+A message has a byte for its kind, four bytes for its length (including these four bytes), and a payload. A CopyData
+message (``d``) holds one row: two bytes for the number of fields and then, for each field, four bytes for its length
+(-1: NULL), and its bytes. The first CopyData message begins with a header. The last one has the number -1 instead of a
+row. All numbers are big-endian. Sources: PostgreSQL's "Message Formats" and, under COPY, "Binary Format"
 (https://www.postgresql.org/docs/current/sql-copy.html).
 """
 
@@ -17,7 +17,7 @@ NEEDS_BYTES = 1
 NEEDS_ROOM = 2
 """There is no room to locate more rows."""
 AT_OTHER = 3
-"""The next message is not a row, or is the end of the rows."""
+"""The next message is not a row, or it marks the end of the rows."""
 BAD_ROW = -1
 
 STATE_POSITION = 0
@@ -44,7 +44,7 @@ _HEADER_BYTES = 19
 def locate_rows(
     buffer: Bytes, state: Int64s, widths: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s
 ) -> int:
-    """Locate the values of rows in the form of ``sources.located.Located``. Return the code that says why it stopped.
+    """Locate the values of rows in the form of ``sources.located.Located``. Return the code of the reason for stopping.
 
     :param widths: for each column, the size in bytes of all its values, or -1 if the sizes differ.
     """

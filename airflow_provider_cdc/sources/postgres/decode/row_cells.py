@@ -1,7 +1,7 @@
-"""Makes Arrow arrays from the values of a COPY in binary format: the same arrays that ADBC makes from the same values.
+"""Makes Arrow arrays from the values of a COPY in binary format. ADBC would make the same arrays.
 
-So the next step (``columns.finish``) is the same for both. The formats are those of the types' send functions: numbers
-are big-endian, days and microseconds are counted from 2000-01-01.
+So the next step (``columns.finish``) is the same for rows from here and from ADBC. The types' send functions determine
+the formats: numbers are big-endian, and days and microseconds are counted from 2000-01-01.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NEGATIVE, _NAN, _INFINITE, _MINUS_INFINITE = 0x4000, 0xC000, 0xD000, 0xF000
 
 
 def width(column: ColumnType) -> int:
-    """Return the size in bytes of all values of a column, -1 if the sizes differ."""
+    """Return the size in bytes of each value of a column. -1: the sizes differ."""
     match column.family:
         case Family.BOOL:
             return 1
@@ -110,7 +110,7 @@ def _binaries(where: str, located: Located, index: int) -> pa.Array:
 
 @kernel
 def _copy_numbers(data: Bytes, starts: Int32s, rows: int, size: int, epoch: int, out: Bytes) -> None:
-    """Copy numbers of 2, 4 or 8 bytes, plus ``epoch``. As in ADBC, values that do not fit wrap around."""
+    """Copy numbers of 2, 4 or 8 bytes, and add ``epoch`` to each. As in ADBC, sums that do not fit wrap around."""
     if size == 8:
         for row in range(rows):
             start = int(starts[row])
@@ -137,7 +137,8 @@ def _power(exponent: int) -> int:
 def _copy_numerics(
     data: Bytes, starts: Int32s, lengths: Int32s, rows: int, whole_digits: int, scale: int, out: Int64s
 ) -> int:
-    """Write the values times 10^scale as 128-bit integers. Return the number of the first malformed value, or ALL_GOOD.
+    """Multiply the values by 10^scale and write them as 128-bit integers. Return the number of the first malformed
+    value, or ALL_GOOD.
 
     A numeric has four two-byte numbers (the number of digits, the weight of the first digit, the sign, and the number
     of decimals to show), and then its digits, in base 10000, two bytes each. Source: numeric_send in PostgreSQL's
@@ -166,7 +167,8 @@ def _copy_numerics(
         if digits > 0:
             first = load16be(data, at + 8)
             whole = 4 * weight + (1 if first < 10 else 2 if first < 100 else 3 if first < 1000 else 4)
-            # Decimal places after the last digit. If negative: digits beyond the scale, which must be zeros.
+            # The number of decimal places after the last digit. A negative number counts digits beyond the scale; these
+            # digits must be zeros.
             shift = scale + 4 * (weight - digits + 1)
             if whole > whole_digits or shift < -3 or shift > 38:
                 return row

@@ -1,8 +1,8 @@
-"""Rows of a table, read by COPY from the socket into Arrow buffers.
+"""Reads rows of a table by COPY, from the socket into Arrow buffers.
 
-libpq opens the session. From then on, bytes are received into one buffer. Kernels locate the values in the buffer and
-decode them column by column, and no value becomes a Python object. If the session is encrypted and only libpq can
-decrypt it (see `verified_tls`), ADBC reads the rows: the arrays are the same, but reading is slower.
+libpq opens the session. After that, this module receives bytes into one buffer. Kernels locate the values in the buffer
+and decode them column by column, without creating a Python object for a value. If the session is encrypted and only
+libpq can decrypt it (see `verified_tls`), ADBC reads the rows. The arrays are the same, but reading is slower.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
 from airflow_provider_cdc.sources.session.trust import without_frames
 
 _BATCH_ROWS = 65_560
-"""This is not a large power of two, because all locations of a row would then compete for the same set of the CPU
-cache."""
+"""Maximum number of rows in a batch. With a large power of two, all locations of a row would compete for the same set
+of the CPU cache."""
 _BATCH_CELLS = 1_000_000
-"""Limits the memory for the places of values in wide rows, at 8 bytes per value."""
+"""Approximate maximum number of values in a batch. For wide rows, it limits the memory for the locations of values (8
+bytes per value)."""
 _JSONB = 3802
 
 _log = logging.getLogger(__name__)
@@ -44,8 +45,8 @@ _log = logging.getLogger(__name__)
 class RowReader(Protocol):
     """Reads rows of one table in one session.
 
-    ``nulled``: how many values of each column the policy ``null`` has replaced by null so far. ``odd``: values of the
-    last batch that the policy ``error`` replaced with a placeholder.
+    ``nulled``: for each column, how many values have been replaced by null so far, because of the policy ``null``.
+    ``odd``: the values of the last batch that were replaced by a placeholder, because of the policy ``error``.
     """
 
     @property
@@ -63,7 +64,7 @@ class RowReader(Protocol):
     def read(self, source: str) -> Iterator[pa.RecordBatch]:
         """Yield the rows of ``source`` (SQL that follows FROM), as batches of ``types.arrow_schema``.
 
-        :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
+        :raises ValueNotRepresentable: the Arrow type cannot represent a value, and the policy is ``error``.
         :raises SchemaChanged: the rows have other columns than the table.
         :raises DecodeError: the bytes are not values of the columns' types.
         """
@@ -169,7 +170,7 @@ class CopyReader:
             totals: Int64s = np.zeros(len(self._types), np.int64)
             starts, lengths = self._places
             state[packets.STATE_ROWS] = 0
-            # A batch cannot outlast the content of the buffer, in which its values are located.
+            # A batch must be emitted before the content of the buffer changes, because its values are in the buffer.
             while True:
                 code = packets.locate_rows(stream.buffer, state, self._widths, starts, lengths, nulls, totals)
                 if code == packets.BAD_ROW:
@@ -179,7 +180,7 @@ class CopyReader:
                         hint="the table changed since the run began: trigger a new run",
                     )
                 if code == packets.AT_OTHER:
-                    # Reading the message may move the buffer, so emit the located rows first.
+                    # Reading the message may move the bytes in the buffer, so emit the located rows first.
                     if state[packets.STATE_ROWS]:
                         break
                     if ended := stream.at_other():

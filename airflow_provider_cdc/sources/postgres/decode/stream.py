@@ -1,4 +1,4 @@
-"""A COPY, read from the socket into one large buffer that is reused."""
+"""Reads the result of a COPY from the socket into one large buffer, which is reused."""
 
 from __future__ import annotations
 
@@ -21,35 +21,38 @@ _BUFFER = 4 << 20
 _LARGEST = 2**31 - 64
 """Positions in the buffer are 32-bit numbers."""
 SILENT_SECONDS = 900
-"""No statement of this package keeps the server silent for this long. If it is, the session counts as lost."""
+"""If the server sends nothing for this long, the session counts as lost. No statement of this package takes this long
+without a response."""
 ANSWER_BYTES = 1 << 26
 """Size limit of the result of `CopyStream.ask`, and of a message that is not a row of a COPY."""
 _PER_ROW = 100
 _SLACK = 32
-"""Bytes after the received ones that a kernel may read, so that it can copy short values in words."""
+"""Number of bytes after the received bytes that a kernel may read. So it can copy short values in whole words."""
 
 # Messages of the server: https://www.postgresql.org/docs/current/protocol-message-formats.html
 _TERMINATE = b"X\0\0\0\4"
 _COPY_OUT, _COPY_DONE, _READY, _ERROR, _ROW = b"H", b"c", b"Z", b"E", b"D"
 _OF_NO_CONCERN = frozenset({b"N", b"S", b"A", b"C", b"I", b"T", _ROW})
-"""Notices, parameters, notifications, command tags, and rows of which the caller ignores the content."""
+"""Messages that are ignored: notices, parameters, notifications, command tags, and rows of statements whose result the
+caller does not need."""
 _UNASKED = frozenset({b"N", b"S", b"A"})
 """Messages that a server may send between two statements: notices, parameters, notifications. (It may also send the
 error with which it ends the session.)"""
 
 
 def is_plain(connection: Connection) -> bool:
-    """Whether a session's bytes are unencrypted on its socket: neither TLS nor GSSAPI is used."""
+    """Return whether a session is unencrypted on its socket: it uses neither TLS nor GSSAPI."""
     encrypted = query(connection, "SELECT FROM pg_stat_gssapi WHERE pid = pg_backend_pid() AND encrypted")
     return not (connection.pgconn.ssl_in_use or encrypted)
 
 
 def socket_of(connection: Connection) -> socket.socket:
-    """Return a duplicate of the socket of a session that `is_plain`, with its own file descriptor.
+    """Return a duplicate of a session's socket, with a separate file descriptor. The session must be unencrypted
+    (`is_plain`).
 
-    libpq would return a COPY row by row, each in its own piece of memory. Between two statements libpq has nothing
-    buffered, because the server sends only responses. So from then on the socket itself can be read. After that, libpq
-    may only be used to close the session.
+    libpq would return a COPY row by row, and allocate memory for each row. Between two statements, libpq has nothing
+    buffered, because the server sends only responses. So the caller can read from the socket itself. After that, the
+    caller may use libpq only to close the session.
     """
     return socket.socket(fileno=os.dup(connection.fileno()))
 
@@ -60,7 +63,7 @@ class CopyStream:
     ``buffer`` and ``state`` are for the kernel of ``packets``.
 
     :param own: the session's socket, plain or encrypted. The session must stay open while the socket is used.
-    :param received: bytes that were already received from the socket and not processed.
+    :param received: bytes that were already received from the socket, but not processed.
     """
 
     def __init__(self, own: socket.socket, where: str, received: bytes = b"") -> None:
@@ -69,7 +72,8 @@ class CopyStream:
             own.settimeout(SILENT_SECONDS)
         else:
             own.settimeout(None)
-            # A timeout of the operating system costs nothing; Python's would cost a system call per received piece.
+            # Use a timeout of the operating system. Python's timeout would cost an additional system call for each
+            # call that receives bytes.
             own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SILENT_SECONDS, 0))
         self.where = where
         self._size = max(_BUFFER, len(received))
@@ -130,7 +134,7 @@ class CopyStream:
         """Handle the message at which the kernel stopped. Return True if the COPY has ended successfully.
 
         :raises psycopg.Error: the COPY failed, or the connection was lost.
-        :raises DecodeError: the COPY ended without the mark that ends the rows.
+        :raises DecodeError: the COPY ended, but the end of the rows was not marked.
         """
         kind, payload = self._message()
         if kind == _ERROR:
@@ -176,7 +180,7 @@ class CopyStream:
         return True
 
     def grow(self) -> None:
-        """Double the size of the buffer, because a row does not fit.
+        """Double the size of the buffer, because a row does not fit into the buffer.
 
         :raises DecodeError: a row has 2 GiB or more.
         """

@@ -1,1 +1,1 @@
-"""The replication slot: its messages, walked by a kernel, netted."""
+"""Reads the messages of a replication slot, and nets the row changes in them."""

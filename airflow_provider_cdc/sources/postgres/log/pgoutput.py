@@ -16,8 +16,8 @@ RELATION, TRUNCATE, STREAM_ABORT, MESSAGE = 0x52, 0x54, 0x41, 0x4D
 _IDENTIFIES = 1
 
 STREAM_ABORT_BYTES = 9
-"""Length of the message in version 1 of the protocol: two transaction ids follow, of the transaction and of a
-subtransaction."""
+"""Length of a Stream Abort message in version 1 of the protocol. After the first byte, the message has the ids of a
+transaction and of a subtransaction."""
 
 FULL = "f"
 """``Relation.identity`` of REPLICA IDENTITY FULL."""
@@ -25,10 +25,12 @@ FULL = "f"
 
 @dataclass(frozen=True)
 class Relation:
-    """A table's description in the log: sent before its first change, and again after the table was altered.
+    """A table's description in the log. The server sends it before the table's first change, and again after the table
+    was altered.
 
     ``columns``: names, type OIDs and type modifiers, in the order of the tuples. ``identifying``: the names of the
-    replica identity's columns. The old row of a DELETE, or of an UPDATE that changes one of them, has their values.
+    replica identity's columns. A DELETE has the old values of these columns, and so has an UPDATE that changes one of
+    the values.
     """
 
     oid: int
@@ -75,7 +77,7 @@ class Message:
 
 
 def message_of(message: bytes) -> Message:
-    """Parse a Message message.
+    """Parse a pgoutput message of the type Message.
 
     :raises DecodeError: the message is malformed.
     """
@@ -90,7 +92,7 @@ def message_of(message: bytes) -> Message:
 
 
 def truncated(message: bytes) -> tuple[int, ...]:
-    """Return the OIDs of the tables in a Truncate message.
+    """Parse a Truncate message, and return the OIDs of the truncated tables.
 
     :raises DecodeError: the message is malformed.
     """

@@ -1,7 +1,7 @@
-"""The log as a source of net changes: reads a replication slot by SQL, any number of times.
+"""Reads a replication slot by SQL, and nets the changes.
 
-Changes are read from a temporary copy of the slot, so every try reads the same changes. The server returns whole
-transactions, in the order of their commits.
+Changes are read from a temporary copy of the slot. So the slot can be read any number of times, and every try reads the
+same changes. The server returns whole transactions, in the order of their commits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark, parse_
 FIRST_PART = 20_000
 """Number of messages that the first call for a part of a long window returns; also the minimum for later calls."""
 PART_BYTES = 512 * 2**20
-"""Approximate size of the messages that each later call returns. A window up to this size is read by one call."""
+"""Approximate size, in bytes, of the messages that each later call returns. A stretch of the log up to this size is
+read by one call."""
 
 _LARGEST_INT = 2**31 - 1
 _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
@@ -50,7 +51,7 @@ _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
 def log_segments(
     settings: ConnectionSettings, start: Lsn, log_end: LogEnd, identity: Mapping[str, str]
 ) -> list[LogSegment]:
-    """Return the one segment that has every change after ``start`` up to ``log_end``.
+    """Return a list with one segment. The segment has every change from ``start`` up to ``log_end``.
 
     :param start: the consistent point of the slot.
     :param log_end: as recorded by ``bound_reads``.
@@ -67,7 +68,7 @@ def log_segments(
 def segments_between(
     settings: ConnectionSettings, start: Lsn, end: Lsn, identity: Mapping[str, str]
 ) -> list[LogSegment]:
-    """Return the one segment of `RollsForward.segments_between`."""
+    """`RollsForward.segments_between`. The list has one segment."""
     slot = slots.forward_slots(identity)[start]
     with session(settings) as connection:
         check_slot(connection, slot, start, end)
@@ -107,7 +108,7 @@ class PostgresSegmentReader:
         where = self.summary.segment.name
         with mapped_errors(where), slot_errors(where):
             for _ in self._read():
-                # There is only one segment, however long the window is, so emit the net change in parts.
+                # The one segment may be long, so emit the net change in parts.
                 if change.used_bytes > NET_BYTES:
                     yield from self._net_change()
                     change.clear()
@@ -152,24 +153,26 @@ class PostgresSegmentReader:
 def messages(
     connection: ReadingConnection, slot: str, publication: str, initial: Lsn, stop: Lsn, *, marked: bool = False
 ) -> Generator[pa.Array]:
-    """Yield the messages of a slot that stands at ``initial``, for all transactions whose commit record ends at
-    ``stop`` or before, and perhaps for some later transactions.
+    """Yield the messages of a slot whose position is ``initial``.
 
-    The server keeps the result of a call, in temporary files if necessary, until all of it is decoded. The result for a
-    whole window could fill the server's disk, so a copy of the slot is read in parts. Each call decodes again from the
-    beginning of the oldest transaction that was open. So a part is no smaller than that stretch of the log.
+    The messages cover all transactions whose commit record ends at ``stop`` or before, and perhaps some later
+    transactions. The server keeps the result of a call, in temporary files if necessary, until all of it is decoded. If
+    the log is long, one result could fill the server's disk. So a copy of the slot is read in parts. Each call first
+    decodes the log again from the beginning of the oldest open transaction. So each part is at least as large as the
+    log that is decoded again.
 
-    :param marked: also return the messages that applications wrote. One of these messages is the mark.
-    :raises LogGone: the slot is gone, or stands elsewhere.
+    :param marked: also return the messages that applications wrote. One of these messages is the run's mark
+        (`end_mark`).
+    :raises LogGone: the slot is gone, or is at another position.
     """
     yield from take(connection, copy_slot(connection, slot, initial), publication, initial, stop, marked=marked)
 
 
 def copy_slot(connection: ReadingConnection, slot: str, initial: Lsn) -> str:
-    """Create a temporary copy of a slot that stands at ``initial``, and return its name. The copy is dropped with the
-    session.
+    """Create a temporary copy of a slot whose position is ``initial``, and return the copy's name. The server drops the
+    copy when the session ends.
 
-    :raises LogGone: the slot stands elsewhere.
+    :raises LogGone: the slot is at another position.
     """
     copy = f"{slots.PREFIX}delta_{uuid.uuid4().hex[:12]}"
     (batch,) = read(
@@ -183,8 +186,8 @@ def copy_slot(connection: ReadingConnection, slot: str, initial: Lsn) -> str:
 def take(
     connection: ReadingConnection, copy: str, publication: str, start: Lsn, stop: Lsn, *, marked: bool = False
 ) -> Generator[pa.Array]:
-    """Yield and consume the messages of a slot of this session that stands at ``start``; see `messages`."""
-    # The messages have about the size of the log from which they are made.
+    """Yield and consume the messages of a temporary slot of this session, from its position ``start`` on."""
+    # The size of the messages is about the size of the log that is decoded.
     most = FIRST_PART if int(stop) - int(start) > PART_BYTES else _LARGEST_INT
     more = ", 'messages', 'true'" if marked else ""
     while True:
@@ -203,7 +206,7 @@ def take(
 
 
 def _decoded_again(connection: ReadingConnection, slot: str) -> int:
-    """Return how many bytes of log before the next change of a slot must be decoded again."""
+    """Return how many bytes of log the server must decode again before it reaches the next change of a slot."""
     (batch,) = read(
         connection,
         f"SELECT (confirmed_flush_lsn - restart_lsn)::int8 FROM pg_replication_slots WHERE slot_name = '{slot}'",
@@ -246,7 +249,7 @@ def check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> No
         what = "is gone" if slot is None else f"has lost its log ({slot.wal_status})"
         raise LogGone(f"the slot that kept the log for this run {what}", where=where, hint=_NEW_RUN)
     _check_place(name, slot.confirmed, initial)
-    # If the log ended early, the slot would return fewer changes without an error.
+    # If the log ended before ``stop``, the slot would return fewer changes, and no error.
     flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
     if flushed < stop:
         raise LogGone(

@@ -1,7 +1,9 @@
-"""Follows the log, keys only: returns which rows were touched since the last read, and whether they exist afterwards.
+"""Follows the log, and reads only keys from it.
 
-A temporary copy of the run's slot is consumed step by step, in one session. So nothing is decoded twice, however often
-the log is read. The server may return a transaction beyond the requested end: it is kept for the next read.
+Each read returns the keys of the rows that were touched since the last read, and whether the rows exist afterwards. The
+reads consume a temporary copy of the run's slot step by step, in one session. So the server decodes no change twice,
+even if the log is read often. If the server returns a transaction beyond the requested end, the transaction is kept for
+the next read.
 """
 
 from __future__ import annotations
@@ -84,7 +86,7 @@ class PostgresLogTail:
             else:
                 end = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
             check_slot(connection, self._slot, self._initial, end)
-        # Without a given end, every transaction that the server returns counts.
+        # If no end is given, every transaction that the server returns counts.
         self._walker.state[walk_state.STOP] = int(end) if log_end is not None else _EVERYTHING
         with mapped_errors(where), slot_errors(where):
             for _ in self._walk(end):
@@ -93,7 +95,7 @@ class PostgresLogTail:
             self._walker.close()
             yield from self._net_change()
         self._reached = end
-        # Reserve a number between the changes that were read and the next ones.
+        # Skip one number between the changes of this read and the changes of the next read.
         self._walker.state[walk_state.ORDER] += 1
 
     def _walk(self, end: Lsn) -> Iterator[None]:
@@ -121,8 +123,8 @@ def open_tail(
     """Follow the log from ``start`` on.
 
     :param identity: names the slots and the publications.
-    :param tables: the tables whose log is read. Tables that are rolled ``forward`` use another slot, so either all of
-        ``tables`` are rolled forward, or none.
+    :param tables: the tables whose log is read. Either all of them are rolled forward, or none, because the log for
+        tables that are rolled ``forward`` is in another slot.
     :raises LogGone: the slot is gone, or was advanced.
     :raises SourceUnavailable: the server cannot be reached.
     """
@@ -145,7 +147,10 @@ def open_tail(
 
 
 def as_logged(table: Table, names: Sequence[str]) -> Table:
-    """Return the table with only those of its columns that the log has."""
+    """Return the table without the columns that are missing in the log.
+
+    :param names: the names of the columns that the log has.
+    """
     if len(names) == len(table.columns):
         return table
     logged_indexes = [index for index, column in enumerate(table.columns) if column.name in names]

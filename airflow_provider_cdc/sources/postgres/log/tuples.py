@@ -1,7 +1,7 @@
-"""Tuples in pgoutput messages: locates their values, and writes rows and keys where changes are netted.
+"""Locates the values of tuples in pgoutput messages, and writes rows and keys to the buffer of the net change.
 
-``places``, here and in ``walk``, has two words for each column of a tuple: the position of its field (of the letter
-before the value), and the field's size in bytes.
+A field of a tuple is a letter, followed by the value if there is one. ``places``, here and in ``walk``, has two words
+for each column of a tuple: the position of the field's letter, and the field's size in bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from airflow_provider_cdc.sources.postgres.log.walk_state import BAD_TUPLE, SHAP
 
 @inner
 def find_relation(relations: Int64s, oid: int) -> int:
-    """Return the word of ``relations`` at which the entry of an OID is, or would be inserted."""
+    """Return the index in ``relations`` of the entry of an OID. If there is no entry, return the index where it would
+    be inserted."""
     mask = (len(relations) >> 1) - 1
     entry: int = (wrapping_multiply(oid, 0x9E3779B1) >> 7) & mask
     while relations[2 * entry] != 0 and relations[2 * entry] != oid + 1:
@@ -36,7 +37,7 @@ def find_relation(relations: Int64s, oid: int) -> int:
 
 @inner
 def take_tuple(data: Bytes, at: int, end: int, columns: int, places: Int64s) -> int:
-    """Locate the fields of a TupleData. Return the position after it, or a negated code."""
+    """Locate the fields of a TupleData. Return the position after the TupleData, or a negated error code."""
     if end - at < 2:
         return -BAD_TUPLE
     if load16be(data, at) != columns:
@@ -63,7 +64,7 @@ def take_tuple(data: Bytes, at: int, end: int, columns: int, places: Int64s) -> 
 
 @inner
 def has_unchanged(data: Bytes, columns: int, places: Int64s) -> bool:
-    """Whether a tuple omits a value because it is unchanged."""
+    """Return whether a tuple omits a value because an UPDATE did not change the value."""
     unchanged = False
     for column in range(columns):
         unchanged |= load8(data, places[2 * column]) == UNCHANGED_VALUE
@@ -72,7 +73,7 @@ def has_unchanged(data: Bytes, columns: int, places: Int64s) -> bool:
 
 @inner
 def fill_in(data: Bytes, columns: int, places: Int64s, others: Int64s) -> None:
-    """Take the values that a new row omits from the old row."""
+    """Fill in the values that a new row omits, with the values of the old row."""
     for column in range(columns):
         if load8(data, places[2 * column]) == UNCHANGED_VALUE:
             places[2 * column] = others[2 * column]
@@ -81,7 +82,7 @@ def fill_in(data: Bytes, columns: int, places: Int64s, others: Int64s) -> None:
 
 @inner
 def put_row(target: Bytes, start: int, data: Bytes, columns: int, places: Int64s) -> int:
-    """Write a row to ``target`` as an image with all fields. Return its size."""
+    """Write a row to ``target`` as an image with all fields. Return the size of the image."""
     store8(target, start, columns >> 8)
     store8(target, start + 1, columns)
     at = start + 2
@@ -98,7 +99,7 @@ def reorder(
     """Write the tuples in ``data[at:end]`` to ``row``, with their fields in the table's order. Fields of columns that
     are not read become NULL.
 
-    :returns: the size, or a negated code.
+    :returns: the size of the tuples that were written, or a negated error code.
     """
     told = int(orders[order])
     target = 0
@@ -123,7 +124,7 @@ def reorder(
 
 @inner
 def put_key(net: Net, data: Bytes, places: Int64s, key_columns: Int32s, keys_at: int, keys: int) -> int:
-    """Write a key to ``net``: an image of the key columns' fields. Return its size, or -1 if a field is NULL."""
+    """Write a key to ``net``, as an image of the key columns. Return the image's size. -1: a key column is NULL."""
     target = key_place(net.state)
     store8(net.bytes, target, keys >> 8)
     store8(net.bytes, target + 1, keys)

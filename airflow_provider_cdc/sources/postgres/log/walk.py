@@ -1,12 +1,12 @@
-"""The kernel that processes pgoutput messages: everything frequent in a log, without a step of Python per message.
+"""The compiled kernel that processes the frequent pgoutput messages, without executing Python code for each message.
 
 The kernel follows the transactions, decides by their commit positions which of them count, and nets the row changes of
-the copied tables (``sources.netting``). The kernel leaves rare or unknown messages to the caller: it returns ``ODD``
-with the message at ``state[AT]``.
+the copied tables (``sources.netting``). The kernel leaves rare or unknown messages to the caller: it returns ``ODD``,
+and ``state[AT]`` is the number of the message.
 
-A position in the log divides transactions by where their commit record *begins*: the consistent point of a slot, or of
-a snapshot that was exported with it, is the end of a record. It includes the transactions whose commit records begin
-before it.
+A transaction is before a position in the log if its commit record *begins* before the position. The consistent point of
+a slot is the end of a record, and so is the position of a snapshot that was exported with the slot. The snapshot
+includes the transactions before its position.
 Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html, version 1.
 """
 
@@ -117,8 +117,10 @@ def _net_change(
     net: Net,
     changes: Changes,
 ) -> int:
-    """Net the change in ``data[at:end]``, which follows the OID of the relation. If single changes are needed, also
-    record this one. Return MORE on success."""
+    """Net the row change in ``data[at:end]``. If single changes are needed, also record this change.
+
+    In the message, the row change follows the OID of the relation. On success, return MORE.
+    """
     info = table * TABLE_WORDS
     columns, keys_at, keys = tables[info + COLUMNS], tables[info + KEYS_AT], tables[info + KEYS]
     forward = tables[info + FORWARD] != 0
@@ -152,7 +154,8 @@ def _net_change(
     if at != end:
         return BAD_LENGTH
 
-    # At most the old row as a row, as a key, and as the unchanged values of the new key or row; and the new row.
+    # Upper bound for the size: the old row is written as a row, as a key, and as unchanged values in the new key or
+    # row. The new row is written once.
     span = end - (old if old >= 0 else new)
     words = _ROW_SLACK + ((3 * span) >> 3)
     if forward:
@@ -162,7 +165,7 @@ def _net_change(
         state[WANTED] = words
         return NO_ROOM
     each = tables[info + FORWARD] > 1
-    # Values that the new row takes over from the old row are part of both.
+    # Values that the new row takes from the old row are written twice, once in each row.
     if each and not has_room_for(changes, change_words(2 * span)):
         state[WANTED] = change_words(2 * span)
         return NO_ROOM_FOR_CHANGES
@@ -220,9 +223,9 @@ def _net_keys(
     new_places: Int64s,
     net: Net,
 ) -> int:
-    """Like `_net_change`, for a table of which only the keys are read.
+    """Net a row change, as `_net_change` does, for a table of which only keys are read from the log.
 
-    An UPDATE has the old key only if the key changes, or if the new row omits a value of it.
+    An UPDATE has the old key only if it changes the key, or if the new row omits a value of the key.
     """
     info = table * TABLE_WORDS
     columns, keys_at, keys = tables[info + COLUMNS], tables[info + KEYS_AT], tables[info + KEYS]
@@ -282,11 +285,11 @@ def walk(
     net: Net,
     changes: Changes,
 ) -> int:
-    """Process the messages from number ``state[AT]`` on, until one needs the caller.
+    """Process the messages from number ``state[AT]`` on. Stop at a message that the caller must handle.
 
     :param ends: the beginning of each message in ``data``, and the end of the last one; increasing and within ``data``.
-    :param row: buffer for rows whose columns come in another order or are not all read. If there are such rows, it has
-        room for the longest message plus one byte for each column of two rows.
+    :param row: buffer for rows whose columns are in another order or are not all read. If there are such rows, the
+        buffer has room for the longest message, plus one byte for each column of two rows.
     :param places, new_places: work arrays, ``int64[2 * columns]`` for the largest number of columns of any table.
     :returns: a code of ``walk_state``.
     """
@@ -301,7 +304,7 @@ def walk(
             if state[PHASE] != BETWEEN:
                 return OUT_OF_PLACE
             commit = load64be(data, at + 1)
-            # Transactions are ordered by their commits. Positions divide them in the same order.
+            # The server sends transactions in the order of their commit records, so the positions must increase.
             if commit <= state[COMMIT]:
                 return BAD_COMMIT
             if commit >= state[STOP]:
@@ -352,7 +355,7 @@ def walk(
             if state[PHASE] != OPEN:
                 return OUT_OF_PLACE
         elif kind == _MESSAGE:
-            # Messages between applications change no rows and may occur anywhere.
+            # Messages that applications wrote change no rows and may occur anywhere.
             if end - at < _LEAST_MESSAGE_BYTES:
                 return BAD_LENGTH
             if load64be(data, at + 2) >= state[MARKED]:

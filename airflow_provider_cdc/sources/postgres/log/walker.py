@@ -1,7 +1,7 @@
-"""Processes the messages of a slot: frequent ones in the kernel of ``walk.py``, rare ones in this module.
+"""Processes the messages of a slot. The kernel in ``walk.py`` processes frequent messages, this module the rare ones.
 
-The kernel stops at every message that it does not know or cannot process. A message that this module does not know
-either stops the run. The source of the messages does not matter here.
+The kernel stops at every message that it does not know or cannot process. If this module does not know the message,
+either, the run stops. This module does not depend on where the messages come from.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ _DAMAGE = {
 class LogWalker:
     """Nets the row changes of a slot, given as batches of messages.
 
-    :param slot: the slot's name, for messages.
+    :param slot: the slot's name, for error messages.
     :param initial: transactions whose commit record begins before this position do not count.
     :param stop: transactions whose commit record begins at this position or later do not count.
-    :param mark: the mark that must occur before the end.
+    :param mark: a message that the run wrote into the log (`end_mark`). It must occur before the end.
 
     ``state`` is the state of ``walk.walk``. After ``close``, ``change`` has the result.
     """
@@ -99,7 +99,7 @@ class LogWalker:
 
     @property
     def where(self) -> str:
-        """The current transaction, for messages."""
+        """A description of the current transaction, for error messages."""
         commit = Lsn(int(self.state[walk_state.COMMIT]))
         if self.state[walk_state.PHASE] == walk_state.BETWEEN:
             return f"{self._slot}, after {commit}"
@@ -108,7 +108,7 @@ class LogWalker:
     def run(self, messages: pa.BinaryArray) -> bool:
         """Process a batch of messages.
 
-        :returns: whether the end is reached, so that later messages do not count.
+        :returns: whether the end is reached. If it is, later messages do not count.
         :raises ExactnessError: the log has something that makes an exact copy impossible.
         :raises DecodeError: the messages are malformed.
         """
@@ -183,10 +183,10 @@ class LogWalker:
         """Process a message that the kernel leaves to the caller."""
         kind = message[0]
         if kind == pgoutput.STREAM_ABORT and self.state[walk_state.PHASE] == walk_state.BETWEEN:
-            # PostgreSQL 18 sends this for a transaction that was rolled back and of which it sent nothing before: it
-            # drops the collected changes of a transaction larger than logical_decoding_work_mem, and then treats the
-            # transaction's savepoints as streamed. Nothing was sent, so there is nothing to undo. Within an open
-            # transaction, the message counts as unknown.
+            # PostgreSQL 18 sends this message for some transactions that were rolled back, although it has sent no
+            # message of the transaction before. It drops the collected changes of a transaction that is larger than
+            # logical_decoding_work_mem, and then treats the transaction's savepoints as streamed. No change was sent,
+            # so there is nothing to undo. Within an open transaction, the message counts as unknown.
             if len(message) != pgoutput.STREAM_ABORT_BYTES:
                 raise self._damaged(_DAMAGE[walk_state.BAD_LENGTH])
             return
@@ -204,10 +204,10 @@ class LogWalker:
             self._truncate(self._read(pgoutput.truncated, message))
 
     def _relation(self, found: pgoutput.Relation) -> None:
-        """Register the table to which a relation belongs, as the table itself or as a leaf.
+        """Register a relation that is one of the tables or a leaf of one of them.
 
-        A relation is described with its first change, and again after each alteration, possibly in a transaction that
-        does not count.
+        The log describes a relation before its first change, and again after each alteration. The description may be in
+        a transaction that does not count.
         """
         index = self._indexes.get(found.oid)
         if index is not None:
@@ -231,8 +231,11 @@ class LogWalker:
         self._register(found.oid, walk_state.UNTRACKED if index is None else index | self._order_of(found, index))
 
     def _order_of(self, found: pgoutput.Relation, index: int) -> int:
-        """Return the number that is added to a table's index for a relation whose columns must be reordered or left
-        out; ``orders`` then has the order. Values of columns that are not read are not taken from the message."""
+        """Return the number to add to a table's index, so that the kernel reorders or leaves out a relation's columns.
+
+        If the number is not 0, ``orders`` has the order of the columns. The values of columns that are not read are
+        left out.
+        """
         names = [column.name for column in self._tables[index].columns]
         told = {name: place for place, (name, *_) in enumerate(found.columns)}
         places = [told[name] if name in self._columns_read[index] else walk_state.NOT_READ for name in names]
@@ -324,7 +327,7 @@ class LogWalker:
         return DecodeError(message, where=self.where, hint=_REPORT)
 
     def _read(self, parse: Callable[[bytes], _Read], message: bytes) -> _Read:
-        """Return ``parse(message)``. Add the current transaction to the errors that it raises."""
+        """Return ``parse(message)``. If it raises an error, add the current transaction to the error."""
         try:
             return parse(message)
         except DecodeError as error:

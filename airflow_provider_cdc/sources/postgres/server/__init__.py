@@ -1,1 +1,1 @@
-"""The PostgreSQL server: sessions, TLS, settings, privileges."""
+"""Modules for access to the PostgreSQL server: sessions, TLS, settings and privileges."""

@@ -1,7 +1,7 @@
-"""Maps failed connections to errors by SQLSTATE, because the language of the server's messages can be configured.
+"""Maps failed connections to errors by SQLSTATE. The text cannot be used, because servers may use another language.
 
-libpq reports a failed connection as text only, and includes the SQLSTATE only in verbose mode. No driver offers that
-mode, so this module repeats a failed connection attempt directly through libpq.
+libpq reports a failed connection only as text. This text includes the SQLSTATE only in verbose mode, and no driver
+offers this mode. So this module repeats a failed connection attempt directly through libpq.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog import types
 
 NO_CLEARTEXT = "!password"
-"""``require_auth`` for a server that has not proved its identity."""
+"""The value of ``require_auth`` for a server that has not proved its identity."""
 
 _RAISED = ("P0", "22", "23", "42", "2F", "38", "39")
-"""SQLSTATE classes of errors in code that the server runs when a session begins."""
+"""SQLSTATE classes of errors that are raised by code that runs on the server when a session begins."""
 _SECONDS = 15
 # PQERRORS_VERBOSE, of libpq-fe.h: it adds the SQLSTATE, in any language.
 _VERBOSE = 2
@@ -42,7 +42,7 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
     :param text: the driver's error message.
     """
     where, message = settings.address, " ".join(text.split())
-    # libpq's own messages are in English: it translates them only if the program requests it.
+    # libpq's own messages are in English, because libpq translates them only at the request of the program.
     if re.search("could not translate host name|failed to resolve host", text) and "Temporary failure" not in text:
         return ConfigurationError(f"there is no host {settings.host!r}", where=where, hint="correct the host")
     if f'"{NO_CLEARTEXT}"' in text:
@@ -129,7 +129,7 @@ def _tls_refused(where: str, said: str) -> ConfigurationError:
 
 
 def state_of_refusal(arguments: Mapping[str, str]) -> str:
-    """Connect once more, and return the SQLSTATE of the server's error; empty if there is none.
+    """Connect once more, and return the SQLSTATE of the server's error. Empty: there is no SQLSTATE.
 
     libpq may retry a failed TLS connection without TLS. If there are several SQLSTATEs, the last one is returned.
     """
@@ -158,7 +158,7 @@ def _set_verbose(connection: Any) -> None:
     """Call `PQsetErrorVerbosity` of the libpq that psycopg has loaded."""
     module = importlib.import_module(type(connection).__module__)
     path = pq.misc.find_libpq_full_path() if pq.__impl__ == "python" else module.__file__
-    # Looking up a symbol in the driver's extension module also searches the libraries that it was linked with.
+    # A symbol lookup in the driver's extension module also searches the libraries with which the module was linked.
     function = ctypes.CDLL(path).PQsetErrorVerbosity
     function.argtypes, function.restype = [ctypes.c_void_p, ctypes.c_int], ctypes.c_int
     function(connection.pgconn_ptr, _VERBOSE)

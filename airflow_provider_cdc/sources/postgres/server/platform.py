@@ -1,4 +1,5 @@
-"""Detects managed services, on which settings and privileges are changed in other ways than on a plain server."""
+"""Detects managed services. On these services, settings and privileges are changed in other ways than on a plain
+server."""
 
 from __future__ import annotations
 
@@ -10,13 +11,13 @@ _ROLES = {"rds_superuser": RDS, "cloudsqlsuperuser": CLOUD_SQL, "azure_pg_admin"
 
 
 def platform(connection: Connection) -> str:
-    """Return the managed service that runs the server, recognized by the roles that it creates; else `OWN`."""
+    """Return the managed service that runs the server; otherwise `OWN`. A service is recognized by its roles."""
     roles = {name for (name,) in query(connection, "SELECT rolname::text FROM pg_roles")}
     return next((service for role, service in _ROLES.items() if role in roles), OWN)
 
 
 def change_setting(service: str, name: str, value: str) -> str:
-    """Return a hint how to change a server setting that needs a restart."""
+    """Return a hint that says how to change a server setting that needs a restart."""
     if service == RDS:
         if name == "wal_level":
             return "set rds.logical_replication = 1 in the DB (cluster) parameter group, and reboot the instance"
@@ -31,5 +32,5 @@ def change_setting(service: str, name: str, value: str) -> str:
 
 
 def allow_replication(service: str, user: str) -> str:
-    """Return a hint how to allow a user to create slots and read from them. ``user`` is already quoted."""
+    """Return a hint that says how to allow a user to create slots and read from them. ``user`` is already quoted."""
     return f"GRANT rds_replication TO {user}" if service == RDS else f"ALTER ROLE {user} REPLICATION"

@@ -1,6 +1,7 @@
-"""Finds missing privileges of the user of a session, and the GRANT for each of them.
+"""Finds the privileges that the user of a session lacks, and the GRANT statement for each of them.
 
-The server answers these questions (``has_…_privilege``), so roles, inheritance and superusers count as they do there.
+The functions ``has_…_privilege`` of the server determine the result. So the server's rules for roles, inheritance and
+superusers apply.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _PLACE = "ctid"
 
 
 class Privileges:
-    """The privileges of the session's user, including the privileges of its roles."""
+    """The privileges of the session's user, including the privileges of the user's roles."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -39,8 +40,8 @@ class Privileges:
     def server_problems(self, settings: ConnectionSettings, *, publishing: bool) -> list[Problem]:
         """Return the privileges that are missing to create a slot and, if ``publishing``, a publication."""
         problems = []
-        # Managed servers do not grant replication by the role attribute of that name, so open a connection to find out.
-        # Another check reports that the server has no free connection.
+        # On managed services, the role attribute REPLICATION does not show whether the user may replicate. So open a
+        # replication connection to find out. If the server has no free connection, another check reports that.
         with suppress(TransientError):
             try:
                 connect(settings, replication=True).close()
@@ -89,10 +90,10 @@ class Privileges:
         return problems
 
     def _refused_by_slots(self) -> str:
-        """Return the server's error if the session may not read from slots; else an empty string.
+        """Return the server's error if the session may not read from slots; otherwise an empty string.
 
-        A login that may open a replication connection may act as a role that may not (``ALTER ROLE … SET role``). To
-        find out, the session drops a slot that does not exist.
+        A user may open a replication connection, but then act as a role without this privilege (``ALTER ROLE … SET
+        role``). To find out, the session tries to drop a slot that does not exist.
         """
         if self._login == self._user or self._superuser or self._replicates:
             return ""
@@ -140,8 +141,8 @@ class Privileges:
         return problems
 
     def _may_read(self, leaf: Leaf, table: Table) -> tuple[bool, list[str]]:
-        """Return whether this user may use the leaf's schema, and which columns of the run this user may not read."""
-        # Reads select ranges of ctid, so SELECT on all of the other columns is not enough.
+        """Return whether this user may use the leaf's schema, and the columns to copy that this user may not read."""
+        # Reads select ranges of the system column ctid. So SELECT on all user columns is not enough.
         read = [*(column.name for column in table.as_read.columns), _PLACE]
         ((uses, denied),) = query(
             self._connection,
@@ -154,9 +155,9 @@ class Privileges:
         return uses, denied
 
     def _unreadable(self, table: Table, unreadable: Sequence[tuple[Leaf, list[str]]]) -> Problem:
-        """Return the problem of a table whose columns this user may not all read.
+        """Return the problem of a table with columns that this user may not read.
 
-        :param unreadable: the relations that hold the table's rows, each with the columns that may not be read.
+        :param unreadable: relations that hold the table's rows, each with the columns that this user may not read.
         """
         denied = {name for _, names in unreadable for name in names}
         listed = ", ".join(leaf.sql for leaf, _ in unreadable)

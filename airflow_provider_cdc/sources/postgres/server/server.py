@@ -1,4 +1,4 @@
-"""The identity of the server behind a session, and the relation of a copy's history to the server's history."""
+"""Reads the identity of a session's server, and compares the history of a copy with the history of the server."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 NEXT_XID = "txid_snapshot_xmax(txid_current_snapshot())::text"
-"""A lower bound of the number of the server's next transaction. It never decreases, even over restarts: all lower
-numbers were in the log before they were visible, and a run flushes the log before its position counts."""
+"""SQL for a lower bound of the server's next transaction id. The bound never decreases, even after a restart: all lower
+ids were in the log before they were visible, and a run flushes the log before its position counts."""
 
 
 def identity(connection: Connection) -> dict[str, str]:
-    """Return the values that distinguish this server from others, as JSON for the manifest."""
+    """Return the values that distinguish this server from other servers, in a form that the manifest can store."""
     system, database, oid, version, timeline, meaning, next_xid = query(
         connection,
         "SELECT s.system_identifier::text, d.datname, d.oid::text, current_setting('server_version'), "
@@ -36,8 +36,9 @@ def identity(connection: Connection) -> dict[str, str]:
 def relations(connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
     """`TellsHistory.relations`.
 
-    The end of the log and the number of the next transaction never decrease. If one of them is less than when a copy
-    was made, the server was set back. Otherwise, it may still have been set back: that cannot be detected.
+    The end of the log and the id of the next transaction never decrease. If one of them is less than when a copy was
+    made, the server was reset to an earlier state. If neither is less, the server may still have been reset; this
+    cannot be detected.
     """
     end, next_xid = query(connection, f"SELECT pg_current_wal_insert_lsn()::text, {NEXT_XID}")[0]
     return [_relation(Lsn.parse(end), int(next_xid), trace) for trace in traces]

@@ -1,7 +1,7 @@
 """Opens sessions with pinned settings, and maps the drivers' errors to errors of this package.
 
-Every setting that could change the result of a read is pinned. Two drivers connect to the server. psycopg is for
-control: queries and replication connections. ADBC reads tables and the log, as Arrow. Both drivers get the same libpq
+Every setting that could change the result of a read is pinned. Two drivers connect to the server. psycopg runs control
+queries and opens replication connections. ADBC reads tables and the log into Arrow. Both drivers get the same libpq
 parameters.
 """
 
@@ -50,7 +50,7 @@ TLS_MODES: Mapping[str, str] = {
     "verify_ca": "verify-ca",
     "verify_identity": "verify-full",
 }
-"""The modes of ``ConnectionSettings.tls``, and what libpq calls them."""
+"""The modes of ``ConnectionSettings.tls``, each with libpq's name for the mode."""
 
 # States: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _DENIED = ("42501", "28")
@@ -64,11 +64,11 @@ _VIEW_GONE = ("22023", "42704", "55000", "58P01")
 _SLOT_GONE = ("42704", "55000", "58P01")
 _REQUIRES_AUTH = 160_000
 CHANNEL_BINDING = "channel_binding"
-"""The field of ``ConnectionSettings.tls`` that is libpq's parameter of this name."""
+"""The name of a field of ``ConnectionSettings.tls``, and of the libpq parameter that gets the field's value."""
 
 
 def connect(settings: ConnectionSettings, *, replication: bool = False) -> Connection:
-    """Open a control session in autocommit, without any inherited setting that could change or truncate a result.
+    """Open a control session in autocommit. No setting of the environment can change or truncate its results.
 
     :param replication: open a connection that also accepts the commands of the replication protocol.
     :raises SourceUnavailable: the server does not answer or has no free session.
@@ -103,7 +103,7 @@ def connect(settings: ConnectionSettings, *, replication: bool = False) -> Conne
 
 @contextmanager
 def session(settings: ConnectionSettings, *, replication: bool = False) -> Iterator[Connection]:
-    """Open a session with ``connect``, map its errors, and close it at the end."""
+    """Open a session with ``connect``, map its errors, and close the session at the end of the block."""
     connection = connect(settings, replication=replication)
     try:
         with mapped_errors(settings.address):
@@ -114,10 +114,11 @@ def session(settings: ConnectionSettings, *, replication: bool = False) -> Itera
 
 @contextmanager
 def reading_session(settings: ConnectionSettings) -> Iterator[ReadingConnection]:
-    """Open an ADBC session in autocommit with the same settings, map its errors, and close it at the end.
+    """Open an ADBC session in autocommit with the settings of ``connect``, map its errors, and close the session at the
+    end of the block.
 
-    ADBC reads through ``COPY … (FORMAT binary)``, so a query must be one that COPY accepts, without parameters. Other
-    statements (BEGIN, SET) can be run if they return nothing.
+    ADBC reads through ``COPY … (FORMAT binary)``. So a query must be accepted by COPY, and have no parameters. Other
+    statements (BEGIN, SET) can be run if they return no rows.
     """
     try:
         connection = dbapi.connect(_uri(parameters(settings)), autocommit=True)
@@ -163,12 +164,12 @@ def read(connection: ReadingConnection, sql: str, batch_bytes: int = BATCH_BYTES
         statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(batch_bytes)})
         statement.set_sql_query(sql)
         stream, _ = statement.execute_query()
-        # The cursor's own reader raises later errors as OSError, without their SQLSTATE.
+        # The reader of ADBC's cursor raises later errors as OSError, without the SQLSTATE.
         yield from _reader.AdbcRecordBatchReader._import_from_c(stream.address)
 
 
 def query(connection: Connection, sql: str, args: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Any]:
-    """Run one statement and return its rows, if any. ``%s`` marks an argument, if arguments are given."""
+    """Run one statement and return its rows, if any. If ``args`` is given, each ``%s`` stands for an argument."""
     cursor = connection.execute(sql, args)
     return cursor.fetchall() if cursor.description else []
 
@@ -184,7 +185,7 @@ def quote(*names: str) -> str:
 
 
 def literal(text: str) -> str:
-    """Return text as a SQL constant, for statements without parameters; ``standard_conforming_strings`` is on."""
+    """Return text as a SQL constant, for statements without parameters. ``standard_conforming_strings`` must be on."""
     return "'" + text.replace("'", "''") + "'"
 
 
@@ -212,7 +213,7 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
         "user": settings.user,
         "password": settings.password,
         "dbname": settings.database,
-        # Without these, libpq uses the environment of this process or a service file.
+        # If these parameters are missing, libpq uses the environment of this process or a service file.
         "hostaddr": "",
         "client_encoding": session_setup.SETTINGS["client_encoding"],
         "target_session_attrs": "any",
@@ -228,7 +229,7 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
 
 
 def parameters_of(connection: Connection) -> dict[str, str]:
-    """Return the libpq parameters that a session was opened with."""
+    """Return the libpq parameters with which a session was opened."""
     return {**connection.info.get_parameters(), "password": connection.info.password}
 
 
@@ -241,7 +242,8 @@ def _tls(settings: ConnectionSettings) -> dict[str, str]:
     names = {"sslrootcert": "ca", "sslcert": "cert", "sslkey": "key", "channel_binding": CHANNEL_BINDING}
     tls_options = {name: tls[option_name] for name, option_name in names.items() if tls.get(option_name)}
     if tls.get("key"):
-        # If the key has a passphrase and none is given, OpenSSL prompts for it at the terminal, and waits.
+        # If the key has a passphrase and the parameter is missing, OpenSSL prompts for the passphrase at the terminal,
+        # and waits.
         tls_options["sslpassword"] = "none"
     if not trust.may_reveal:
         if psycopg.pq.version() < _REQUIRES_AUTH:
@@ -337,7 +339,7 @@ def _statement_error(where: str, state: str, told: str) -> CdcError:
         return SchemaChanged(told, where=where, hint="the table changed since the run began: trigger a new run")
     if state.startswith(_TRY_AGAIN):
         return TransientError(told, where=where, hint="retry the task")
-    # This error has a SQLSTATE of _BUSY, but the limit applies to each session by itself, so waiting does not help.
+    # This error has a SQLSTATE of _BUSY. But the limit applies to each session separately, so waiting does not help.
     if state == _LIMITED and "temp_file_limit" in told:
         return ConfigurationError(
             told,
@@ -354,7 +356,7 @@ def _statement_error(where: str, state: str, told: str) -> CdcError:
             hint="a row, or in the log a changed row together with its old row, exceeds the server's limit of 1 GB for "
             "one text: leave the table out; if it was a change in the log, refresh=full begins after it",
         )
-    # A driver that lost its connection has no SQLSTATE.
+    # If the connection was lost, the driver's error has no SQLSTATE.
     if not state or state.startswith(_LOST):
         return SourceUnavailable(told, where=where, hint="retry the task when the server answers again")
     return TerminalError(told, where=where, hint="look up the error in the server's manual and in its error log")

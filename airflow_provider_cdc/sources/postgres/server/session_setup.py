@@ -1,7 +1,8 @@
-"""Settings and checks of every session, in the one round trip that prepares it.
+"""Sets and checks the settings of every session. One query prepares the session.
 
-Settings are given as start-up options, and read back: a pooler may drop them, or hand out a session that was used
-before. A session of a run also checks which server it reached, because several servers may share one address.
+Settings are given as start-up options. The query reads them back, because a connection pooler may drop them, or hand
+out a session that was used before. A session of a run also checks which server it reached, because several servers may
+share one address.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ SET_AT_ONCE = ("transaction_timeout", "synchronous_commit")
 """Settings that `statement` sets without reading them back. Servers before 17 do not have the first one."""
 
 KEEPALIVE: Mapping[str, str] = {
-    # The server detects within minutes that the machine of a session is unreachable. The default of the server's kernel
-    # is two hours. For that time the server would keep the session's snapshot and slot.
+    # With these settings, the server detects within minutes that the client's machine is unreachable. The default of
+    # the server's kernel is two hours. During that time, the server would keep the session's snapshot and slot.
     "tcp_keepalives_idle": "60",
     "tcp_keepalives_interval": "15",
     "tcp_keepalives_count": "4",
-    # Limits how long sent data may stay unacknowledged, because no keepalives are sent then. Long enough for a reader
-    # that pauses to write files.
+    # Limits how long sent data may stay unacknowledged, because no keepalives are sent during that time. The limit is
+    # long enough for a reader that pauses to write files.
     "tcp_user_timeout": "600000",
 }
-"""Settings that are not read back: over a Unix socket they are 0, and a proxy has its own connection to the server."""
+"""Settings that are not read back. Over a Unix socket they are 0, and a proxy may use other values for its own
+connection to the server."""
 
 _OF_THE_ENVIRONMENT = "'DateStyle', 'TimeZone', 'geqo'"
 """libpq sends the values of PGDATESTYLE, PGTZ and PGGEQO of this process, which override the start-up options. So
@@ -38,7 +40,8 @@ _OF_THE_ENVIRONMENT = "'DateStyle', 'TimeZone', 'geqo'"
 
 OF_THE_SERVER = ("system_identifier", "timeline", "database_oid")
 STARTED = "started"
-"""The start time of the server. Every restart changes it, so an identity has it only where a restart is not allowed."""
+"""The key of the server's start time in an identity. Every restart changes the start time, so an identity includes it
+only where a restart is not allowed."""
 MEANING = "lc_monetary"
 """The setting that determines the currency of ``money`` values. Each database has its own value, which must not change
 during a run."""
@@ -50,16 +53,18 @@ _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
 
 @dataclass(frozen=True)
 class RunSettings(ConnectionSettings):
-    """The settings of a run's sessions. Every session that is opened with them has reached the server of ``server``
-    (an identity from `server.identity`), and this server has all of ``position``."""
+    """The settings of a run's sessions.
+
+    Every session that is opened with these settings checks that it has reached the server with the identity ``server``
+    (from `server.identity`), and that the server's log includes ``position``.
+    """
 
     server: Mapping[str, str] = field(default_factory=dict)
     position: Lsn = _ANY
 
 
 def of_run(settings: ConnectionSettings, identity: Mapping[str, str], position: Lsn = _ANY) -> RunSettings:
-    """Return ``settings`` for the sessions of one run. ``identity`` may lack ``slot`` as long as the slot does not
-    exist."""
+    """Return ``settings`` for the sessions of one run. Before the run's slot exists, ``identity`` has no ``slot``."""
     return RunSettings(
         **{name: getattr(settings, name) for name in ConnectionSettings.__dataclass_fields__},
         server=dict(identity),
@@ -70,9 +75,10 @@ def of_run(settings: ConnectionSettings, identity: Mapping[str, str], position: 
 def statement(settings: ConnectionSettings) -> str:
     """Return the query that prepares a session. The query returns one row of text, for `check`.
 
-    The query has no parameters, because COPY accepts none, and depends on no setting.
+    The query has no parameters, because COPY accepts none. Its result does not depend on how settings are set.
     """
-    # Before a run, preflight reports these settings together with all other problems.
+    # Only sessions of a run check the required settings. Before a run, preflight reports them together with all other
+    # problems.
     required = (
         {name: requirement.value for name, requirement in REQUIRED.items()} if isinstance(settings, RunSettings) else {}
     )
@@ -85,8 +91,8 @@ def statement(settings: ConnectionSettings) -> str:
         # Servers before 17 do not have this setting.
         """CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
         THEN pg_catalog.set_config('transaction_timeout', '0', false) END""",
-        # A run need not wait until standbys have its publication. Set here instead of at start-up, so that preflight
-        # can see the value that other sessions have.
+        # A run need not wait until standbys have its publication. The setting is changed here and not by a start-up
+        # option, so that preflight can see the value that applies to other sessions.
         "pg_catalog.set_config('synchronous_commit', 'local', false)",
     ]
     if isinstance(settings, RunSettings):
@@ -105,7 +111,8 @@ def statement(settings: ConnectionSettings) -> str:
     return f"SELECT {', '.join(columns)}"
 
 
-# The name of a log segment begins with the timeline. The control file only has the timeline of the last checkpoint.
+# The name of a log segment begins with the current timeline. The control file is not used, because it has the timeline
+# of the last checkpoint.
 TIMELINE = """CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.ltrim(pg_catalog.substr(
 pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8), '0') END"""
 
@@ -116,10 +123,10 @@ START = "pg_catalog.extract('epoch', pg_catalog.pg_postmaster_start_time())::tex
 def check(settings: ConnectionSettings, row: Sequence[str | None]) -> None:
     """Check the row that `statement` returned.
 
-    :raises ConfigurationError: a setting is not what the session requested, or hides damage.
-    :raises SourceReplaced: the server is not the run's server, or lacks the initial position.
+    :raises ConfigurationError: a setting does not have the requested value, or a setting hides damage.
+    :raises SourceReplaced: the server is not the run's server, or its log does not include the initial position.
     :raises LogGone: the run's slot does not exist, or is at another position.
-    :raises ExactnessError: values have another meaning now.
+    :raises ExactnessError: a setting that determines the meaning of values has changed.
     """
     if row[0] and (found := [name for name in REQUIRED if f"{name} is " in row[0]]):
         raise ConfigurationError(
@@ -175,7 +182,7 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
             hint=f"the server has lost data, or the connection reaches an older copy of the server: {_NEW_RUN}",
         )
     if (slot := expected.get("slot")) and (confirmed is None or Lsn.parse(confirmed) != position):
-        # A copy of the server has the same identity, but not the slots.
+        # A copy of the server has the same identity, but it does not have the slots.
         raise LogGone(
             f"the slot that kept the log since {position} for this run no longer exists, or the connection reaches a "
             f"copy of the server that never had the slot"

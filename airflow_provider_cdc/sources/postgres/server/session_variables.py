@@ -1,4 +1,6 @@
-"""Every setting that a session can change on the tested servers: pinned, required or harmless, each with the reason.
+"""Lists every setting that a session can change on the tested servers, each with a reason.
+
+There are three tables: pinned, required and harmless settings.
 
 Sessions are opened with the values of `PINNED` as start-up options. `session_setup` reads them back, together with the
 settings of `REQUIRED`, which only a superuser may change. A test queries each server for all settings that a role, a
@@ -23,7 +25,7 @@ class Pinned:
     ``value``
         the value, as the server shows it.
     ``why``
-        the effect of another value of the setting, or the reason why the setting has this value.
+        the effect that another value would have, or the reason for this value.
     """
 
     value: str
@@ -82,8 +84,8 @@ REQUIRED: Mapping[str, Pinned] = {
     "zero_damaged_pages": Pinned("off", "the rows of a damaged page are left out without an error"),
     "ignore_checksum_failure": Pinned("off", "the remains of a damaged page are read"),
 }
-"""Settings that hide damage, and that only a superuser may change. Preflight and each session of a run reject other
-values."""
+"""The required values of settings that can hide damage. Only a superuser may change these settings. Preflight and each
+session of a run reject other values."""
 
 _SET_LATER = """
     synchronous_commit transaction_timeout tcp_keepalives_count tcp_keepalives_idle tcp_keepalives_interval
@@ -163,4 +165,4 @@ _HARMLESS: Mapping[str, str] = {
 }
 
 HARMLESS: Mapping[str, str] = {name: why for why, names in _HARMLESS.items() for name in names.split()}
-"""By name, the reason why no value of the setting can change or truncate what a session reads."""
+"""For each setting, the reason why none of its values can change or truncate the results of a session's reads."""

@@ -1,14 +1,15 @@
-"""Opens sessions over verified TLS whose bytes can be read directly as they arrive.
+"""Opens sessions over verified TLS from which the caller can read bytes directly.
 
-Over its own TLS connection, libpq returns data only row by row. So here Python's ``ssl`` speaks TLS to the server, and
-libpq only logs in, over a local socket whose other end is this module. Until the session is established, the module
-passes libpq's messages to the server, and the server's answers to libpq. Then the caller reads from the TLS socket.
+Over its own TLS connection, libpq returns data only row by row. So this module uses Python's ``ssl`` for the TLS
+connection to the server, and libpq only to log in. libpq connects to a local socket, and this module has the other end
+of that socket. Until the session is established, the module passes libpq's messages to the server, and the server's
+answers to libpq. After that, the caller reads from the TLS socket.
 
-This is done only where it is as safe as libpq's own TLS: the server proves its identity with a certificate of the
-authority that the connection names, and no other TLS feature is configured. libpq does not see the encryption, so it
-cannot use channel binding, which would protect a login where no certificate is verified. libpq itself opens every other
-session, and every session that cannot be opened in this way. Here, a certificate needs a subject alternative name to
-prove a host name; libpq also accepts a common name.
+The module does this only if it is as safe as libpq's own TLS. The server must prove its identity with a certificate of
+the authority that the connection names, and no other TLS feature may be configured. libpq does not see the encryption,
+so it cannot use channel binding. Channel binding would protect a login only where no certificate is verified. If these
+conditions do not hold, or if a session cannot be opened in this way, libpq itself opens the session. In this module, a
+certificate needs a subject alternative name to prove a host name; libpq also accepts a common name.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from airflow_provider_cdc.sources.session.trust import VERIFY_CA, VERIFY_IDENTIT
 _SSL_REQUEST = struct.pack(">ii", 8, 80877103)
 _HEAD = 5
 _LONGEST_MESSAGE = 1 << 20
-"""The limit while a session is opened; the messages of servers are far shorter."""
+"""Limit of the size of a message while a session is opened. Messages of servers are far shorter."""
 _SASL = b"R", struct.pack(">i", 10)
 _BOUND_TO_CHANNEL = b"SCRAM-SHA-256-PLUS"
 _OF_TLS = ("ssl", CHANNEL_BINDING, "keepalives")
@@ -51,7 +52,7 @@ _MORE = (
 )
 """Prefixes of environment variables that make libpq deviate from the settings of the connection."""
 _MORE_FILES = ("postgresql.crt", "postgresql.key", "root.crl")
-"""Files in ``~/.postgresql`` that have the same effect."""
+"""Files in ``~/.postgresql`` that also make libpq deviate from the settings of the connection."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def applies(settings: ConnectionSettings) -> bool:
 
 @contextmanager
 def open_session(settings: ConnectionSettings) -> Iterator[Session]:
-    """Open a session with settings to which `applies`. The session ends with the block.
+    """Open a session. `applies` must be true for the settings. The session ends at the end of the block.
 
     :raises OSError: the server cannot be reached, or its certificate does not prove its identity.
     :raises psycopg.Error: libpq cannot log in.
@@ -110,7 +111,7 @@ def _encrypted(settings: ConnectionSettings) -> ssl.SSLSocket:
             plain.setsockopt(socket.IPPROTO_TCP, option[name.rpartition("_")[2]], int(parameters(settings)[name]))
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         plain.sendall(_SSL_REQUEST)
-        # Read only this one byte: an attacker could have sent the unencrypted bytes after it.
+        # Read only one byte. An attacker could have sent further bytes, because they are not encrypted.
         if plain.recv(1) != b"S":
             raise OSError("the server does not support TLS")
         return context.wrap_socket(plain, server_hostname=settings.host)
@@ -120,7 +121,7 @@ def _encrypted(settings: ConnectionSettings) -> ssl.SSLSocket:
 
 
 def _log_in(settings: ConnectionSettings, encrypted: ssl.SSLSocket) -> bytes:
-    """Log in with libpq, and return the bytes received after that: the beginning of an incomplete message."""
+    """Log in with libpq. Return the bytes that were received after the login; they begin an incomplete message."""
     # An abstract socket has no file, and its random name cannot be guessed.
     name = f"cdc-{uuid.uuid4().hex}"
     arguments = {name: value for name, value in parameters(settings).items() if not name.startswith(_OF_TLS)}
@@ -156,7 +157,8 @@ def _relay(libpq: pq.abc.PGconn, inner: socket.socket, encrypted: ssl.SSLSocket)
             raise psycopg.OperationalError(libpq.error_message.decode("utf-8", "replace"))
         if time.monotonic() > deadline:
             raise TimeoutError("the session was not established in time")
-        # libpq reads only when this thread polls it, so bytes that do not fit into its socket buffer have to wait.
+        # libpq reads only when this thread polls it. So bytes that do not fit into the buffer of the local socket have
+        # to wait.
         sent, decrypted = _available(inner, False), b"" if waiting else _available(encrypted, True)
         if sent:
             encrypted.settimeout(CONNECT_SECONDS)
@@ -193,7 +195,7 @@ def _wait(inner: socket.socket, encrypted: ssl.SSLSocket, deadline: float) -> No
 
 
 def _first_message(data: bytes) -> bytes:
-    """Return the first message if it is complete; else no bytes."""
+    """Return the first message in ``data`` if it is complete; otherwise no bytes."""
     if len(data) < _HEAD:
         return b""
     end = 1 + int.from_bytes(data[1:_HEAD], "big")
@@ -203,7 +205,7 @@ def _first_message(data: bytes) -> bytes:
 
 
 def _without_binding(message: bytes) -> bytes:
-    """Return a message; if it offers login methods, without the method that needs channel binding."""
+    """Return a message of the server. If it offers login methods, remove the method that needs channel binding."""
     kind, what = _SASL
     if message[:1] != kind or message[_HEAD : _HEAD + 4] != what:
         return message

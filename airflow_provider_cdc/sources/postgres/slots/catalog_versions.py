@@ -1,10 +1,10 @@
-"""Finds out whether a table that joined the standing slot later already had its present definition at a position.
+"""Finds out whether a table already had its present definition at a position before it joined the standing slot.
 
-A table joins the standing slot again when its digest on record changes (`standing_record.states_of`). For a position
+A table joins the standing slot again when its recorded digest changes (`standing_record.states_of`). For a position
 between that change and the next run, the digest alone would be too strict. Each catalog row has the id of the
 transaction that changed it last (``xmin``), and the log shows where that transaction was committed. If that is before
-the position, the row had its present state at the position. Everything that is not checked in this way must not have
-changed at all (`standing_record.shapes_of`).
+the position, the row had its present state at the position. The parts of the definition that are not checked in this
+way must not have changed at all (`standing_record.shapes_of`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 from airflow_provider_cdc.sources.postgres.slots.commits import commits_since
 from airflow_provider_cdc.sources.postgres.slots.standing_record import Joined
 
-# The rows of the table, of its columns, including dropped columns, and of its NOT NULL constraints: VALIDATE CONSTRAINT
-# changes only the constraint's row. All transactions older than the slot's catalog_xmin have ended where the slot
-# stands. For the other transactions, the log since there shows where they were committed.
+# The catalog rows of the table, of its columns (including dropped columns), and of its NOT NULL constraints. The
+# constraints are needed because VALIDATE CONSTRAINT changes only the constraint's row. All transactions older than the
+# slot's catalog_xmin have ended before the position of the slot. For the other transactions, the log from the slot's
+# position on shows where they were committed.
 _LATE = """
 SELECT DISTINCT v.xid::text FROM (
     SELECT c.xmin FROM pg_class c WHERE c.oid = %s
@@ -42,12 +43,13 @@ def was_already_so(
     table: Table,
     position: Lsn,
 ) -> bool:
-    """Return whether a table, whose definition is unchanged since it ``joined``, had this definition at ``position``.
+    """Return whether a table had its present definition at ``position``. Since it ``joined``, it must be unchanged.
 
-    False also means unknown: for partitioned tables, whose catalog rows are not all checked, and for changes in a
-    subtransaction, which the log lists under another transaction.
+    False also means that the answer is unknown. This applies to partitioned tables, because not all of their catalog
+    rows are checked. It also applies to changes in a subtransaction, because the log lists them under another
+    transaction.
 
-    :param slot: the standing slot, which stood at ``confirmed``.
+    :param slot: the standing slot. Its position was ``confirmed``.
     """
     if table.details["kind"] != "r" or not joined.shape or position < Lsn.parse(joined.shape_position):
         return False

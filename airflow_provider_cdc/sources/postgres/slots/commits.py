@@ -1,9 +1,10 @@
-"""Commit times of all transactions of the database, whatever a publication contains.
+"""Reads the commit times of all transactions of the database, for any publication.
 
-A publication cannot provide them: the server sends nothing for transactions that change none of its tables, so one time
-would mean a different position for each publication. The output plugin test_decoding, which comes with PostgreSQL,
-reports all transactions. This module ignores the plugin's text of the changes. With so little decoding memory, the
-server only reports that a larger transaction has changes.
+Reading through a publication would not return all commits: the server sends nothing for a transaction that changes no
+table of the publication. So the same time would mean a different position for each publication. The output plugin
+test_decoding, which comes with PostgreSQL, reports all transactions. This module ignores the plugin's text of the
+changes. It sets a low limit for decoding memory, so for a larger transaction the server only reports that there are
+changes.
 """
 
 from __future__ import annotations
@@ -35,10 +36,11 @@ WHERE data ~ '^(COMMIT|committing streamed transaction) '
 
 @dataclass(frozen=True)
 class Commit:
-    """The commit of a transaction: the end of its record, its time in microseconds since 1970, and the transaction's
-    ``xid``, as the catalog shows it (``xmin``).
+    """The commit of a transaction.
 
-    A transaction that logical replication brought from another server has the time of that server.
+    ``end`` is the end of the commit record. ``at`` is the commit time in microseconds since 1970. ``xid`` is the id of
+    the transaction, as the catalog shows it (``xmin``). If logical replication applied the transaction, the commit time
+    is the time on the server that first committed it.
     """
 
     end: Lsn
@@ -47,7 +49,7 @@ class Commit:
 
 
 def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Generator[Commit]:
-    """Yield the commits whose records begin at ``start`` or later, in log order, up to the log that is on disk.
+    """Yield the commits whose records begin at ``start`` or later, in log order, up to the end of the flushed log.
 
     :param slot: a slot that has the log since ``start``. The slot is not changed.
     :raises LogGone: the slot is gone.
@@ -70,7 +72,7 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
         try:
             advance(connection, copy, start)
         except LogGone as error:
-            # The slot still had that log when the caller checked.
+            # The slot still had the log since ``start`` when the caller checked.
             raise SourceUnavailable(
                 f"another run advanced the slot meanwhile: {error.message}",
                 where=f"replication slot {slot}",
@@ -78,7 +80,7 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
             ) from error
         at, end = start, Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
         while at < end:
-            # Each call decodes again the transactions that were open at its beginning.
+            # Each call decodes some transactions again: those that were open at the position where the call begins.
             part = max(PART_BYTES, _decoded_again(connection, copy))
             for lsn, when, xid in query(connection, _COMMITS, (copy, str(min(end, Lsn(int(at) + part))))):
                 yield Commit(Lsn.parse(lsn), when, xid)

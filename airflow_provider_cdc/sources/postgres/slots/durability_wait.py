@@ -1,8 +1,9 @@
-"""Wait until the log is on disk, so that no crash of the server can undo what was read.
+"""Waits until the log is on disk, so that no crash of the server can undo transactions that a session has read.
 
-With ``synchronous_commit=off``, a transaction is visible before its log is on disk. After its last read, a session
-determines the end of the log. The session's reads are safe once the log is on disk up to that end, as seen in the same
-session. A crash ends every session, even if the server's main process survives it, so no crash occurred in between.
+With ``synchronous_commit=off``, a transaction is visible before its log is on disk. So a session determines the end of
+the log after its last read, and waits until the log is on disk up to that end. A crash would end every session, even if
+the server's main process survives. So if the same session sees the log on disk, no crash occurred meanwhile, and its
+reads are safe.
 """
 
 from __future__ import annotations
@@ -33,18 +34,19 @@ SELECT pg_catalog.pg_current_wal_insert_lsn()::text, pg_catalog.pg_current_wal_f
 def wait(ask: Callable[[str], list[Any]], where: str) -> tuple[Lsn, str]:
     """Wait until all of the current log is on disk. Return the end of that log and the server's incarnation.
 
-    The incarnation is the time at which the server was started. A restart may undo even what the server considered to
-    be on disk (``fsync=off``, a machine that is set back to an earlier state). Only the incarnation shows such a loss.
+    The incarnation is the time at which the server was started. A restart may undo even log that the server considered
+    to be on disk (``fsync=off``, or a machine that is reset to an earlier state). Only the incarnation shows such a
+    loss.
 
-    :param ask: runs one query in the session that has read.
+    :param ask: runs one query in the session that made the reads.
     :raises SourceUnavailable: the server does not flush its log.
     """
     ((insert, flushed, page, segment, started),) = ask(_STATE)
     end = insert_end(Lsn.parse(insert), int(page), int(segment))
     deadline = time.monotonic() + FLUSH_SECONDS
     if Lsn.parse(flushed) < end:
-        # The end of any transaction makes the server flush. Otherwise the server would leave the log of open
-        # transactions unflushed for about 15 s.
+        # When this statement's transaction ends, the server flushes the log. Otherwise the log of open transactions
+        # could stay unflushed for about 15 s.
         ask("SELECT pg_catalog.pg_current_xact_id()::text")
         ((flushed,),) = ask(_FLUSHED)
     while Lsn.parse(flushed) < end:
@@ -65,8 +67,9 @@ _FLUSHED = "SELECT pg_catalog.pg_current_wal_flush_lsn()::text"
 def insert_end(insert: Lsn, page_bytes: int, segment_bytes: int) -> Lsn:
     """Return the end of the last record, given the position where the next record will begin.
 
-    If a page has just begun, its header, which precedes that position, is subtracted. The server does not flush a
-    header that no record follows. Only an offset of exactly the header's size counts: anything more contains a record.
+    At the beginning of a page, the position is directly after the page header. Then the size of the header is
+    subtracted, because the server does not flush a header before a record follows it. If the offset in the page is
+    greater than the size of the header, the page contains a record, and nothing is subtracted.
     """
     header = _SEGMENT_HEADER if int(insert) % segment_bytes < page_bytes else _PAGE_HEADER
     return Lsn(int(insert) - header) if int(insert) % page_bytes == header else insert

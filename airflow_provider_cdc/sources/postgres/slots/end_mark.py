@@ -1,8 +1,9 @@
-"""The mark at the end of a run's reads: a message in the log, which later reads of the log must find.
+"""Writes a mark into the log at the end of a run's reads. The mark is a message that later reads of the log must find.
 
-Positions are only numbers. A server whose disk was put back continues from an earlier position and eventually passes
-all positions that it had reached before, with other transactions. The name, the timeline and the slots of this server
-are unchanged. So a message that no other log contains proves that a log is still the one that the reads saw.
+Positions are only numbers. A server whose disk was reset to an earlier state continues from an earlier position. With
+other transactions, it eventually passes all positions that it had reached before. The name, the timeline and the slots
+of the server are unchanged. So the run writes a message that no other log contains. If the message is in a log, the log
+is still the same as during the reads.
 
 The message belongs to no transaction and changes no row
 (https://www.postgresql.org/docs/current/functions-admin.html, ``pg_logical_emit_message``).
@@ -35,7 +36,7 @@ class EndMark:
     def parse(cls, text: str) -> Self:
         """Parse the text of a mark.
 
-        :raises PositionError: the text is not that of a mark.
+        :raises PositionError: the text does not describe a mark.
         """
         since, _, token = text.partition(" ")
         return cls(Lsn.parse(since), token)
@@ -59,7 +60,7 @@ def write(ask: Callable[[str], list[Any]]) -> EndMark:
 
 
 def log_end(end: Lsn, mark: EndMark | None = None) -> LogEnd:
-    """Return ``UpperBound.log_end``: the end of the log and, if given, the mark before it."""
+    """Return ``UpperBound.log_end``: the end of the log and, if there is a mark before that end, the mark."""
     return LogEnd(f"{end} {mark}" if mark is not None else str(end))
 
 

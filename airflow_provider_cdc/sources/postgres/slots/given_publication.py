@@ -1,4 +1,4 @@
-"""Checks of an existing publication that the connection names: whether it publishes every change that runs need."""
+"""Checks whether an existing publication that the connection names publishes every change that runs need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 
 _KINDS = ("insert", "update", "delete", "truncate")
 
-# Roots of partition trees in which the publication lists a relation that can get more partitions.
+# Roots of partition trees. In each of these trees, the publication lists a relation that can get more partitions.
 _OPEN_ENDED = """
 SELECT t.root FROM unnest(%s::oid[]) t(root), LATERAL pg_partition_tree(t.root) m
 JOIN pg_class c ON c.oid = m.relid JOIN pg_publication p ON p.pubname = %s
@@ -25,17 +25,17 @@ _log = logging.getLogger(__name__)
 
 
 def relations_sql(tables: Iterable[Table]) -> str:
-    """Return the relations that hold the rows of the tables, as a publication lists them."""
+    """Return the list of the relations that hold the rows of the tables, in the syntax of a publication."""
     return ", ".join(leaf.sql for table in tables for leaf in leaves(table))
 
 
 def publication_problems(
     connection: Connection, name: str, tables: Sequence[Table], *, keys_only: bool = False
 ) -> Iterable[Problem]:
-    """Yield the problems of the publication: it must publish every change of every row of ``tables``, with all columns
-    that are read.
+    """Yield the reasons why a publication does not publish every change of ``tables`` with all columns that are read.
 
-    The publication may list partitions or their root, and may publish changes under the partition or under the root.
+    The publication may list partitions or their root. It may publish a change under the name of the partition or of the
+    root.
 
     :param keys_only: the publication need not include generated columns.
     """
@@ -73,7 +73,7 @@ def publication_problems(
                 f"leaves out the generated columns of {', '.join(str(table.name) for table in generated)}",
                 f"ALTER PUBLICATION {quote(name)} SET (publish_generated_columns = stored)",
             )
-    # The server's own view of the published tables, including those of FOR ALL TABLES and FOR TABLES IN SCHEMA.
+    # The tables that the server publishes, also because of FOR ALL TABLES and FOR TABLES IN SCHEMA.
     covered = {
         relation: (filtered, columns)
         for relation, filtered, columns in query(
@@ -113,7 +113,8 @@ def publication_problems(
 
 
 def warn_of_harm(connection: Connection, name: str, tables: Sequence[Table]) -> None:
-    """Warn if the publication includes partitions that are created in the future: they may reject changes."""
+    """Warn if the publication will include partitions that are created later. The server may reject UPDATE and DELETE
+    on such partitions."""
     trees = [table for table in tables if table.details["kind"] == "p"]
     roots = [table.details["oid"] for table in trees]
     open_ended = {root for (root,) in query(connection, _OPEN_ENDED, (roots, name))}

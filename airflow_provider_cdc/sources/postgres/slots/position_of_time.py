@@ -1,11 +1,11 @@
-"""The position of a time: the end of the longest prefix of the log in which every commit is at or before that time.
+"""Finds the position of a time: the end of the longest prefix of the log in which no commit is later than the time.
 
-The first later commit ends the prefix, because commit times need not grow along the log. So the whole log since the
-standing slot was created counts. Recorded marks summarise the part that earlier calls have already read.
+Commit times need not grow along the log, so the first later commit ends the prefix. The prefix begins where the
+standing slot was created. A recorded mark summarises the beginning of the log that earlier calls have already read.
 
-The log has no DDL. If nothing else was committed between the end of a prefix and the position at which tables joined
-the standing slot, a time after that position resolves to that position. This position includes all changes of tables
-that were made before it.
+The log has no DDL. Tables may have joined the standing slot at a position after the end of the prefix, without a commit
+in between. Then a time after the join resolves to the position of the join. This position includes all changes to the
+definitions of tables that were made before it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import Join, Ma
 
 @dataclass(frozen=True)
 class Prefix:
-    """The longest prefix of the log without a later commit. The prefix ends at ``position``.
+    """The longest prefix of the log without a commit after the requested time. The prefix ends at ``position``.
 
-    ``mark`` is the end of its last commit. ``position`` may be later than the mark, depending on the requested time.
-    ``final``: a later commit follows, so the prefix cannot grow any more.
+    ``mark`` is the end of the last commit in the prefix. Depending on the requested time, ``position`` may be later
+    than the mark. ``final``: a commit with a later time follows, so the prefix cannot grow any more.
     """
 
     position: Lsn
@@ -42,11 +42,11 @@ def prefix_at(
     when: int,
     most: Lsn | None = None,
 ) -> Prefix | None:
-    """Return the prefix of a time; None if it ends before the first mark.
+    """Return the prefix of a time. None: the prefix ends before the first mark.
 
-    :param marks: the marks since which the slot still has the log.
+    :param marks: the recorded marks. The slot still has the log since each of them.
     :param when: the time in microseconds since 1970.
-    :param most: a position beyond which the prefix must not go, whatever the time.
+    :param most: a limit for the end of the prefix, independent of the time.
     :raises LogGone: the slot is gone.
     :raises SourceUnavailable: the slot was advanced meanwhile.
     :raises ConfigurationError: the server cannot report when transactions committed.
@@ -62,7 +62,8 @@ def prefix_at(
                 until = commit.end
                 break
             position, latest = commit.end, max(latest, commit.at)
-    # A later commit that ends after a join also begins after it, because both positions are ends of records.
+    # The end of a commit and the position of a join are both ends of records. So a commit that ends after the join also
+    # begins at or after the join.
     points = [Lsn.parse(join.position) for join in joins if join.at <= when]
     end = max([position, *(point for point in points if until is None or point < until)])
     return Prefix(end, Mark(str(position), latest), until is not None)

@@ -1,4 +1,5 @@
-"""The publication of a run: it determines which changes the log contains for the run."""
+"""Creates and changes the publication of a run. The publication determines which changes the server sends to the
+run."""
 
 from __future__ import annotations
 
@@ -36,10 +37,10 @@ def create_publication(
 ) -> None:
     """Publish every change of ``tables``: list each relation that holds their rows now.
 
-    Partitions that are created later are not published. If they were (as parts of their root), the server would reject
-    the application's UPDATE and DELETE in them until they get a replica identity. Every published relation has a
-    replica identity; this is checked while the relation is locked. So the server never rejects a statement because of
-    the publication.
+    Partitions that are created later are not published. A publication of their root would publish them, too. Then the
+    server would reject an application's UPDATE and DELETE on a new partition until the partition has a replica
+    identity. Every published relation has a replica identity; this is checked while the relation is locked. So the
+    server never rejects a statement because of this publication.
 
     A comment on the publication names the run.
 
@@ -66,13 +67,13 @@ def create_publication(
 
 
 def add_tables(connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy) -> None:
-    """Also publish every change of ``tables``, as `create_publication` does. Tables already published do not change."""
+    """Add ``tables`` to a publication, as `create_publication` does. Tables that are already in it stay unchanged."""
     _locking(connection, tables, lock, lambda: _publish_all(connection, name, tables), lambda: None)
 
 
 def let_go(connection: Connection, name: str) -> None:
-    """Drop from a publication the tables that no longer have a replica identity: while such a table is published, the
-    server rejects UPDATE and DELETE on it."""
+    """Remove tables without a replica identity from a publication. While such a table is published, the server rejects
+    UPDATE and DELETE on it."""
     rows = query(
         connection,
         "SELECT c.oid, n.nspname, c.relname FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid "
@@ -93,7 +94,7 @@ def _locking(
     change: Callable[[], None],
     undo: Callable[[], None],
 ) -> None:
-    """Make a change that needs locks. Each try waits for them as long as the policy allows."""
+    """Make a change that needs locks. Each try waits for the locks as long as the policy allows."""
     query(connection, f"SET lock_timeout = '{lock.wait_seconds}s'")
     for attempt in range(1, lock.tries + 1):
         try:
@@ -149,14 +150,14 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
 
 
 def publication_state(connection: Connection, name: str, relations: str = "") -> str:
-    """Return a digest of the publication that every change to it changes, even one that was undone; empty if there is
-    no publication.
+    """Return a digest of the publication. Empty: there is no publication.
 
-    Each change writes a new version of the catalog row. The old version gets another xmax as soon as the new one is
-    written. Logical decoding uses the new version once the log has the commit, but sessions may see it only later, when
-    a standby has confirmed the commit.
+    Every change to the publication changes the digest, even if the change was undone. Each change writes a new version
+    of the catalog row, and the old version gets another xmax as soon as the new version is written. Logical decoding
+    uses the new version once the log has the commit. Sessions may see the new version only later, when a standby has
+    confirmed the commit.
 
-    :param relations: comma-separated OIDs: other relations of the publication do not count. Empty: all count.
+    :param relations: comma-separated OIDs of the relations that the digest covers. Empty: all relations.
     """
     return str(
         value(
@@ -174,7 +175,7 @@ def publication_state(connection: Connection, name: str, relations: str = "") ->
 
 
 def about(connection: Connection, name: str) -> dict[str, Any]:
-    """Return the fields of the comment on our publication, which describe its run; empty if it has none."""
+    """Return the fields that describe a run, from the comment on its publication. Empty: there is no such comment."""
     rows = query(
         connection, "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", (name,)
     )
@@ -186,7 +187,8 @@ def about(connection: Connection, name: str) -> dict[str, Any]:
 
 
 def left_by_runs(connection: Connection) -> list[LeftByRun]:
-    """Return the owners of this database's publications of runs, where the comment names the DAG run."""
+    """Return the DAG runs that own publications in this database. A publication counts only if its comment names the
+    DAG run."""
     rows = query(
         connection,
         "SELECT pubname::text FROM pg_publication WHERE obj_description(oid, 'pg_publication') LIKE %s ORDER BY 1",

@@ -1,11 +1,12 @@
-"""The replication slot of a run, which keeps the log, and the publication of the same name.
+"""Creates, finds and drops the replication slot of a run, which keeps the log, and the publication of the same name.
 
-The slot's consistent point is the initial position: the log has exactly the transactions whose commit record begins at
-or after it. The slot is only peeked at, never advanced, so it stays at that point until the run releases it.
+The slot's consistent point is the initial position: the slot returns exactly the transactions whose commit record
+begins at or after this point. The slot is only peeked at and never advanced, so it stays at this point until the run
+releases it.
 
-Several tries may fix a run's position at once, and the position of one of them is recorded in the manifest. So each try
-creates its own slot and publication. It drops those of other tries only if its own position is the one in the manifest.
-All of them can be found by the run id alone.
+Several tries may fix a run's position at once, and the manifest records the position of one of them. So each try
+creates its own slot and publication. A try drops the slots and publications of other tries only if the manifest has its
+own position. The run id alone is enough to find all of them.
 """
 
 from __future__ import annotations
@@ -66,13 +67,15 @@ class SlotState:
 
     @property
     def limit(self) -> str:
-        """The setting because of which the server invalidated a lost slot."""
+        """The setting that made the server invalidate a lost slot."""
         return "idle_replication_slot_timeout" if self.invalidated == "idle_timeout" else "max_slot_wal_keep_size"
 
 
 def name_of(run_id: str) -> str:
-    """Return the prefix of the names of all slots and publications of a run: ``cdc_`` and the run id, in characters
-    that a slot name may have. The prefix leaves room for a token."""
+    """Return the prefix of the names of all slots and publications of a run.
+
+    The prefix is ``cdc_`` and the run id, reduced to characters that a slot name may have. It leaves room for a token.
+    """
     name = PREFIX + re.sub("[^a-z0-9_]", "_", run_id.lower())
     longest = _LONGEST_NAME - 1 - _TOKEN_DIGITS
     if len(name) > longest:
@@ -87,7 +90,7 @@ def name_of_try(run_id: str) -> str:
 
 
 def without_token(name: str) -> str:
-    """Return `name_of` the run whose try created the slot ``name`` (`name_of_try`)."""
+    """Remove the token from a slot name that `name_of_try` returned. The result is `name_of` the run."""
     return re.sub(f"_[0-9a-f]{{{_TOKEN_DIGITS}}}$", "", name)
 
 
@@ -110,13 +113,14 @@ def new_slot(settings: ConnectionSettings, name: str, seconds: float) -> Iterato
 
     Other sessions can use the snapshot while the context is open. The slot stays afterwards.
 
-    The server waits for every running transaction that has written, including prepared transactions.
+    To create the slot, the server waits for every running transaction that has written, including prepared
+    transactions.
 
     :raises LockNotGranted: a transaction ran for longer than ``seconds``; the message lists these transactions.
     """
     with session(settings, replication=True) as connection:
-        # With SNAPSHOT 'nothing', servers before 15.8 and 16.4 may reuse the snapshot that another slot built when it
-        # was created, and then miss changes of transactions that were open: `warn_of_version`.
+        # With SNAPSHOT 'nothing', servers before 15.8 and 16.4 may reuse the snapshot of another slot's creation. Then
+        # they miss changes of transactions that were open at that time (`warn_of_version`).
         sql = f"CREATE_REPLICATION_SLOT {quote(name)} LOGICAL {PLUGIN} (SNAPSHOT 'export')"
         yield consistent_point(settings, connection, sql, seconds)
 
@@ -130,8 +134,8 @@ def create_slot(settings: ConnectionSettings, name: str, seconds: float) -> Lsn:
 def room(connection: Connection, setting: str, needed: int) -> tuple[int, int]:
     """Return the limit that ``max_replication_slots`` or ``max_wal_senders`` sets, and how many are in use.
 
-    The server process of a session goes on for a moment after its connection has ended, and keeps its slot or sender
-    until then. If there is not enough room, but would be without such processes, check again a moment later.
+    After a connection has ended, its server process may run for a moment longer, and keeps its slot or WAL sender until
+    it ends. If only such processes take the room that is needed, this function checks again a moment later.
     """
     view, may_end = _LIMITED[setting]
     deadline = time.monotonic() + _ENDING_SECONDS
@@ -147,13 +151,13 @@ def room(connection: Connection, setting: str, needed: int) -> tuple[int, int]:
 
 _LIMITED = {
     "max_replication_slots": ("pg_replication_slots", "temporary"),
-    # A user who may not see the activity of others sees no state.
+    # The state is NULL if this user may not see the activity of other users.
     "max_wal_senders": ("pg_stat_replication", "state IS DISTINCT FROM 'streaming'"),
 }
 
 
 def state(connection: Connection, name: str) -> SlotState | None:
-    """Return the state of the slot ``name`` of this database; None if there is no such slot."""
+    """Return the state of the slot ``name`` in this database. None: there is no such slot."""
     rows = query(
         connection,
         "SELECT slot_name, wal_status, confirmed_flush_lsn::text, safe_wal_size, "
@@ -183,10 +187,10 @@ def warn_if_short(slot: SlotState) -> None:
 
 
 def begins(connection: Connection, name: str) -> bool:
-    """Whether the server still has the log at the position where a slot begins.
+    """Return whether the server still has the log at the position where a slot begins.
 
-    The slot's ``wal_status`` covers only log that the server itself removed. It does not cover log that was lost by
-    pg_resetwal, by a restored disk, or because an operator deleted files.
+    The slot's ``wal_status`` shows only whether the server itself removed log. It does not show that log was lost
+    because of pg_resetwal, a restored disk, or deleted files.
     """
     copy = f"{PREFIX}look_{uuid.uuid4().hex[:12]}"
     try:
@@ -206,8 +210,10 @@ def begins(connection: Connection, name: str) -> bool:
 
 
 def left_slots(connection: Connection) -> list[tuple[str, int, str]]:
-    """Return our slots in this database without the standing slots, whichever runs they belong to: name, bytes of log
-    that the slot keeps, and ``wal_status``."""
+    """Return the slots of all runs in this database, without the standing slots.
+
+    Each entry has the slot's name, the bytes of log that the slot keeps, and ``wal_status``.
+    """
     return [
         (name, wal_kept or 0, status or "")
         for name, wal_kept, status in query(
@@ -221,7 +227,7 @@ def left_slots(connection: Connection) -> list[tuple[str, int, str]]:
 
 
 def left_publications(connection: Connection) -> list[str]:
-    """Return our publications that have no slot any more."""
+    """Return the publications of runs that no longer have a slot of the same name."""
     return [
         name
         for (name,) in query(
@@ -235,7 +241,7 @@ def left_publications(connection: Connection) -> list[str]:
 
 
 def release(settings: ConnectionSettings, run_id: str) -> None:
-    """Drop all slots and publications of a run, whichever try created them.
+    """Drop all slots and publications of a run, from all of its tries.
 
     :raises SourceUnavailable: the server cannot be reached; the slots and publications stay.
     :raises TransientError: a session that uses a slot did not end.
@@ -262,9 +268,10 @@ def identity_of_try(slot: str, publication: str = "") -> dict[str, str]:
 
 
 def with_forward_slots(identity: Mapping[str, str], made: Mapping[Lsn, str], standing: str) -> dict[str, str]:
-    """Add to a try's identity the slots that it created for copies that are rolled forward, by the copies' positions.
+    """Return a try's identity with the slots that the try created for copies that are rolled forward.
 
-    :param standing: the publication that has listed the tables since then.
+    :param made: these slots, by the positions of the copies.
+    :param standing: the publication that has listed the tables since these positions.
     """
     return {
         **identity,
@@ -274,7 +281,8 @@ def with_forward_slots(identity: Mapping[str, str], made: Mapping[Lsn, str], sta
 
 
 def forward_slots(identity: Mapping[str, str]) -> dict[Lsn, str]:
-    """Return the slots that have the log since the copies that a run rolls forward, by the positions of the copies."""
+    """Return the slots for the copies that a run rolls forward, by the copies' positions. A slot has the log since its
+    copy."""
     return {Lsn.parse(start): slot for start, slot in json.loads(identity.get(_FORWARD, "{}")).items()}
 
 
@@ -290,7 +298,7 @@ def discard(settings: ConnectionSettings, identity: Mapping[str, str]) -> None:
 
 
 def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None:
-    """Drop a slot and a publication. No error if they do not exist.
+    """Drop a slot and a publication. If they do not exist, do nothing.
 
     :raises TransientError: a session that uses the slot did not end.
     :raises SourceUnavailable: a standby answered. A standby has nothing to drop.
@@ -330,7 +338,7 @@ def _drop(connection: Connection, slot: str, publication: str) -> None:
 
 
 def _drop_slot(connection: Connection, name: str) -> int | None:
-    """Drop the slot, or terminate the session that uses it. Return that session's pid; None if the slot is gone."""
+    """Drop the slot, or terminate the session that uses it. Return the pid of that session. None: the slot is gone."""
     rows = query(connection, "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (name,))
     if not rows:
         return None

@@ -1,8 +1,9 @@
-"""The record of a standing slot: since when its publication has listed each table, and each table's state then.
+"""Reads and writes the record of a standing slot.
 
-The record is the comment on the publication. So it is stored on the server that it describes, is part of its backups,
-and is shared by all lakes that use the slot. Dropping the publication also drops the record, and only the publication's
-owner can change it.
+For each table, the record has the position since which the slot's publication has listed the table, and the state of
+the table at that position. The record is the comment on the publication. So it is stored on the server that it
+describes, is part of the server's backups, and is shared by all lakes that use the slot. Dropping the publication also
+drops the record, and only the publication's owner can change the record.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _DAY = 24 * 3_600_000_000
 KNOWN_DAYS = 7
 """How many days a copy stays in the record."""
 _RUN = "run "
-"""Prefix of the key of a run's own entry in `Standing.copies`; the name of the run's slot follows. Digests of lakes
-never begin with it."""
+"""Prefix of the key of a run's own entry in `Standing.copies`. In the key, the name of the run's slot follows. Digests
+of lakes never begin with this prefix."""
 _MONEY = (790, 791)
 """OIDs of the types ``money`` and ``money[]``. User-defined types may contain them."""
 
@@ -40,10 +41,11 @@ _MONEY = (790, 791)
 class Joined:
     """A table in the publication. The log has all of its changes since ``position``.
 
-    ``at``: a time by which ``position`` had been fixed, in microseconds since 1970. ``state``: the table's digest
-    (`states_of`); as long as the table has this digest, it has not been changed since. ``why``: the reason, in words,
-    why the past of the table begins there. ``shape``: the digest of `shapes_of`, which has been the same since
-    ``shape_position``; that was fixed by the time ``shape_at``. Empty: an earlier version wrote the record.
+    - ``at``: a time, in microseconds since 1970, before which ``position`` was fixed.
+    - ``state``: the table's digest (`states_of`). As long as the table has this digest, its definition is unchanged.
+    - ``why``: the reason, in words, why the past of the table begins at ``position``.
+    - ``shape``: the digest of `shapes_of`. It has been the same since ``shape_position``, which was fixed before the
+      time ``shape_at``. Empty: an earlier version of the provider wrote the record.
     """
 
     position: str
@@ -57,8 +59,8 @@ class Joined:
 
 @dataclass(frozen=True)
 class Mark:
-    """No transaction that committed before ``position``, since the slot was created, has a commit time later than
-    ``latest``, in microseconds since 1970."""
+    """An upper bound for commit times. Between the creation of the slot and ``position``, no transaction committed with
+    a time later than ``latest``, in microseconds since 1970."""
 
     position: str
     latest: int
@@ -66,7 +68,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Join:
-    """Tables joined the standing slot at ``position``, which had been fixed by the time ``at``."""
+    """The position at which tables joined the standing slot. The position was fixed before the time ``at``."""
 
     position: str
     at: int
@@ -74,7 +76,7 @@ class Join:
 
 @dataclass(frozen=True)
 class Published:
-    """Copies of ``tables`` at ``position``, published by the time ``at`` (microseconds since 1970).
+    """Copies of ``tables`` at ``position``. They were published before the time ``at``, in microseconds since 1970.
 
     ``wanted``: the copies may be rolled forward, so the log since ``position`` is needed.
     """
@@ -90,12 +92,12 @@ class Standing:
     """The record of a standing slot.
 
     - ``beginning``: an id that changes whenever the slot is created anew.
-    - ``server``: the server whose log the positions belong to.
-    - ``marks``: in the order of their positions.
-    - ``joins``: include the joins of tables that have joined again since.
-    - ``tables``: by table name.
-    - ``copies``: the last copies, by a digest of the lake's URI; and the positions of runs that have not recorded their
-      copies yet (`with_run`).
+    - ``server``: the identity of the server. The positions are positions in the log of this server.
+    - ``marks``: the marks, in the order of their positions.
+    - ``joins``: all joins. If a table has joined again, its earlier joins are included, too.
+    - ``tables``: the last join of each table, by table name.
+    - ``copies``: the last copies, by a digest of the lake's URI. Also the positions of runs that have not recorded
+      their copies yet (`with_run`).
     """
 
     beginning: str
@@ -108,14 +110,14 @@ class Standing:
     format: int = _FORMAT
 
     def since(self, confirmed: Lsn | None) -> tuple[Mark, ...]:
-        """Return the marks since which the slot still has the log, given the slot's confirmed position."""
+        """Return the marks at or after the slot's confirmed position. The slot still has the log since these marks."""
         return tuple(mark for mark in self.marks if confirmed is not None and Lsn.parse(mark.position) >= confirmed)
 
     def with_run(self, slot: str, position: Lsn, at: int) -> Standing:
-        """Add the position that a run has just fixed, and remove such positions older than `KNOWN_DAYS`.
+        """Add the position that a run has just fixed, and remove positions of runs that are older than `KNOWN_DAYS`.
 
-        The position is therefore part of this server's history. The entry has no tables, so earlier versions of the
-        provider read it as a copy of no tables.
+        The new entry shows that the position is part of this server's history. The entry has no tables, so earlier
+        versions of the provider read it as a copy of no tables.
         """
         copies_kept = {
             lake: published
@@ -129,12 +131,12 @@ class Standing:
         return replace(self, copies={lake: published for lake, published in self.copies.items() if lake != _RUN + slot})
 
     def with_copies(self, lake: str, copies: Mapping[str, Lsn], at: int, wanted: bool) -> Standing:
-        """Add the last copies in a lake, given their positions by table name. Remove copies that no run has replaced
-        for `KNOWN_DAYS`: their lake may be gone.
+        """Add the last copies in a lake. Remove copies older than `KNOWN_DAYS`, because their lake may be gone.
 
-        :param wanted: the run that made the copies rolls copies forward. If a table's earlier copy in this lake was
-            wanted, its new copy is wanted, too, so that the next run can roll it forward even if this run read the
-            table in full.
+        :param copies: the positions of the copies, by table name.
+        :param wanted: whether the run that made the copies rolls copies forward. If a table's earlier copy in this lake
+            was wanted, the new copy is wanted, too. So the next run can roll it forward even if this run read the table
+            in full.
         """
         copies_by_table: dict[str, list[Published]] = {}
         rolled: set[str] = {*copies} if wanted else set()
@@ -157,10 +159,11 @@ class Standing:
         )
 
     def has_copy(self, table: str, position: Lsn, slot: str = "") -> bool:
-        """Whether the copy of a table at that position belongs to the history of this server: the copy was recorded
-        after it was published, or its run recorded the position.
+        """Return whether the copy of a table at ``position`` belongs to the history of this server.
 
-        :param slot: the prefix of the names of that run's slots (`slots.name_of`).
+        It does if the copy was recorded after it was published, or if the run that made the copy recorded the position.
+
+        :param slot: the prefix of the slot names of the run that made the copy (`slots.name_of`).
         """
         at_position = [
             (lake, copy_noted)
@@ -175,10 +178,10 @@ class Standing:
         )
 
     def wanted(self, confirmed: Lsn | None) -> Lsn | None:
-        """Return the oldest wanted position since which the slot still has the log.
+        """Return the oldest wanted position that is at or after the slot's ``confirmed`` position.
 
-        A run that took long may have published copies at a position that the slot has passed. Keeping more log does not
-        help them.
+        A long run may have published copies at a position that the slot has already passed. The log since such a
+        position is gone, so keeping more log does not help these copies.
         """
         positions = (
             Lsn.parse(copy_noted.position)
@@ -197,9 +200,9 @@ class Standing:
 
 
 def name_of(connection: Connection, name: str) -> str:
-    """Return the server's name of this database's standing slot and publication, given the user's name of the slot.
+    """Return the name that the standing slot and its publication have on the server, given the name in the options.
 
-    Slots belong to the whole server, so the name contains the database.
+    Slots belong to the whole server, so the name on the server contains the database.
     """
     return str(
         value(
@@ -211,13 +214,13 @@ def name_of(connection: Connection, name: str) -> str:
 
 
 def ground(connection: Connection) -> dict[str, str]:
-    """Return the server identity that must be unchanged for recorded positions and digests to be valid."""
+    """Return the server's identity. Recorded positions and digests are valid only while this identity is unchanged."""
     server_identity = identity(connection)
     return {name: server_identity[name] for name in session_setup.OF_THE_SERVER}
 
 
 def load(connection: Connection, name: str) -> Standing | None:
-    """Return the record of a standing slot; None if there is none, or if this version cannot read it."""
+    """Return the record of a standing slot. None: there is no record, or this version cannot read it."""
     rows = query(
         connection, "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", (name,)
     )
@@ -237,14 +240,14 @@ def store(connection: Connection, name: str, record: Standing) -> None:
 
 
 def alone(connection: Connection, name: str, seconds: float) -> None:
-    """Wait until no other session changes the standing slot or its record. This session then has the exclusive right to
-    change them until it ends."""
+    """Wait until no other session changes the standing slot or its record. Then other sessions cannot change them until
+    this session ends."""
     query(connection, f"SET lock_timeout = '{max(1, round(seconds))}s'")
     query(connection, "SELECT pg_advisory_lock(hashtextextended(%s, 0))", (f"{APPLICATION} {name}",))
     query(connection, "RESET lock_timeout")
 
 
-# A schema that was renamed and renamed back has a new version of its catalog row.
+# If a schema was renamed and renamed back, its catalog row has a new version.
 _AROUND = """
 SELECT c.oid, concat_ws('/', n.oid, n.xmin, c.relhassubclass,
     (SELECT string_agg(concat_ws('/', p.oid, p.xmin, r.oid, r.xmin), ',') FROM pg_publication p
@@ -256,18 +259,18 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(
 def states_of(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
     """Return a digest of each table's current state, by table name.
 
-    The digest changes with any change to the table's definition, its file, its name, or what the publication ``name``
-    publishes of it, even if the change was undone.
+    The digest changes whenever one of these changes, even if the change is undone: the table's definition, its file,
+    its name, or the part of the table that the publication ``name`` publishes.
     """
     return _digests(connection, name, tables)
 
 
 def shapes_of(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
-    """Return a digest of each table, as `states_of` does, without the versions of the catalog rows of the table and its
-    columns, and without NOT NULL.
+    """Return a digest of each table, by table name, that ignores some changes.
 
-    So changes of privileges, defaults and NOT NULL do not change it, nor do renames that were undone.
-    `catalog_versions` finds out when these rows were changed last.
+    In contrast to `states_of`, the digest does not include NOT NULL or the versions of the catalog rows of the table
+    and its columns. So it stays the same if privileges, defaults or NOT NULL change, or if a rename is undone.
+    `catalog_versions` finds out when these catalog rows were changed last.
     """
 
     def shaped(table: Table) -> Table:
@@ -287,7 +290,8 @@ def _digests(connection: Connection, name: str, tables: Sequence[Table]) -> dict
     for table in tables:
         kinds = [column.details for column in table.columns]
         has_money = any(kind["definition"] or kind["base_oid"] in _MONEY for kind in kinds)
-        # Other keys than the row key may come and go. Not all callers read the publication.
+        # Keys other than the recorded row key may be added and dropped. The other two depend on the publication, which
+        # some callers do not read.
         left_out = ("keys", "via_root", "as_root")
         details = {part: detail for part, detail in table.details.items() if part not in left_out}
         surroundings = [
@@ -301,7 +305,8 @@ def _digests(connection: Connection, name: str, tables: Sequence[Table]) -> dict
 
 
 def parents_among(connection: Connection, tables: Sequence[Table]) -> set[str]:
-    """Return the names of the tables that have or had child tables (INHERITS), or may still seem to have them.
+    """Return the names of the tables for which the catalog shows that they have, or may have had, child tables
+    (INHERITS).
 
     For such a table, the server does not report when child tables were added and removed.
     """

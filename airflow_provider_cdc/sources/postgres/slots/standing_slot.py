@@ -1,9 +1,9 @@
-"""The standing slot, with which PostgreSQL keeps its log from run to run.
+"""Creates and advances the standing slot, with which PostgreSQL keeps its log from run to run.
 
 A server keeps its log only for slots. The first run that uses a standing slot creates the slot and a publication of the
-same name, and both stay. A table joins the publication when a run first asks for it. The log has the table's changes
-from the position that is fixed right after that. Runs read a copy of the slot. The slot itself advances only when a run
-is published: to the oldest position that is still needed.
+same name. Both stay after the run. A table joins the publication when a run first needs the table. A position is fixed
+right after the join, and the log has the table's changes from this position on. Runs read a copy of the slot. The slot
+itself advances only when a run is published. It then advances to the oldest position that is still needed.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
         alone(connection, name, options.lock.slot_wait_seconds)
         record = usable(connection, name)
         if record is None:
-            # Runs in progress read with the publication, so drop it only if it is not known to be ours.
+            # Runs in progress may read through the publication. So drop it only if its comment has no readable record.
             slots.drop(settings, name, "" if load(connection, name) else name)
         run_publication.let_go(connection, name)
         try:
@@ -100,8 +100,8 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
 
 
 def usable(connection: Connection, name: str) -> Standing | None:
-    """Return the record of a standing slot if it can be relied on. Otherwise return None and, unless there is neither a
-    record nor a slot, log the reason."""
+    """Return the record of a standing slot if the record is valid. Otherwise, return None and log the reason. If there
+    is neither a record nor a slot, log nothing."""
     record, slot = load(connection, name), slots.state(connection, name)
     if record is None and slot is None:
         return None
@@ -137,8 +137,8 @@ _STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin 
 def note_position(settings: ConnectionSettings, point: InitialPoint, options: StepOptions) -> None:
     """`KeepsPast.note_position`.
 
-    The session has found the run's slot at the position. So this server has the position in its history, and so does
-    any server whose disk is put back to a later moment.
+    The session has found the run's slot at the position. So the history of this server includes the position. The same
+    is true if the server's disk is later reset to its state at a moment after this call.
     """
     position = Lsn.expect(point.position)
     with session(session_setup.of_run(settings, point.identity, position)) as connection:
@@ -153,10 +153,9 @@ def note_copies(
 ) -> None:
     """`KeepsPast.note_copies`.
 
-    A server whose disk was put back to a moment before the run has the same identity, but not the run's slot, which
-    sessions of a run check for. If the disk was put back to a moment during the run, the server was restarted.
-
-    No error if the run's slot is gone because all of this has already been done.
+    If the server's disk was reset to a moment before the run, its identity is the same, but the run's slot is missing.
+    Every session of a run checks for this slot. If the disk was reset to a moment during the run, the server was
+    restarted. If the run's slot is gone because the copies are already recorded, do nothing.
     """
     try:
         _note_copies(settings, options, copies, incarnation)
@@ -168,7 +167,7 @@ def note_copies(
 def _are_noted(
     settings: session_setup.RunSettings, options: StepOptions, copies: Mapping[str, Mapping[str, Lsn]]
 ) -> bool:
-    """Whether all of ``copies`` are already recorded on the server of the run."""
+    """Return whether all of ``copies`` are already recorded on the server of the run."""
     server = {name: identity_value for name, identity_value in settings.server.items() if name != "slot"}
     with session(replace(settings, server=server)) as connection:
         record = load(connection, name_of(connection, options.standing_slot))
@@ -234,8 +233,8 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
 def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> None:
     """Advance the slot to ``there``.
 
-    A failover slot (PostgreSQL 17 and later) first waits for the standbys of synchronized_standby_slots, possibly for
-    ever. If they do not respond in time, the slot stays where it is.
+    To advance a failover slot (PostgreSQL 17 and later), the server first waits for the standbys of
+    synchronized_standby_slots, without a time limit. If the standbys do not respond in time, the slot is not advanced.
     """
     if not value(connection, _IS_FAILOVER, (name,)):
         advance(connection, name, there)
@@ -260,14 +259,12 @@ FROM pg_replication_slots s WHERE s.slot_name = %s)"""
 def _by_the_clock(
     connection: Connection, record: Standing, confirmed: Lsn | None, oldest: int
 ) -> tuple[Standing, Mark | None]:
-    """Return the record with a mark of the current position and time, and the mark to which the slot can be advanced:
-    the last earlier mark that is older than ``oldest``.
+    """Return the record with a mark of the current position and time, and the mark to which the slot can be advanced.
 
-    This is for servers that cannot report when transactions committed. Without these marks, the server would keep the
-    log until its disk is full.
-
-    Everything that has committed by now has an earlier time, unless the clock was set back or the transaction came from
-    another server.
+    The latter is the last earlier mark that is older than ``oldest``. This function is for servers that cannot report
+    when transactions committed. Without these marks, such a server would keep the log until its disk is full. A
+    transaction that has already committed may have a later commit time only if the clock was set back, or if the
+    transaction came from another server.
     """
     here = Mark(str(value(connection, "pg_current_wal_flush_lsn()")), now(connection))
     most = record.wanted(confirmed)
@@ -280,8 +277,8 @@ def _by_the_clock(
 
 
 def joining(connection: Connection, tables: Sequence[Table]) -> list[Table]:
-    """Return the tables that can join. The log must have whole old rows, or the keys of all changed rows, and the
-    server must not reject changes to the tables because of the publication."""
+    """Return the tables that can join the publication: for these tables, the log has whole old rows or the keys of all
+    changed rows, and the server does not reject changes because of the publication."""
     followed_tables = followed(connection, tables)
     whole = whole_rows(connection, tables)
     return [
@@ -299,8 +296,8 @@ def _join(
     plans: Sequence[TablePlan],
     options: StepOptions,
 ) -> Standing:
-    """Add all tables that can join to the publication, create the slot if there is none, and record the position and
-    time since which this holds."""
+    """Add all tables that can join to the publication, and create the slot if there is none. Then record the position
+    and time of the join."""
     names = [plan.table for plan in plans]
     tables = joining(connection, read_tables(connection, names))
     states = states_of(connection, name, tables)
@@ -344,10 +341,12 @@ def _join(
 
 
 def _point(settings: ConnectionSettings, connection: Connection, slot: str, options: StepOptions) -> Lsn:
-    """Return a position such that every transaction that commits after it began after this call. So the log has all of
-    these transactions as the current publication defines.
+    """Return a position after the commits of all transactions that began before this call.
 
-    :param slot: the slot to create at that position, which stays; empty: use a temporary slot to find the position.
+    So every transaction that commits after the position began after this call, and the log has its changes as the
+    current publication defines.
+
+    :param slot: the name of a permanent slot to create at the position. Empty: create only a temporary slot.
     """
     here = session_setup.of_run(
         settings, identity(connection) | {session_setup.STARTED: value(connection, session_setup.START)}
@@ -360,7 +359,8 @@ def _point(settings: ConnectionSettings, connection: Connection, slot: str, opti
 
 
 def _tell_cost(connection: Connection, name: str, record: Standing) -> None:
-    """Log what the standing slot costs the server. Warn of settings that would end it, or that leave it unlimited."""
+    """Log how much log the standing slot keeps. Warn of settings that would invalidate the slot, or that leave the size
+    of the kept log unlimited."""
     slot = slots.state(connection, name)
     if slot is None:
         return

@@ -1,4 +1,5 @@
-"""Waits for transactions that delay a slot's consistent point, or that are committed in the log but not yet visible."""
+"""Waits for two kinds of transactions: those that delay a slot's consistent point, and those whose commit is in the log
+but not yet visible."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ def consistent_point(settings: ConnectionSettings, connection: Connection, sql: 
     """Run CREATE_REPLICATION_SLOT on a replication connection, for at most ``seconds``. Return the slot's consistent
     point, and the name of the exported snapshot (empty if there is none).
 
-    :raises LockNotGranted: the command had to wait for longer.
+    :raises LockNotGranted: the command had to wait for more than ``seconds``.
     """
     # statement_timeout does not apply to commands of the replication protocol, and lock_timeout would apply separately
     # to each transaction that the command waits for.
@@ -53,17 +54,18 @@ def settle(
 ) -> None:
     """Wait until every transaction whose commit may already be in the log is visible.
 
-    A commit is written to the log first and becomes visible afterwards: usually at once, but only after the standbys
-    have answered if the server waits for them. A transaction that committed before the slot's point and was not visible
-    to a read would be missing from both the read and the log. So every transaction in progress right after the point
-    was fixed has to end, except those of sessions that are idle in a transaction: their commit has not begun, so it
-    comes after the point.
+    A commit is written to the log first and becomes visible afterwards, usually at once. If the server waits for
+    standbys, the commit becomes visible only after they have answered. Suppose that a transaction committed before the
+    slot's point, and a read does not see it. Then neither the read nor the log has its changes. So this function waits
+    for every transaction that is in progress right after the point was fixed. It does not wait for sessions that are
+    idle in a transaction: their commit has not begun, so it comes after the point.
 
-    :param only: the ids (of type xid) of the relevant transactions, which were in progress a moment ago; None: all.
+    :param only: the ids (of type xid) of the transactions to wait for, which were in progress a moment ago. None: all
+        transactions.
     :raises LockNotGranted: some transactions did not end within ``seconds``; the message lists them.
     """
-    # A snapshot lists running transactions only up to the last one that has ended. So end a new transaction, which is
-    # the latest one.
+    # A snapshot lists running transactions only up to the latest transaction that has ended. So begin and end a new
+    # transaction here: it is later than all others.
     query(connection, "SELECT pg_current_xact_id()")
     ((began, committing, waiting),) = query(connection, _BEGAN, {})
     if only is not None:
@@ -77,17 +79,18 @@ def settle(
         time.sleep(_POLL_SECONDS if waiting else 0)
 
 
-# The state that a subscription's worker reports does not help: it may commit changes that it applies in parallel while
-# idle in a transaction, and runs COMMIT PREPARED while idle. But it does neither while it waits for the publisher.
+# The reported state of a subscription's worker is not reliable. In the state "idle in transaction", the worker may
+# commit changes that it applies in parallel. In the state "idle", it may run COMMIT PREPARED. But it does neither while
+# it waits for the publisher.
 _WORKER = "{0}.backend_type LIKE 'logical replication%%worker'"
 _WAITS_FOR_MORE = "{0}.wait_event IN ('LogicalApplyMain', 'LogicalParallelApplyMain', 'applytransaction')"
 _MAY_COMMIT = f"""CASE WHEN {_WORKER} THEN {_WAITS_FOR_MORE} IS NOT TRUE
     ELSE {{0}}.state IS NULL OR {{0}}.state NOT LIKE '{{1}}%%' END"""
-# A worker shows no query either. The COMMIT PREPARED of a worker counts as a transaction of its own.
+# A worker reports no query, either. The COMMIT PREPARED of a worker counts as a separate transaction.
 _STATEMENT = f"concat({{0}}.pid, ' ', CASE WHEN {_WORKER} THEN {{0}}.xact_start ELSE {{0}}.query_start END)"
 
-# A prepared transaction has no session. The COMMIT PREPARED of the transaction has begun only if some session runs a
-# COMMIT PREPARED. The query that a session runs may be hidden from this user, be cut off, or not be text.
+# A prepared transaction has no session. Its COMMIT PREPARED has begun only if some session runs a COMMIT PREPARED. The
+# reported query of a session may be hidden from this user, truncated, or not be valid text.
 _BEGAN = f"""
 SELECT pg_current_snapshot()::text, ARRAY(
     SELECT {_STATEMENT.format("w")} FROM pg_stat_activity w
@@ -143,14 +146,15 @@ def blockers(connection: Connection, seconds: float = 0) -> list[str]:
 
 
 def _watch(settings: ConnectionSettings, waiting: Connection, seconds: float, done: threading.Event) -> None:
-    """Regularly log what a command waits for, and cancel the command after ``seconds`` unless it is done by then."""
+    """Regularly log the transactions that a command waits for. Cancel the command if it takes more than ``seconds``."""
     deadline = time.monotonic() + seconds
     pause = min(NAME_SECONDS, seconds)
     while not done.wait(pause):
         if time.monotonic() >= deadline:
             with suppress(psycopg.Error), mapped_errors("cancel"):
                 waiting.cancel_safe(timeout=5)
-            # Repeat until the command has ended: the server may not have received it yet, or may be too busy.
+            # Repeat the cancel request until the command has ended. The server may not have received the command yet,
+            # or may be too busy to process the request.
             pause = _CANCEL_SECONDS
             continue
         with suppress(CdcError), session(settings) as connection:

@@ -1,4 +1,5 @@
-"""Checks that the server is the one on which a run began, and that the run's slot and publication are unchanged."""
+"""Checks that a session has reached the server on which the run began, and that the run's slot and publication are
+unchanged."""
 
 from __future__ import annotations
 
@@ -13,9 +14,9 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection
 
 
 def check_identity(connection: Connection, expected: Mapping[str, str], position: Lsn) -> None:
-    """Check that this is the server of ``expected``, and that the run's slot and publication are unchanged.
+    """Check that this server has the ``expected`` identity, and that the run's slot and publication are unchanged.
 
-    :raises SourceReplaced: this is another server, or one that has been promoted or restored since.
+    :raises SourceReplaced: this is another server, or the server has been promoted or restored since the run began.
     :raises LogGone: the run's slot is gone, was invalidated, or was advanced by another client.
     :raises ExactnessError: the publication was altered, so the log may lack changes.
     """

@@ -1,4 +1,4 @@
-"""Reads chunks, and rows by their keys, in sessions that check that the table is unchanged."""
+"""Reads chunks of a table, and looks up rows by their keys. Each read checks that the table is unchanged."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ from airflow_provider_cdc.sources.postgres.steps.snapshot import SharedView
 from airflow_provider_cdc.sources.session.kept_sessions import Kept
 
 MANY_LEAVES = 3
-"""From this number of partitions on, it is faster to find out first which partition has a key."""
+"""The number of partitions from which a key lookup is faster if it first finds the partition of each key."""
 
 _DATA_EXCEPTION = "22"
-"""The class of the SQLSTATEs of errors that values cause."""
+"""The SQLSTATE class of errors that are caused by values."""
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sources.postgres.decode.rows import RowReader
@@ -62,7 +62,7 @@ def open_reader(
 ) -> Iterator[ChunkReader]:
     """Open a session that reads chunks of ``table``. The session ends with the block, unless it is ``kept``.
 
-    :raises SourceUnavailable: with ``exported``, if the session that holds the shared view has ended.
+    :raises SourceUnavailable: with ``exported``, the session that exported the shared snapshot has ended.
     """
     # Imported here because the steps that only plan and record do not need the compiled decoders.
     from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
@@ -111,7 +111,7 @@ class _Reader:
         return self._rows.odd
 
     def leave_view(self) -> None:
-        """End the transaction in which all chunks were read, if there is one."""
+        """If all chunks were read in one transaction, end it."""
         if self._in_view:
             self._rows.run("COMMIT")
             self._in_view = False
@@ -141,10 +141,10 @@ class _Reader:
                     yield from self._read(leaf, self._lookup.source(leaf.sql, leaf_keys), prepare=ONE_BY_ONE)
 
     def _by_leaf(self, lookup: KeyLookup, keys: pa.BinaryArray) -> dict[int, pa.BinaryArray] | None:
-        """Call `KeyLookup.by_leaf`, in the shared view if there is one.
+        """Call `KeyLookup.by_leaf`. If there is a shared snapshot, the lookup uses it.
 
-        Without a view, rows may be added or removed before they are read. The log has such changes, so these rows are
-        read again.
+        Without a shared snapshot, rows may be added or removed between the lookup and the read. The log has these
+        changes, so the rows are read again.
         """
         self._begin(ONE_BY_ONE)
         try:
@@ -152,7 +152,8 @@ class _Reader:
         except (psycopg.Error, adbc_driver_manager.Error) as error:
             if not users_code.is_unplannable(error):
                 raise
-            # The plan of the root uses the CHECK constraints of its partitions. Each partition can be searched alone.
+            # To plan a SELECT on the root, the server uses the CHECK constraints of the partitions. If that fails, each
+            # partition can still be searched separately.
             self._undo()
             return None
         self._end()
@@ -167,13 +168,14 @@ class _Reader:
             self._rows.run("BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
         if self._path:
             self._rows.ask(f"SELECT pg_catalog.set_config('search_path', {literal(self._path)}, true)")
-            # Rows that are looked up by their keys are compared with the log, and the lookup needs an index.
+            # A lookup by key (``prepare`` is not empty) needs an index. Its rows are compared with the log.
             prepare = prepare or users_code.NO_INDEX
         if prepare:
             self._rows.ask(prepare)
 
     def _end(self) -> None:
-        # Either statement releases the lock, which the next check uses to find out which relation was read.
+        # Both statements release the lock on the relation. The next check relies on this: it looks at the locks of the
+        # transaction to find out which relation was read.
         self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper is not None else "COMMIT")
 
     def _undo(self) -> None:
@@ -181,10 +183,10 @@ class _Reader:
         self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper is not None else "ROLLBACK")
 
     def _batches(self, source: str, pushed: bool, prepare: str) -> Iterator[pa.RecordBatch]:
-        """Yield the batches of a read. If the read cannot be planned otherwise, switch to the user's own search_path,
-        for this read and all later ones.
+        """Yield the batches of a read. If the server cannot plan the read, use the user's default search_path for this
+        read and all later reads.
 
-        :param pushed: whether the server should return only rows that fulfil the condition, as far as it can tell.
+        :param pushed: whether the server evaluates the part of the table's condition that can be pushed down.
         """
         self._begin(prepare)
         batches = self._rows.read(source + (self._condition if pushed else ""))
@@ -207,23 +209,32 @@ class _Reader:
             self._rows.ask(users_code.PINNED)
 
     def _is_doubtful(self, leaf: Leaf) -> bool:
-        """Whether indexes of a leaf call user functions. The names in the bodies of these functions are resolved when a
-        SELECT is planned, so an index may lack rows that the planner expects in it."""
+        """Return whether indexes of a leaf call user functions.
+
+        The server resolves the names in the bodies of these functions when it plans a SELECT. Under another
+        search_path, a function may have another result, so an index may lack rows that the planner expects in it.
+        """
         if leaf.oid not in self._doubtful:
             self._doubtful[leaf.oid] = self._rows.ask(users_code.INDEXES_BY_USERS.format(leaf.oid)) != [("0",)]
         return self._doubtful[leaf.oid]
 
     @property
     def _condition(self) -> str:
-        """The condition that the server evaluates to save work, as the end of a WHERE clause. Under the user's own
-        search_path, its operators are schema-qualified, so that no user-defined operator is used."""
+        """Return the pushed-down condition as the end of a WHERE clause. The server evaluates it to return fewer rows.
+
+        Under the user's default search_path, the operators are schema-qualified, so that no user-defined operator is
+        used.
+        """
         pushed = pushed_condition(self._table, qualified=bool(self._path))
         return f" AND ({pushed})" if pushed else ""
 
     @contextmanager
     def _mapped_errors(self, what: str) -> Iterator[None]:
-        """Map errors as `mapped_errors` does. If a privilege was revoked during the run, name the privilege. If the
-        server cannot compute a value, leave its message out: it may quote a value of a column that is withheld."""
+        """Map errors as `mapped_errors` does, with two additions.
+
+        If a privilege was revoked during the run, the error names the privilege. If the server cannot compute a value,
+        the error does not include the server's message, because the message may quote a value of a withheld column.
+        """
         where = f"{self._table.name}, {what}"
         try:
             with mapped_errors(where):
@@ -256,13 +267,13 @@ class _Reader:
         """Yield the rows of one leaf, and check that the leaf is unchanged.
 
         :param pushed: as in `_batches`.
-        :param prepare: a query to run before, in the same transaction.
+        :param prepare: a query to run before the read, in the same transaction. Empty: none.
         """
         try:
             yield from self._batches(source, pushed, prepare)
         except DecodeError:
-            # Most likely the column types have changed, and then the error should name that. This session has not
-            # finished its result, so another session runs the check.
+            # Most likely, the column types have changed. Then the check raises an error that names the change. This
+            # session has not finished reading its result, so another session runs the check.
             with session(self._settings) as other:
                 check_in_place(partial(query, other), self._table, leaf, locked=False)
             raise
@@ -284,11 +295,11 @@ def check_in_place(
     :raises SchemaChanged: the relation, its file or its columns are different.
     """
     relation = f"to_regclass({literal(leaf.sql)})"
-    # A query of the catalog would use the session's snapshot, which may be older than the definition that a SELECT
-    # uses. Expanding the row type returns the definition that a SELECT uses.
+    # A query of the catalog uses the session's snapshot. This snapshot may be older than the table definition that a
+    # SELECT uses. Expanding the row type uses the same definition as a SELECT.
     types = ", ".join(f"pg_typeof(r.{quote(column.name)})::oid" for column in table.columns)
-    # A schema's name cannot be locked: during the read, the name may have referred to another relation. So check which
-    # relation the transaction has locked.
+    # The name of a schema cannot be locked. So during the read, the qualified name may have referred to another
+    # relation. To exclude this, check which relation the transaction has locked.
     # r.* rather than r: the table may have a column named r.
     read = f"SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = {leaf.oid}"
     ((oid, filenode, names, found, was_read),) = ask(
@@ -296,7 +307,7 @@ def check_in_place(
         f"array_to_string(ARRAY[{types}], ' '), EXISTS ({read})::text FROM (SELECT (NULL::{leaf.sql}).*) r"
     )
     what = ""
-    # A view has no file, and a materialized view may have a new one (`view_reads`).
+    # A view has no file, and a materialized view may have a new file (`view_reads`).
     same_file = table.details["kind"] in (VIEW, MATERIALIZED) or filenode == str(leaf.filenode)
     if oid != str(leaf.oid) or not same_file:
         what = REWRITTEN if oid == str(leaf.oid) else RENAMED

@@ -1,4 +1,4 @@
-"""Whether a server, a standby or the primary, has reached a position or a time."""
+"""Finds out whether a server has reached a position or a time. The server may be a standby or the primary."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.optional_capabilities import Reach
 from airflow_provider_cdc.sources.postgres.server.session import query, session
 
-# On a standby, readers see the transactions that it has replayed. Each of the two functions fails on the other kind of
-# server.
+# On a standby, readers see the transactions that the standby has replayed. One of the two functions works only on a
+# standby, the other only on a primary.
 _HERE = (
     "SELECT pg_is_in_recovery(), "
     "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text, "
@@ -25,8 +25,9 @@ _HERE = (
 def has_reached(settings: ConnectionSettings, target: AsOf) -> Reach:
     """`TellsReach.has_reached`.
 
-    A primary has reached a time when its clock has passed it. A standby has reached a time when it has replayed a later
-    commit: the standby's own clock does not show what is still to be replayed.
+    A primary has reached a time when its clock is past the time. A standby has reached a time when it has replayed a
+    commit with a later time. The standby's own clock does not count, because it does not show which transactions are
+    still to be replayed.
     """
     if isinstance(target, GtidSet):
         raise ConfigurationError(

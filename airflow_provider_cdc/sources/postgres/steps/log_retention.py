@@ -1,4 +1,4 @@
-"""How long a PostgreSQL server keeps the log for the slot of a run."""
+"""Estimates how long a PostgreSQL server keeps the log for the slot of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from airflow_provider_cdc.sources.api.optional_capabilities import Runway
 from airflow_provider_cdc.sources.postgres.server.session import query, session
 
 _KEPT = "max_slot_wal_keep_size"
-# Bytes of log per second that the server has written, on average since its statistics began.
+# The average rate at which the server has written log, in bytes per second since its statistics were last reset.
 _RATE = (
     "SELECT wal_bytes::float8 / greatest(1, extract(epoch FROM clock_timestamp() - stats_reset)::float8) "
     "FROM pg_stat_wal"
@@ -15,7 +15,7 @@ _RATE = (
 
 
 def runway(settings: ConnectionSettings) -> Runway:
-    """`TellsRunway.runway`. The slot keeps the log up to a size, so the time follows from the rate of writing."""
+    """`TellsRunway.runway`. The slot keeps the log up to a size, so the time is estimated from the write rate."""
     with session(settings) as connection:
         ((megabytes,),) = query(connection, "SELECT setting::bigint FROM pg_settings WHERE name = %s", (_KEPT,))
         ((rate,),) = query(connection, _RATE)

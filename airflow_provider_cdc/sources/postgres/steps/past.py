@@ -1,9 +1,10 @@
-"""Positions in the past, and whether a copy can be exact at such a position.
+"""Resolves positions in the past, and checks whether a copy can be exact at such a position.
 
-The rows are read now and rewound to the past position. The conditions of a run must have held since that position: the
-log has all changes of the copied tables, and the tables are unchanged. The standing slot has the log. Its record shows
-since when the log has all changes of each table, and has a digest of each table that shows whether the table is
-unchanged. Apart from that, the run is like any other: its own slot is a copy of the standing slot at the past position.
+The rows are read now and rewound to the past position. For this, two conditions must have held since that position: the
+log has all changes of the copied tables, and the tables are unchanged. The standing slot has the log. Its record has,
+for each table, the position since which the log has all changes, and a digest that shows whether the table is
+unchanged. The run's own slot is a copy of the standing slot, at the past position. In all other respects, the run is
+like any other run.
 """
 
 from __future__ import annotations
@@ -73,11 +74,11 @@ def record_past(
         name = slots.name_of_try(run_id)
         try:
             copy_slot(connection, past, name, position)
-            # Wait only after the slot exists: commits before the position may not have been visible when it was
-            # resolved.
+            # Wait only after the slot exists. Commits before the position may not have been visible yet when the
+            # position was resolved.
             transaction_waits.settle(settings, connection, options.lock.slot_wait_seconds)
-            # Check the tables only after this wait: a table that is still as it was when it joined was the same at the
-            # position, too.
+            # Check the tables only after this wait. If a table is now the same as when it joined, it was also the same
+            # at the position.
             tables = _planned_tables(connection, plans, past.name)
             fixed = Moment.POSITION_FIXED
             if problems := _problems_since(fixed, settings, connection, past, tables, plans, position, as_of):
@@ -87,7 +88,7 @@ def record_past(
             relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
             server_identity["publication_relations"] = relations
             server_identity["publication_state"] = run_publication.publication_state(connection, past.name, relations)
-            # Check the tables last: this shows that the publication was as recorded when its state was taken.
+            # Check the tables last. If they are unchanged, the publication was also unchanged when its state was read.
             if _problems_since(fixed, settings, connection, past, tables, plans, position, as_of):
                 raise SourceUnavailable(
                     "the publication was altered while the position was fixed",
@@ -112,15 +113,15 @@ def record_past(
 
 
 def _planned_tables(connection: Connection, plans: Sequence[TablePlan], publication: str = "") -> list[Table]:
-    """Return the tables as they are now, with the part of each that is copied: a column that is left out needs
-    nothing."""
+    """Return the present definitions of the tables, each with the part that is copied. No check applies to columns that
+    are left out."""
     tables = read_tables(connection, [plan.table for plan in plans], publication)
     return [replace(table, selection=plan.selection) for plan, table in zip(plans, tables, strict=True)]
 
 
 def find_past(connection: Connection, options: StepOptions) -> Past | None:
-    """Return the standing slot of ``options``; None if it does not exist yet or its past was lost (the log has the
-    reason)."""
+    """Return the standing slot of ``options``. None: the slot does not exist yet, or its past was lost. The reason for
+    a lost past is logged."""
     name = name_of(connection, options.standing_slot)
     record, slot = usable(connection, name), slots.state(connection, name)
     if record is None or slot is None or slot.confirmed is None:
@@ -164,8 +165,8 @@ def resolve(
 ) -> Lsn:
     """Return the position of ``as_of``.
 
-    :param final: whether the position must be final. The position of a time is final once a later commit exists: this
-        function causes such a commit and waits for it.
+    :param final: whether the position must be final. The position of a time is final once there is a commit with a
+        later time. This function causes such a commit and waits for it.
     :raises PreflightError: the position or time lies before the standing slot, or in the future.
     :raises SourceUnavailable: nothing was committed after the time, because the server's clock was set back.
     """
@@ -197,7 +198,8 @@ def resolve(
                     hint="request an earlier time, or wait longer (as_of_wait_seconds), then retry the task",
                 )
             time.sleep(_POLL_SECONDS)
-        # The part that was read need not be read again. Cause a later commit that changes nothing.
+        # Add a mark, so that the log that was already read need not be read again. Then cause a later commit, without
+        # changing data.
         marks = (*past.marks, prefix.mark)
         query(connection, "SELECT pg_logical_emit_message(true, %s, '')", (APPLICATION,))
     if prefix is None:
@@ -216,7 +218,8 @@ def _problems_since(
     position: Lsn,
     as_of: AsOf,
 ) -> list[Problem]:
-    """Return why copies of ``tables`` cannot be exact at ``position``, each with the earliest possible position."""
+    """Return the reasons why copies of ``tables`` cannot be exact at ``position``. Each names the earliest possible
+    position."""
     context = PastContext(
         connection, settings=settings, tables=tables, plans=plans, past=past, position=position, as_of=as_of
     )
@@ -226,8 +229,9 @@ def _problems_since(
 def copy_slot(connection: Connection, past: Past, name: str, position: Lsn) -> None:
     """Create the run's slot: a copy of the standing slot, advanced to ``position``.
 
-    The server does not write an advanced slot to disk at once, so a crash would set it back. A new slot is on disk at
-    once. So a temporary copy is advanced, and the run's slot is created as a copy of the temporary one.
+    The server does not write an advanced slot to disk at once, so a crash could set the slot back. But it writes a new
+    slot to disk at once. So this function advances a temporary copy, and creates the run's slot as a copy of the
+    temporary slot.
     """
     between = f"{slots.PREFIX}past_{uuid4().hex[:12]}"
     query(connection, "SELECT pg_copy_logical_replication_slot(%s, %s, true)", (past.name, between))

@@ -33,9 +33,8 @@ def preflight(
     :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern that begins
         with ``!`` excludes tables that earlier patterns matched (``!shop._*_gho``).
     :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others by ``exported``. If
-        the log lacks the old rows of any table, no table can be rewound. Then all tables are read by ``again``, except
-        that tables for which the log has no key are read by ``exported``, and the copy is exact at the end of the
-        reads.
+        the log lacks the old rows of any table, no table can be rewound, and the copy is exact at the end of the reads.
+        Then tables for which the log has no key are read by ``exported``, and all other tables by ``again``.
     :param parts: the part of each table that is copied. Columns that are not read need neither a supported type nor a
         privilege.
     :raises PreflightError: with every problem found.
@@ -78,7 +77,7 @@ def check_server(settings: ConnectionSettings) -> list[Problem]:
 
 
 def _why_again(connection: Connection, tables: Sequence[Table], options: TableOptions) -> str:
-    """Return why tables are read again instead of rewound; empty if they are rewound."""
+    """Return the reason why rows of tables are read again instead of rewound. Empty: they are rewound."""
     if options.consistency == "again":
         return "consistency is set to again"
     views = [table.name for table in tables if table.details["kind"] in (VIEW, MATERIALIZED)]

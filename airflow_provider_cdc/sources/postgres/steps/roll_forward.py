@@ -1,9 +1,9 @@
 """Decides whether published copies can be rolled forward, and creates the slots that keep the log for it.
 
-PostgreSQL keeps its log only for slots: the log since a copy exists if the standing slot has it. The conditions of a
-run must have held since the copy: the log has all changes of the table, and the table is unchanged. The record of the
-standing slot shows both. The record has a digest of the table that changes with any change to the table's definition,
-its file, its name or its place in the publication, even if the change was undone.
+PostgreSQL keeps its log only for slots. So the log since a copy exists only if the standing slot has it. Two conditions
+must have held since the copy: the log has all changes of the table, and the table is unchanged. The record of the
+standing slot shows both. It has a digest of each table. The digest changes whenever the table's definition, its file,
+its name or its place in the publication changes, even if the change was undone.
 
 Each run creates its own slots at the positions of the copies, as copies of the standing slot. So later changes to the
 standing slot do not affect the run and its retries.
@@ -36,8 +36,9 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import KNOWN_DA
 from airflow_provider_cdc.sources.postgres.steps import past
 
 _SLOTS, _SLOTS_AGAIN = 3, 5
-"""Number of slots that a run has at once: its own, the one at the position of the copies, and a temporary one. If rows
-are read again: also temporary copies of the first two, and the slot of the snapshot."""
+"""Number of slots that a run has at once: the run's own slot, the slot at the position of the copies, and a temporary
+slot. If rows are read again, the run has these five: the first two slots, a temporary copy of each of them, and the
+slot of the snapshot."""
 _ANEW = "clear preflight and the tasks after it: the table is then read in full, or rolled forward from another copy"
 
 _log = logging.getLogger(__name__)
@@ -71,7 +72,7 @@ def refusals_since(
             return all_for(why)
         if to is not None and past.resolve(settings, connection, standing, to, options, final=False) < start:
             return all_for("the copy is at a later position")
-        # Each further position takes one more slot and, if rows are read again, a temporary copy of that slot.
+        # Each additional position needs one more slot and, if rows are read again, a temporary copy of that slot.
         needed = _SLOTS_AGAIN + 2 * (bases - 1) if keys_only else _SLOTS + bases - 1
         limit, used = slots.room(connection, "max_replication_slots", needed)
         if (free := limit - used) < needed:
@@ -106,14 +107,16 @@ def keep_window(
                 raise PreflightError([Problem(f"standing slot {standing.name}", why, _ANEW)])
             for start, name in slot_names.items():
                 past.copy_slot(connection, standing, name, start)
-            # A table in the state in which it joined was in this state at the run's position, too, and so was its log.
+            # If a table is now in the state in which it joined, it was also in this state at the run's position. So the
+            # log has all of its changes up to this position.
             tables, keys_only = read_tables(connection, list(starts)), any(plan.at_upper for plan in plans)
             made_by = {plan.table: slots.name_of(plan.base) for plan in plans if plan.base}
             if altered := _altered(settings, connection, standing, starts, made_by, tables, None, keys_only):
                 raise PreflightError([Problem(str(table), why, _ANEW, str(table)) for table, why in altered.items()])
             identity = slots.with_forward_slots(point.identity, slot_names, standing.name)
             if keys_only:
-                # The standing slot's log is read up to the end of the reads.
+                # Later, the log is also read through the standing slot's publication, up to the end of the reads. So
+                # record the state of this publication.
                 relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
                 state = run_publication.publication_state(connection, standing.name, relations)
                 identity |= {"standing_relations": relations, "standing_state": state}
@@ -130,12 +133,12 @@ def keep_window(
 
 
 def _check_since(connection: Connection, identity: Mapping[str, str], start: Lsn) -> None:
-    """Check that this is the server of a copy, with all of its history since.
+    """Check that this is the server on which a copy was made, and that its log includes the copy's position ``start``.
 
-    :raises SourceReplaced: this is another server, or its log ends before the copy.
+    :raises SourceReplaced: this is another server, or its log ends before ``start``.
     """
     server_identity = identity_of(connection)
-    # Another version may format values differently.
+    # Another version of PostgreSQL may format values differently.
     for name in (*session_setup.OF_THE_SERVER, "version"):
         if server_identity[name] != identity.get(name):
             raise SourceReplaced(
@@ -153,7 +156,7 @@ def _check_since(connection: Connection, identity: Mapping[str, str], start: Lsn
 
 
 def _beyond(standing: Past, start: Lsn) -> str:
-    """Return why the standing slot does not have the log since ``start``; empty if it has it."""
+    """Return the reason why the standing slot does not have the log since ``start``. Empty: the slot has the log."""
     if standing.confirmed <= start:
         return ""
     return f"the standing slot {standing.name} reaches back to {standing.confirmed}, but the copy is at {start}"
@@ -169,10 +172,10 @@ def _altered(
     to: AsOf | None,
     keys_only: bool,
 ) -> dict[TableName, str]:
-    """Return why copies of tables cannot be rolled forward from ``starts``, according to the standing slot's record.
+    """Return the reasons why copies of tables cannot be rolled forward from ``starts``, by the standing slot's record.
 
     :param made_by: prefixes of the slot names of the runs that made the copies.
-    :param tables: their current definitions.
+    :param tables: the current definitions of the tables.
     :param keys_only: whether only the keys of changed rows are needed from the log.
     """
     told = (
@@ -181,8 +184,8 @@ def _altered(
         else {}
     )
     states = states_of(connection, standing.name, tables)
-    # The partitions of a tree at a position between the copy and now are unknown, unless it has no room for more
-    # partitions. At both ends they are known.
+    # At the position of the copy and now, the partitions of a tree are known. At a position in between they are
+    # unknown, unless the tree has no room for more partitions.
     parents: set[str] = set()
     if to is not None:
         parents = {str(table.name) for table in tables if table.details["kind"] == "p"}
@@ -201,8 +204,8 @@ def _altered(
         elif joined is None:
             reasons[table.name] = f"the standing slot {standing.name} does not cover it yet, only from this run on"
         elif not standing.record.has_copy(name, starts[table.name], made_by[table.name]):
-            # Only a session that has found the run's own slot records a copy. So the copy's position is in this history
-            # of the server.
+            # A copy is recorded only by a session that has found the run's own slot on the server. So a recorded copy's
+            # position is in the server's present history.
             reasons[table.name] = (
                 f"the standing slot {standing.name} has no record of the copy at {starts[table.name]}: the server's "
                 f"disk was restored to an earlier state, or the copy is older than {KNOWN_DAYS} days, or its run did "

@@ -1,12 +1,13 @@
-"""Fixes the initial position, opens the shared snapshot for reading tables, and determines the bound on what the reads
-saw.
+"""Fixes the initial position, opens the shared snapshot for reading tables, and determines the position after the
+reads.
 
 ``exported`` follows the design of Materialize: the driver opens a transaction whose snapshot is exactly the consistent
-point of a temporary slot. The driver exports the snapshot and keeps it open while every task imports it. So all tasks
-read at one known position.
+point of a temporary slot. The driver exports the snapshot and keeps the transaction open while every task imports the
+snapshot. So all tasks read at one known position.
 
-``watermark`` needs no such transaction: ``core.net_change`` explains why each chunk may be read at a time of its own.
-``again`` reads in the same way, and finally reads the changed rows again by their keys, in such a snapshot.
+``watermark`` needs no such transaction: ``core.net_change`` explains why each chunk may be read at a different time.
+``again`` reads chunks in the same way as ``watermark``. Finally it reads the changed rows again by their keys, in an
+exported snapshot.
 """
 
 from __future__ import annotations
@@ -94,15 +95,15 @@ def record_initial(
     run_id: str,
     publication: str = "",
 ) -> InitialPoint:
-    """Create the publication and the slot, whose point is the initial position, and read the schemas at that point.
+    """Create the publication and the slot, and read the schemas. The slot's point is the initial position.
 
-    The log has no DDL. So the schemas are read before and after the point, and both must agree with the catalog at the
+    The log has no DDL. So the schemas are read before and after the point, and both must be equal to the catalog at the
     point itself (`read_at`).
 
     :param publication: an existing publication to use; empty: one is created.
     :raises LockNotGranted: transactions delayed the slot or the publication's locks for longer than the policy allows.
     :raises PreflightError: the server's settings were changed since preflight.
-    :raises SchemaChanged: a table is gone, or lacks something that its plan needs, or tables keep changing.
+    :raises SchemaChanged: a table is gone, a table no longer fits its plan, or tables keep changing.
     :raises SourceUnavailable: the publication was altered meanwhile.
     """
     name = slots.name_of_try(run_id)
@@ -113,7 +114,8 @@ def record_initial(
             with session(settings) as connection:
                 if problems := problems_of(SETTINGS, Moment.POSITION_FIXED, ServerContext(connection)):
                     raise PreflightError(problems)
-                # Drop only slots that already exist: the position of a try that begins later may be the recorded one.
+                # Only slots that already exist may be dropped later. The manifest may record the position of a try that
+                # begins after this point.
                 earlier = slots.names_of_run(connection, run_id)
                 before = read_tables(connection, [plan.table for plan in plans])
                 if not publication:
@@ -124,9 +126,9 @@ def record_initial(
                 here = session_setup.of_run(settings, server_identity | started)
                 with slots.new_slot(here, name, seconds) as (position, view):
                     _check_made(connection, name, position)
-                    # Wait before anything is read in the slot's own snapshot. In that snapshot, a commit that is in the
-                    # log but not yet marked in pg_xact counts as aborted, and a reader of its rows marks them so for
-                    # good.
+                    # Wait before anything is read in the slot's own snapshot. In that snapshot, a transaction whose
+                    # commit is in the log but not yet in pg_xact counts as aborted. A reader would mark the rows of the
+                    # transaction as aborted permanently.
                     transaction_waits.settle(settings, connection, seconds)
                     catalog_tables = read_at(connection, view, [plan.table for plan in plans])
                 server_identity |= slots.identity_of_try(name, publication)
@@ -137,7 +139,8 @@ def record_initial(
                 )
                 check_whole(connection, tables)
                 _check_publication(connection, mine, state, plans, tables, own=not publication)
-                # No crash may undo a schema that the run relies on. The point itself was decoded from the disk.
+                # A crash must not undo the schemas that the run relies on. It cannot undo the point itself, because the
+                # point was decoded from log that is on disk.
                 durability_wait.wait(partial(query, connection), settings.address)
             changes = [
                 f"{old.name}: {what}"
@@ -192,7 +195,7 @@ def _in_log(plans: Sequence[TablePlan], tables: Sequence[Table]) -> list[Table]:
 def _check_publication(
     connection: Connection, name: str, state: str, plans: Sequence[TablePlan], tables: Sequence[Table], *, own: bool
 ) -> None:
-    """Check that the log has every change that the run needs, from the slot's point on.
+    """Check that from the slot's point on, the log has every change that the run needs.
 
     :param state: the state of the publication before the slot was created.
     """
@@ -232,7 +235,7 @@ def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Seq
 
 @contextmanager
 def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[SharedView]:
-    """Export one snapshot for many sessions, at an exactly known position, for as long as the context is open.
+    """Export one snapshot for many sessions, at an exactly known position. It can be used while the context is open.
 
     :raises LockNotGranted: transactions delayed the snapshot for too long.
     :raises SourceUnavailable: the server has no free slots or sessions.
@@ -268,17 +271,17 @@ def bound_view(settings: ConnectionSettings, view: SharedView, tables: Sequence[
                         what = "a table that it reads had other partitions or child tables for a while"
             if what:
                 raise SchemaChanged(what, where=f"{table.name} at {view.upper}", hint=HINT)
-        # The snapshot could still be imported in this session, so this is the server that exported it.
+        # This session could import the snapshot, so this server exported it and has not been restarted since.
         _, incarnation = durability_wait.wait(partial(query, connection), settings.address)
         return UpperBound(view.upper, end_mark.log_end(view.upper), incarnation)
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
-    """Return a bound on everything that the reads before this call could have seen: the end of the log.
+    """Return the end of the log, which is an upper bound for all transactions that earlier reads could have seen.
 
     A commit is in the log before it is visible, but may not be on disk yet (``synchronous_commit=off``). Only log that
-    is on disk can be decoded, so this waits until the log is on disk. A mark is written before the end. The log must
-    still have the mark when it is read.
+    is on disk can be decoded, so this function waits until the log is on disk. It writes a mark into the log before the
+    end. When the log is read, it must still contain the mark.
 
     :raises SourceUnavailable: the server does not flush its log.
     """

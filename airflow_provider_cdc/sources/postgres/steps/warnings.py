@@ -1,4 +1,4 @@
-"""Warnings of preflight: settings that make a run costly, versions with defects, and slots left behind."""
+"""Logs warnings during preflight, about settings that make a run costly, versions with defects, and unused slots."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ BYTES_PER_SECOND = 20_000_000
 _LOG_PER_TABLE_BYTE = 0.1
 _LONG_SECONDS = 60
 _LEAST_SECONDS = 600
-"""Estimates: bytes read per second; bytes of log that the server writes meanwhile per byte of the tables; and the least
-time that the rest of a run takes."""
+"""Three estimates: how many bytes a run reads per second; how many bytes of log the server writes during the reads for
+each byte of the tables; and the minimum time that the rest of a run takes, in seconds."""
 
 _RIGHT_SINCE: Mapping[int, int] = {15: 8, 16: 4}
-"""By major version: the first minor version whose new slots do not miss open transactions while other slots are
-read."""
+"""The first minor version without a certain defect, by major version. With the defect, if a slot is created while other
+slots are read, the new slot may miss transactions that are open."""
 
 _RISKS: Mapping[tuple[str, str], str] = {
     ("fsync", "off"): "a crash of the machine may undo or damage committed changes",
@@ -43,7 +43,7 @@ def advise(connection: Connection, tables: Sequence[Table]) -> None:
 
 def _warn_of_alike(tables: Sequence[Table]) -> None:
     """Warn of column names that differ only in case. Some readers confuse such columns: DuckDB may return the values of
-    another column than the named one."""
+    the wrong column."""
     for table in tables:
         by_fold: dict[str, list[str]] = {}
         for column in table.columns:
@@ -86,8 +86,8 @@ def _warn_of_crashes(connection: Connection) -> None:
 
 
 def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
-    """Warn of limits at which the server invalidates the run's slot. The loss of the slot stops the run, and has no
-    other effect."""
+    """Warn of limits at which the server invalidates the run's slot. If the slot is invalidated, the run stops; there
+    is no other effect."""
     limits = dict(
         query(
             connection,
@@ -116,8 +116,8 @@ def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
 
 
 def _warn_of_writers(connection: Connection) -> None:
-    """Warn of long transactions that write: a run's slots wait for them and then give up. The last slot, for rows that
-    are read again, is created late in the run."""
+    """Warn of long transactions that write. The creation of a run's slots waits for them, and fails after a time limit.
+    If rows are read again, the last slot is created late in the run."""
     if long := transaction_waits.blockers(connection, _LONG_SECONDS):
         _log.warning(
             "The run's slots must wait for every transaction that writes, and these have run for more than %d s: %s",
@@ -127,8 +127,11 @@ def _warn_of_writers(connection: Connection) -> None:
 
 
 def _warn_of_left(connection: Connection) -> None:
-    """Warn of our slots and publications that may be left behind. Runs in progress have some, too, so the message has
-    the command that drops one only if no run can use it any more."""
+    """Warn of slots and publications that earlier runs may have left behind.
+
+    Slots and publications of runs in progress are listed, too. So the message contains the command that drops a slot or
+    publication only if no run can use it any more.
+    """
     for name, wal_kept, status in slots.left_slots(connection):
         drop = f"SELECT pg_drop_replication_slot('{name}'); DROP PUBLICATION IF EXISTS {quote(name)};"
         if status == "lost":
