@@ -1,1 +1,2 @@
-"""The code of the Spark apps. Tasks write rows from the source to files themselves; the JVM handles only orders."""
+"""The code of the Spark apps. Python tasks read rows from the source and write them to files. The JVM passes on only
+the orders, which describe the work of each task."""

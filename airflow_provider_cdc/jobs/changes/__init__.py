@@ -1,1 +1,1 @@
-"""Net changes as files: composing them by key, and filtering their images."""
+"""Composes net changes, which are stored in files, by key, and filters their row images."""

@@ -39,8 +39,8 @@ def copied(
     """Return a mask of the ``rows`` that are copied (None: all), and the ``odd`` values that would be published.
 
     :param odd: the values that no Arrow type holds; the rows have placeholders for them.
-    :raises ValueNotRepresentable: such a value would be published, and the table has no key, so that the values of all
-        columns identify its rows.
+    :raises ValueNotRepresentable: an odd value would be published, and the table has no key. The values of all columns
+        identify the rows of such a table.
     """
     if table.selection.whole:
         return None, odd
@@ -86,7 +86,8 @@ def selected_changes(source: Source, tables: Sequence[TrackedTable], rows: pa.Ta
 
 
 def needs_composing(tables: Sequence[TrackedTable]) -> bool:
-    """Return whether a row may occur twice, even within one net change of a segment, once columns are left out."""
+    """Return whether a row may occur twice after columns have been left out, even within the net change of one
+    segment."""
     return any(tracked.table.keyless and tracked.table.selection.columns for tracked in tables)
 
 

@@ -1,4 +1,4 @@
-"""Files of the window's net change, and the composition of the segments' net changes into one.
+"""Reads and writes the files of a window's net change, and composes the net changes of segments into one.
 
 The files have `NET_SCHEMA` and are in ``delta/``. As far as memory allows, the rows in a file are sorted by table and
 bucket (a hash of the key). So a reader of one table, or of some buckets, skips most other rows.
@@ -29,7 +29,8 @@ _ARRAY_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Count:
-    """The number of touched ``keys``, and how many of them had a row before and after the window.
+    """The number of touched ``keys`` of a table, and the numbers of those keys that had a row before the window
+    (``befores``) and after it (``afters``).
 
     ``afters`` is 0 unless the table is rolled forward."""
 
@@ -41,10 +42,11 @@ class Count:
 NONE = Count(0, 0)
 
 Counts = dict[int, Count]
-"""The counts by the table's index. A table without an entry is not touched."""
+"""The counts of each touched table, by the table's index. A table without an entry was not touched."""
 
 Decisions = Mapping[tuple[int, str], int]
-"""The order at which a prepared transaction was committed, by the number of the preparing segment and the id."""
+"""Maps each prepared transaction that was committed to the order of its commit. The key has the number of the segment
+that prepared the transaction, and the transaction's id."""
 
 
 @dataclass(frozen=True)
@@ -161,11 +163,11 @@ def read(
 def decide(summaries: Sequence[SegmentSummary]) -> tuple[Decisions, dict[str, str]]:
     """Match the transactions that one segment prepared with the commits in later segments.
 
-    Transactions that were rolled back, or are still prepared at the end of the window, are left out: no read could see
-    their changes.
+    Transactions that were rolled back are left out. So are transactions that are still prepared at the end of the
+    window, because no read could see their changes.
 
-    Returns the decisions; and, for each transaction that was committed but that no segment prepared, the name of the
-    segment with the commit.
+    Returns the decisions. Also returns the transactions that were committed but that no segment prepared, each with the
+    name of the segment that has the commit.
     """
     prepared: dict[str, int] = {}
     decisions: dict[tuple[int, str], int] = {}
@@ -183,7 +185,8 @@ def decide(summaries: Sequence[SegmentSummary]) -> tuple[Decisions, dict[str, st
 
 
 def settle(rows: pa.Table, segment: int, decisions: Decisions) -> pa.Table:
-    """Resolve the pending changes of one segment: each gets the order of its commit, or is dropped."""
+    """Resolve the pending changes of one segment. A change gets the order of its transaction's commit, or is dropped if
+    ``decisions`` has no commit of the transaction."""
     if rows["pending"].null_count == rows.num_rows:
         return rows
     pending = rows["pending"].combine_chunks().dictionary_encode()
@@ -215,7 +218,8 @@ def compose(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
 
 
 def last(rows: pa.Table) -> pa.Table:
-    """Return the last change of each table and key, for tables of which only the keys are read."""
+    """Return the last change of each key of each table. Used for tables of which the log reader returns only the
+    keys."""
     return rows.take(pa.array(same_keys(rows).last))
 
 

@@ -30,7 +30,7 @@ def same_keys(rows: pa.Table) -> KeyChanges:
     """Group the changes by table and key.
 
     :param rows: changes of `DELTA_SCHEMA`, none of them pending. ``order`` and ``suborder`` determine which change is
-        first. If these are equal, the place in ``rows`` determines it.
+        first. If two changes have the same values of both, their places in ``rows`` determine which one is first.
     """
     size = rows.num_rows
     first, last, counts = np.empty((3, size), np.int64)

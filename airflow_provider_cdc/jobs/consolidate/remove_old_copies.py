@@ -43,7 +43,7 @@ _MAY_FAIL = (CdcError, OSError, pa.ArrowException)
 
 
 def retain(run: Run, source: Source) -> None:
-    """Remove the copies that are older than the copies that the published ``run`` must keep."""
+    """Remove the older copies that the options of the published ``run`` do not keep."""
     if not run.manifest.options.keep:
         return
     try:
@@ -83,7 +83,8 @@ class _Retention:
         )
         for old_copy in copies_to_remove:
             mark(old_copy.run, old_copy.table, self._run.run_id)
-        # Refresh after marking: a run that began meanwhile either sees the marks or is in the refreshed list.
+        # Refresh the list after the marks are written, so that a run that began meanwhile either sees the marks or is
+        # in the new list.
         self._runs.refresh()
         for old_copy in copies_to_remove:
             self._attempt(self._uri(old_copy), partial(self._remove, old_copy))
@@ -133,7 +134,8 @@ class _Retention:
         if not run.decide(Commit(uuid.uuid4().hex, run.rests_on, abandoned=True)).abandoned:
             if not is_stuck(run, self._sink):
                 return
-            # Some files may have been moved to the copy's folder already. No reader knows them: nothing names them.
+            # Some files may have been moved to the copy's folder already. No reader uses these files, because no record
+            # names them.
             for one in (made_by(run, table) for table in tables_of(run)):
                 self._sink.remove(run.run_id, one.table, one.files, one.feed)
         for entry in run.manifest.tables:

@@ -1,4 +1,5 @@
-"""Rows that were read again, in layers. For each key, the last layer that covers the key counts."""
+"""Returns the rows that were read again. Each pass of these reads wrote a layer: the files with the rows that it read.
+For each key, the last layer that covers the key counts."""
 
 from __future__ import annotations
 
@@ -20,14 +21,15 @@ from airflow_provider_cdc.jobs.consolidate.rewind import Rewind
 def rows_again(
     run: Storage, files: TableFiles, change: NetChange, layers: Sequence[Rewind], key: Sequence[str], batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of one table that count, in batches of up to ``batch_rows``.
+    """Yield the rows of one table that were read again, in batches of up to ``batch_rows``. For each key, only the last
+    layer that covers the key counts.
 
     :param run: the run's folder, with the files of the ``change``.
-    :param files: those of the table, to which the files of the layers belong.
-    :param layers: the layers, the lowest one first.
+    :param files: the files of the table, including the files of the layers.
+    :param layers: the layers, in the order in which they were read.
     """
     for layer in layers:
-        # No layer is above the last one.
+        # No later layer replaces rows of the last layer.
         later = _touched_after(run, change, layer) if layer is not layers[-1] else None
         for file in layer.files:
             parquet = pq.ParquetFile(files.folder.path(file.name), filesystem=files.folder.filesystem)

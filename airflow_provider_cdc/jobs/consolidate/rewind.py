@@ -31,7 +31,7 @@ class Rewind:
     """An order: remove the touched rows from these files of one table.
 
     For a keyless table, ``files`` are all of its files, and the order also restores the rows that the window removed.
-    ``since``: only keys with a greater order count as touched."""
+    ``since``: only keys whose change has a greater order count as touched."""
 
     table: int
     files: tuple[StagedFile, ...]
@@ -50,10 +50,10 @@ class Restore:
 class Outcome:
     """The result of an order.
 
-    ``adopted`` files stay as they are. ``written`` files are new, and replace as many files as ``replaced`` says.
-    ``nulled`` is the number of values of each column that were restored as null because no Arrow type holds them.
-    ``refused``: why the table cannot be copied. If a copy is rolled forward, ``kept`` are its unchanged files, and
-    ``found`` is the number of touched rows in the copy."""
+    The ``adopted`` files stay as they are. The ``written`` files are new. ``replaced`` is the number of files that they
+    replace. ``nulled`` is the number of values of each column that were restored as null because no Arrow type holds
+    them. ``refused``: why the table cannot be copied. If a copy is rolled forward, ``kept`` has the unchanged files of
+    the copy, and ``found`` is the number of touched rows in the copy."""
 
     table: int
     adopted: tuple[StagedFile, ...] = ()

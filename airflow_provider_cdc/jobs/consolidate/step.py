@@ -9,7 +9,7 @@ The step has four phases. A try that begins after a crash continues from the las
 3. The sink publishes the files that the commit names. After that, the step is done.
 4. The work files, the slot and publication of the run, and older copies (`remove_old_copies`) are removed.
 
-So no try can make a file visible that the commit does not name, however late the try resumes.
+So even a try that resumes late cannot publish a file that the commit does not name.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ from airflow_provider_cdc.sources.api.window import BUCKETS
 FILES = "commit/files"
 TASKS_PER_SLOT = 4
 REWIND_BYTES = 64 * 2**20
-"""Bytes of files per task: with fewer, another task costs more than it saves, because footers rule out most files."""
+"""Bytes of files per task. A smaller task would cost more than it saves, because the footers rule out most files."""
 RESTORE_ROWS = 250_000
-"""Rows to restore per task: with fewer, another task costs more than it saves."""
+"""Number of rows to restore per task. A smaller task would cost more than it saves."""
 
 
 def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> ConsolidateResult:
@@ -77,7 +77,7 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
         # The heads may have been removed since then.
         _publish(run, decision_of(run))
     clean(run)
-    # note_copies relies on the run's slot to prove that the history is unchanged, so it comes before release.
+    # note_copies needs the run's slot to prove that the history is unchanged, so call it before the slot is released.
     noted = record_copies(run, settings)
     release_slot(run, settings)
     if noted:
@@ -139,7 +139,8 @@ def _feed_rows(run: Run, decision: Decision) -> dict[str, int | None]:
 
 
 def _superseded(run: Run, decision: Decision) -> dict[str, str]:
-    """Return, by the table's name, why its earlier history ended: the source was set back after the last copy."""
+    """Return, by table name, why the earlier history of a table ended. A history ends if the source is set back after
+    the last copy."""
     histories = run.manifest.histories
     ended = {name: history.ended_by(run.run_id) for name, history in histories.items() if name in decision.files}
     return {name: f"since the copy of run {one.run_id}, {one.why}" for name, one in ended.items() if one is not None}
@@ -292,7 +293,8 @@ def _stage(step: Step) -> Decision:
 
 
 def _layers(step: Step) -> dict[int, list[Rewind]]:
-    """Return the files of rows that were read again, by the table's index, the lowest layer first."""
+    """Return the layers of rows that were read again, by the table's index. Each layer has the rows of one pass; the
+    earliest layer is first."""
     layers: dict[int, list[Rewind]] = {}
     if step.manifest.at_upper:
         again = read_record(step.run)
@@ -313,7 +315,7 @@ def _orders(
     layers: Mapping[int, Sequence[Rewind]],
     copied: Sequence[int],
 ) -> list[Rewind | Restore]:
-    """Return the orders for tables with touched keys, the largest first."""
+    """Return the orders for tables with touched keys. The largest order is first."""
     orders: list[Rewind | Restore] = []
     for index in copied:
         entry = step.tables[index]
@@ -327,7 +329,7 @@ def _orders(
         tasks = min(len(files[index]), step.slots * TASKS_PER_SLOT, 1 + size // REWIND_BYTES)
         orders += [Rewind(index, tuple(files[index][task::tasks])) for task in range(tasks)]
         if index in layers:
-            # No layer is above the last one, so no touched row has to be removed from it.
+            # No later layer replaces rows of the last layer, so no touched row has to be removed from the last layer.
             orders += [layer for layer in layers[index][:-1] if layer.files]
             continue
         if befores := change.befores(index):

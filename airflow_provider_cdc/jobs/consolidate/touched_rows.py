@@ -27,8 +27,8 @@ from airflow_provider_cdc.errors import CopyMismatch
 
 BLOCK_ROWS = 1_000_000
 BLOCK_BYTES = 128 * 2**20
-"""Bounds on the row groups that are searched together: their rows, and the bytes of their key columns. Arrow builds a
-hash table of all touched keys for each search, however few rows are searched."""
+"""Limits for the row groups that are searched together: the number of their rows, and the bytes of their key columns.
+Arrow builds a hash table of all touched keys for each search, however few rows are searched."""
 TOUCHED_BYTES = 256 * 2**20
 """Bytes of touched keys that a task holds at a time. The keys must fit into one array of 2 GiB."""
 _PRUNED_VALUES = 100_000
@@ -40,8 +40,8 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 class TouchedKeys:
     """Some of the touched keys.
 
-    ``left``, for keyless tables: how many copies of each row are still to be removed. ``first`` has the values of the
-    first key column, if its type has one bit pattern per value.
+    For keyless tables, ``left`` has, for each row, the number of equal rows that are still to be removed. ``first`` has
+    the values of the first key column, if its type has one bit pattern per value.
     """
 
     keys: pa.BinaryArray
@@ -102,7 +102,7 @@ class TouchedKeys:
     def check_all_found(self, table: Table, does: str = "adds") -> None:
         """Check that all rows to be removed from a keyless table were found.
 
-        :param does: describes, for the message, the change that the log has for these rows.
+        :param does: a verb, for the message, that says how the log changes these rows.
         :raises CopyMismatch: some rows are not in the table's files.
         """
         if self.left is not None and self.left.any():
@@ -144,7 +144,7 @@ def bounds(statistics: pq.Statistics, kind: pa.DataType) -> tuple[Any, Any]:
     """
     low, high = statistics.min_raw, statistics.max_raw
     if pa.types.is_uint64(kind) and isinstance(low, bytes):
-        # In files of table formats it is a decimal (`core.parquet.lake_types`).
+        # Files of table formats store this type as a decimal (`core.parquet.lake_types`).
         return int.from_bytes(low, "big", signed=True), int.from_bytes(high, "big", signed=True)
     if pa.types.is_unsigned_integer(kind):
         # Parquet stores unsigned integers in signed ones of 32 or 64 bits, but orders them as unsigned.
@@ -154,7 +154,8 @@ def bounds(statistics: pq.Statistics, kind: pa.DataType) -> tuple[Any, Any]:
 
 
 def in_portions(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[list[pa.RecordBatch]]:
-    """Group batches of touched keys into lists that may be held in memory at a time, of at least one batch."""
+    """Group batches of touched keys into lists of at least one batch. Each list is small enough to be held in
+    memory."""
     together: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -172,7 +173,7 @@ def in_portions(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[l
 
 
 class MarkedFile:
-    """A staged file, with a mask for each row group of the rows to be removed (``marks``)."""
+    """A staged file. For each row group, ``marks`` has a mask of the rows to be removed."""
 
     def __init__(self, folder: Storage, staged: StagedFile, published: pa.Schema) -> None:
         self.staged = staged
@@ -259,7 +260,7 @@ def _mark_block(block: Sequence[_Group], key: Sequence[str], touched: TouchedKey
 def _confirmed(
     block: Sequence[_Group], candidates: Sequence[BoolArray], key: Sequence[str], touched: TouchedKeys
 ) -> list[BoolArray]:
-    """Return masks of those candidates whose whole key is touched."""
+    """Return masks of the candidate rows whose whole key is touched."""
     encoded = []
     for group, mask in zip(block, candidates, strict=True):
         if mask.any():

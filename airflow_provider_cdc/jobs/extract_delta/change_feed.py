@@ -154,7 +154,8 @@ def _in_order(staging: Staging, window: WindowChanges, table: int, part: Slice |
 
 
 def _late(staging: Staging, window: WindowChanges, own: Mapping[int, Piece], table: int) -> list[Late]:
-    """Return the late transactions that have changes of the table."""
+    """Return the transactions with changes of the table that were committed in a later segment than they were prepared
+    in."""
     waiting = set[tuple[int, str]]()
     for segment in {late_change.segment for late_change in window.late}:
         for rows in _groups(staging, own[segment], table, ["table", "pending"]):
@@ -191,7 +192,7 @@ def _read(
 def _groups(
     staging: Staging, piece: Piece, table: int, columns: Sequence[str], groups: Set[RowGroup] | None = None
 ) -> Iterator[pa.Table]:
-    """Yield all changes of a table in a segment's files, or only in ``groups``."""
+    """Yield all changes of a table in a segment's files, or only the changes in the row groups ``groups``."""
     column = CHANGE_SCHEMA.get_field_index("table")
     read_files = None if groups is None else {(one.segment, one.file) for one in groups}
     for number, file in enumerate(piece.files):
@@ -211,7 +212,8 @@ def _groups(
 def stage_feeds(
     step: Step, windows: Sequence[WindowChanges], copied: Sequence[int]
 ) -> tuple[dict[int, Feed], dict[int, str]]:
-    """Write the feeds of the tables that are rolled forward. Return the feeds, and why other tables cannot have one.
+    """Write the feeds of the tables that are rolled forward. Return the feeds, and the reasons why other tables cannot
+    have a feed.
 
     :param windows: empty if the run makes no feeds.
     :param copied: the indices of the tables that are copied.

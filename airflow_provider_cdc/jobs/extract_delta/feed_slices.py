@@ -20,7 +20,7 @@ from airflow_provider_cdc.jobs.extract_delta.window_changes import Late, Piece, 
 SPLIT_BYTES = 64 * 2**20
 """A window with fewer bytes of changes is not divided: counting its changes would cost more than it saves."""
 SLICE_ROWS = 500_000
-"""The approximate least number of changes that one task writes."""
+"""The approximate minimum number of changes that one task writes."""
 _COLUMNS = ("table", "order", "pending")
 
 
@@ -77,8 +77,8 @@ class CountChanges:
 
 @dataclass(frozen=True)
 class Slice:
-    """A part of a table's changes: the changes in ``groups`` that are not pending, and those of ``late``
-    transactions."""
+    """A part of a table's changes: the changes in the row groups ``groups`` that are not pending, and the changes of
+    the ``late`` transactions."""
 
     groups: tuple[RowGroup, ...]
     late: tuple[Late, ...]

@@ -22,7 +22,8 @@ DONE = "delta/done"
 SORT_BYTES = 256 * 2**20
 """Bytes of changes that the task of a segment holds in memory to sort them."""
 GATHERED_BYTES = 64 * 2**20
-"""The same, if all tables are keyed: the source has already sorted nearly all of their changes."""
+"""Bytes of changes that the task holds in memory if all tables are keyed. Less memory is needed than for `SORT_BYTES`,
+because the source has already sorted nearly all changes."""
 COMPOSED_ROWS = 65_536
 """Number of changes that are composed at a time."""
 
@@ -31,10 +32,10 @@ COMPOSED_ROWS = 65_536
 class SegmentRecord:
     """The record of a segment that was read: its plan, and its files.
 
-    ``counts`` is the result of `net_change_files.count_by_table`. ``refused``: why tables cannot be copied, by their
-    names; the files may lack changes of these tables. ``changes`` are the files with the single row changes
-    (`CHANGE_SCHEMA`) of the tables with a change feed. ``held`` is the size of the rows of ``files`` in memory, in
-    bytes."""
+    ``counts`` is the result of `net_change_files.count_by_table`. ``refused`` has the tables that cannot be copied, by
+    name, with the reasons. The files may lack changes of these tables. ``changes`` are the files with the single row
+    changes (`CHANGE_SCHEMA`) of the tables with a change feed. ``held`` is the size of the rows of ``files`` in memory,
+    in bytes."""
 
     plan: str
     segment: int

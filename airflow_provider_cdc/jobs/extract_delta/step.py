@@ -1,15 +1,15 @@
 """The extract_delta step: reads the log of each window, and reduces it to one net change.
 
-The window of tables that were read is from the initial position to the end of the reads. The window of tables that are
-rolled forward is from the position of their base to the initial position. Tables with the same window are read
-together.
+For tables that were read, the window extends from the initial position to the end of the reads. For tables that are
+rolled forward, the window extends from the position of their base to the initial position. Tables with the same window
+are read together.
 
 One task reads each segment of the log, and reduces it to its net change (``core.net_change``: changes may be grouped in
 any order). If a window has several segments, further tasks compose their net changes by key. Each of these tasks
 handles some buckets of all keys.
 
-So the shuffle uses files that the tasks write and read themselves. Rows stay in Arrow and do not pass through the JVM,
-and a small window costs only one small job.
+So the tasks exchange changes through files that they write and read themselves. Rows stay in Arrow and do not pass
+through the JVM, and a small window costs only one small job.
 """
 
 from __future__ import annotations
@@ -62,9 +62,10 @@ BACK = "segment"
 COMPOSE_BYTES = 256 * 2**20
 """The largest input of one composing task, in bytes of the files that it reads."""
 HELD_BYTES = 2**30
-"""The largest input of one composing task in memory. Similar documents are many times larger there than in files."""
+"""The largest input of one composing task in memory. Similar documents take many times more space in memory than in
+files."""
 SMALL_BYTES = 16 * 2**20
-"""Bytes per task: with fewer, another task costs more than it saves."""
+"""Bytes per task. A smaller task would cost more than it saves."""
 
 
 @dataclass(frozen=True)
@@ -188,12 +189,12 @@ def _windows(step: Step) -> list[Window]:
 
 
 def _upper(manifest: Manifest, read: TableFiles) -> Position | None:
-    """Return the exact position at which a table was read; None: the table does not need one."""
+    """Return the exact position at which a table was read; None: the table does not need an exact position."""
     return parse_position(manifest.kind, read.upper) if read.upper else None
 
 
 def _check_bases(step: Step) -> None:
-    """Check that nothing that the log does not show has changed since the positions of the base copies."""
+    """Check that no change was made outside the log since the positions of the base copies."""
     for run_id, base in step.manifest.bases.items():
         check = partial(rolling_forward(step.source).check_since, base.identity, step.manifest.start_of(run_id))
         persist("extract_delta: check the source since the last copy", check)
@@ -225,7 +226,7 @@ def _noting_damage(step: Step, window: Window) -> Iterator[None]:
 
 
 def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_change_files.Decisions]:
-    """Read a window. Return the records of its segments, and the commits of transactions prepared in one of them.
+    """Read a window. Return the records of its segments, and the commits of the transactions that a segment prepared.
 
     :raises ExactnessError: a transaction commits in the window, but the log does not have the segment that prepared it.
     """
@@ -250,8 +251,8 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_c
 
 
 def _decide(window: Window, read: Sequence[SegmentRecord]) -> tuple[net_change_files.Decisions, dict[str, str]]:
-    """Like `net_change_files.decide`, but ignore unmatched commits that belong to tables that are left out: the segment
-    with the commit may have been read with such a table, and the preparing segment without it."""
+    """Do what `net_change_files.decide` does, but ignore unmatched commits of tables that are left out. The segment
+    with the commit may have been read with such a table, and the segment that prepared the transaction without it."""
     decisions, unmatched_commits = net_change_files.decide([record.summary for record in read])
     refused = {name for record in read for name in record.refused}
     left_out = [tracked for tracked in window.tables if str(tracked.table.name) in refused]
@@ -260,7 +261,7 @@ def _decide(window: Window, read: Sequence[SegmentRecord]) -> tuple[net_change_f
 
 
 def _read(step: Step, window: Window, name: str, segments: Callable[[], list[LogSegment]]) -> list[SegmentRecord]:
-    """Return the records of the segments, in the order of the log. Read the segments that no earlier try has read.
+    """Return the records of the segments, in the order of the log. Read only the segments that no earlier try has read.
 
     :param name: the file name of the plan.
     """
@@ -275,7 +276,7 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
     what = counted(len(planned), "log segment" if is_window_plan else "earlier log segment")
     why = "" if is_window_plan else ", to find prepared transactions"
     say(f"extract_delta: {what}{why}" + (f", {len(done):,} kept" if done else ""))
-    # A segment of unknown size also has a weight.
+    # A segment of unknown size gets the weight 1.
     weights = {segment.number: segment.bytes or 1 for segment in missing}
 
     def left() -> list[Piece]:

@@ -31,7 +31,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """A row group, by the numbers of the segment, the file and the group."""
+    """The place of a row group: the number of its segment, of its file in the segment, and of the group in the file."""
 
     segment: int
     file: int
@@ -40,7 +40,7 @@ class RowGroup:
 
 @dataclass(frozen=True)
 class Late:
-    """A transaction that one segment prepared with the id ``pending``, and a later segment committed."""
+    """A transaction that was prepared in one segment, with the id ``pending``, and committed in a later segment."""
 
     segment: int
     pending: str
@@ -70,7 +70,7 @@ def window_changes(tables: Sequence[int], read: Sequence[SegmentRecord], decisio
     :param decisions: the commits of transactions that were prepared in one of the segments.
     """
     commits = {at.order: at for record in read for at in record.summary.commits.values()}
-    # A segment that was read for none of these tables (they are left out) has no commit positions.
+    # Tables may be left out. If a segment was read without any of these tables, it has no commit positions.
     late = [Late(*prepared, commits[order]) for prepared, order in decisions.items() if order in commits]
     pieces = [Piece(record.segment, record.changes) for record in sorted(read, key=lambda record: record.segment)]
     return WindowChanges(tuple(tables), tuple(pieces), tuple(sorted(late, key=lambda one: one.at.order)))

@@ -1,4 +1,4 @@
-"""The log's images of a copy's touched rows, loaded in portions that fit into memory.
+"""Loads the log's images of a copy's touched rows, in portions that fit into memory.
 
 The changes to a few files may be far larger than these files. So the size of each image is read first, and then the
 images themselves, in the order in which they are requested. Each further portion needs another scan of the changes.
@@ -49,8 +49,8 @@ class Images:
         return before[place_slice], after[place_slice]
 
     def of(self, place: Place, start: int, stop: int) -> tuple[pa.BinaryArray, pa.BinaryArray]:
-        """Return the images, before and after, of a row group's touched rows from ``start`` up to ``stop`` (exclusive).
-        The images before must fit into one binary array, and so must the images after."""
+        """Return the images before and after the window for the touched rows of a row group, from ``start`` up to
+        ``stop`` (exclusive). All images before must fit into one binary array, and all images after into another."""
         begin, _ = self._places[place]
         start, stop = begin + start, begin + stop
         if start < self._first or stop > self._end:

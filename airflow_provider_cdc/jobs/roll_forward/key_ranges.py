@@ -80,7 +80,7 @@ def group_extent(metadata: pq.FileMetaData, group: int, column: int, kind: pa.Da
 
 
 def divided(lows: Sequence[Bound]) -> list[Range]:
-    """Divide all values into one range for each of ``lows``, which must not decrease.
+    """Divide all values into ranges, one for each value in ``lows``. The values in ``lows`` must not decrease.
 
     Each range begins at its low value and ends before the next one. The first range also has all lower values, and the
     last range has no upper bound."""

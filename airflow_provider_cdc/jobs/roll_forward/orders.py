@@ -11,8 +11,8 @@ from airflow_provider_cdc.jobs.roll_forward.key_ranges import Range
 
 @dataclass(frozen=True)
 class Target:
-    """A file into which rows go: ``file`` of the base copy (None: a new file). The added rows whose keys are in
-    ``range`` go into it (None: no rows are added)."""
+    """A file into which rows are written. ``file`` is a file of the base copy; None: a new file. The added rows whose
+    keys are in ``range`` are written into this file; None: no rows are added."""
 
     file: StagedFile | None
     range: Range | None

@@ -40,7 +40,7 @@ from airflow_provider_cdc.sources.api.source import Source
 SMALL_BYTES = FILE_BYTES // 8
 TASKS_PER_SLOT = 4
 ROLL_BYTES = 64 * 2**20
-"""Bytes of files, or of changes, per task: with fewer, another task costs more than it saves."""
+"""Bytes of files, or of changes, per task. A smaller task would cost more than it saves."""
 LOOKED_AT = 64
 """Number of files that one task checks."""
 
@@ -119,8 +119,8 @@ class CheckBaseFile:
 def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
     """Return the files of the base copies, by the table's index, after a check of their sizes and footers.
 
-    :raises ManifestError: a base is gone, or is not the one that the manifest names.
-    :raises FileDamaged: a file is gone, or differs from its record.
+    :raises ManifestError: a base copy no longer exists, or differs from the one that the manifest names.
+    :raises FileDamaged: a file is missing, or differs from its record.
     """
     manifest = step.manifest
     scratch = Storage(manifest.scratch)
@@ -191,7 +191,7 @@ def _note(step: Step, entry: RunTable, error: FileDamaged) -> None:
 
 
 def base_folders(step: Step) -> dict[int, Storage]:
-    """The folders of the copies that tables are rolled forward from, by the table's index."""
+    """Return the folders of the base copies of the tables that are rolled forward, by the table's index."""
     # Tasks get folders and not the sink: a sink may hold the secrets of a catalog.
     return {index: _base_folder(step, entry) for index, entry in enumerate(step.tables) if entry.base}
 

@@ -1,6 +1,6 @@
 """Applies the net change of a window to the rows of one row group.
 
-Changed rows may be far larger than before the window, so they are decoded in parts.
+Changed rows may have become far larger during the window, so the rows are decoded in parts.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Left:
-    """Some rows of a row group (``before``: as in the copy), and their state after the window.
+    """Some rows of a row group, with their states before and after the window. ``before`` has the rows as they are in
+    the copy.
 
     ``rows`` replace the rows at ``places``, and differ from them in the columns ``changed``. ``gone`` is a mask of the
     rows that were deleted."""
@@ -32,14 +33,14 @@ class Left:
     changed: set[str]
 
     def now(self, columns: Sequence[str]) -> pa.Table:
-        """Return these columns with the changed rows in place. Deleted rows are still included."""
+        """Return the given columns, with the changed rows in place of the old ones. Deleted rows are still included."""
         rows = self.before.select(columns)
         if not len(self.places) or not rows.num_columns:
             return rows
         taken = np.arange(rows.num_rows)
         taken[self.places] = rows.num_rows + np.arange(len(self.places))
         together = pa.concat_tables([rows, self.rows.select(rows.column_names)])
-        # Each batch has its own dictionary.
+        # Each batch has its own dictionary, so unify the dictionaries first.
         return together.unify_dictionaries().combine_chunks().take(pa.array(taken))
 
 
@@ -58,7 +59,8 @@ def parts(lengths: tuple[Int64s, Int64s], most_rows: int, most_bytes: int) -> It
 
 
 def differing(before: pa.RecordBatch, after: pa.RecordBatch) -> set[str]:
-    """Return the columns in which any row differs, bit for bit, from the row before."""
+    """Return the names of the columns in which any row of ``after`` differs, bit for bit, from the same row of
+    ``before``."""
     return {
         name
         for name in before.schema.names

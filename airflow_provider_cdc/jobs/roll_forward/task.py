@@ -1,9 +1,10 @@
 """The tasks of consolidate that roll tables forward: they apply the window's net change to files of the base copy.
 
 Each row that is removed or replaced must be, bit for bit, the row that the log has for it before the window. If it
-differs, the row was changed without an entry in the log, or a change was lost. Changed rows stay in place. In a file in
-which rows were only changed, only the columns with changes are encoded again. A new row goes into the file, and the row
-group, whose range of keys contains its key. So the statistics of the files still show which file can have a key.
+differs, the row was changed without an entry in the log, or a change was lost. Changed rows stay in place. If rows of a
+file were changed, but none were added or deleted, only the columns with changes are encoded again. A new row goes into
+the file, and the row group, whose range of keys contains its key. So the statistics of the files still show which file
+can have a key.
 
 Where the log has only the keys of touched rows, these rows were read again. The rows that were read again are added as
 new rows, and the rows that they replace cannot be compared with the log.
@@ -77,7 +78,7 @@ class RollTask:
 
 
 class _Rolling:
-    """Executes one order."""
+    """Executes one order of type `Roll`."""
 
     def __init__(self, task: RollTask, order: Roll) -> None:
         self._task = task
@@ -92,7 +93,7 @@ class _Rolling:
         self._files = [
             MarkedFile(self._folder, target.file, self._schema) for target in order.targets if target.file is not None
         ]
-        # In these cases the changes do not say into which row each removed row was changed.
+        # In these cases, the changes do not show which new row replaces a removed row.
         self._replaces = entry.table.keyless or order.layers is not None
         self._added: dict[int, list[pa.RecordBatch]] = {}
         self._images: Images | None = None
@@ -135,7 +136,8 @@ class _Rolling:
         )
 
     def _gather(self) -> list[StagedFile]:
-        """Fill ``_added`` with rows for existing files. Write rows beyond `HELD_BYTES` to new files and return them."""
+        """Fill ``_added`` with the rows to add to existing files. Write the rows that exceed `HELD_BYTES` to new files,
+        and return these files."""
         held = 0
         with self._writer.writer("staged", "part-new") as beyond:
             for number, rows in self._incoming(into_files=True):
@@ -209,7 +211,7 @@ class _Rolling:
     def _read_again(
         self, layers: Sequence[Rewind], targets: Sequence[tuple[int, Range]]
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """`_incoming` for rows that were read again."""
+        """Yield what `_incoming` yields, for rows that were read again."""
         task = self._task
         for rows in rows_again(task.staging.folder, self._writer, task.change, layers, self._key, DECODED_ROWS):
             for number, range in targets:
@@ -250,7 +252,7 @@ class _Rolling:
         return writer.files
 
     def _keeps_groups(self, file: MarkedFile) -> bool:
-        """Return whether the file loses no row and no row group grows to more than twice the usual size."""
+        """Return whether no row of the file is removed, and no row group grows to more than twice the usual size."""
         if self._images is None:
             return False
         for group in file.marks:
@@ -270,7 +272,8 @@ class _Rolling:
         return size
 
     def _spliced(self, file: MarkedFile, part: str) -> StagedFile:
-        """Write a file again in which rows were changed, but none added or deleted. Encode only the changed columns.
+        """Write a file again if rows in it were changed, but none were added or deleted. Encode only the changed
+        columns.
 
         :raises UnknownFooter: the file's footer has unknown fields, so its columns cannot be copied as they are.
         """
@@ -343,7 +346,7 @@ class _Rolling:
     def _sorted(self, rows: pa.Table) -> pa.Table:
         if self._table.keyless or not has_one_pattern(self._first) or rows.nbytes > MOST_SORTED_BYTES:
             return rows
-        # Each batch has its own dictionary.
+        # Each batch has its own dictionary, so unify the dictionaries first.
         rows = rows.unify_dictionaries().combine_chunks()
         return rows.take(pc.sort_indices(rows[self._key[0]]))
 
