@@ -30,7 +30,7 @@ TRANSIENT, TERMINAL = 1, 2
 
 _LOOK_SECONDS = 0.5
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
-"""Set by the JVM of ``spark-submit`` for the Python that it starts."""
+"""The environment variable that the JVM of ``spark-submit`` sets for the Python process that it starts."""
 
 Job = Callable[[SparkSession, Storage, ConnectionSettings], StepResult]
 
@@ -72,7 +72,8 @@ def _end_with_parent() -> None:
     """Exit this process when its parent ends, if the parent is ``spark-submit``: another driver may already have taken
     over.
 
-    Otherwise this process would notice the end only at its next call to the JVM, and would write until then.
+    Without this check, the process would notice the end only at its next call to the JVM, and would continue to write
+    until then.
     """
     if _GATEWAY in os.environ:
         threading.Thread(target=_watch_parent, args=(os.getppid(),), name="lifeline", daemon=True).start()
@@ -86,8 +87,8 @@ def _watch_parent(parent: int) -> None:
 
 
 def _go_on(steps: Sequence[str], until: float, spark: SparkSession, run: Storage, settings: ConnectionSettings) -> None:
-    """Execute the later steps, as long as there is time to start one. Each step also has its own task, which executes
-    the step if it is not done here, and reports its failure."""
+    """Execute the later steps, one after the other. Start no step after the time ``until``. Each step also has its own
+    Airflow task. If a step fails or is not started here, its task executes the step, and reports a failure."""
     for task_id in steps:
         if time.monotonic() > until:
             return
@@ -102,7 +103,8 @@ def _go_on(steps: Sequence[str], until: float, spark: SparkSession, run: Storage
 
 
 def _unforeseen(task_id: str, error: Exception) -> CdcError:
-    """Wrap an error that is not a `CdcError`, with the step and the object of the work (`errors.naming`)."""
+    """Convert an error that is not a `CdcError` to a `CdcError`, which names the step and the object that was being
+    processed (`errors.naming`)."""
     where = ", ".join([task_id, *reversed(getattr(error, "__notes__", []))])
     what = f"{type(error).__name__}: {error}"
     if may_pass(error):
@@ -119,6 +121,6 @@ def _fail(task_id: str, run_uri: str, error: CdcError) -> NoReturn:
     try:
         records.write(Storage(run_uri), error_file(task_id, os.environ.get(TRY_VARIABLE, "")), record)
     except (CdcError, OSError) as also:
-        # The caller still gets the exit code and the output.
+        # Even without the record, the caller gets the exit code and the output.
         say(f"{task_id}: could not record the error in {run_uri}: {also}")
     raise SystemExit(TERMINAL if terminal else TRANSIENT) from None

@@ -9,7 +9,8 @@ from airflow_provider_cdc.jobs.runtime.progress import say
 
 
 def add_nulled(counts: Iterable[tuple[str, Mapping[str, int]]]) -> Nulled:
-    """Add up counts by column. Each entry has the name of its table."""
+    """Add up the counts of each table and column. An entry of ``counts`` has the name of a table, and the counts of its
+    columns."""
     total: Nulled = {}
     for table, columns in counts:
         for column, count in columns.items():

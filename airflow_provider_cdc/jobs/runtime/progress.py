@@ -18,7 +18,7 @@ from airflow_provider_cdc.errors import CdcError
 
 EVERY_SECONDS = 5.0
 LATELY_SECONDS = 60.0
-"""Rates are measured over this period."""
+"""The period, in seconds, over which rates are measured."""
 REPEATED_SECONDS = 60.0
 """The time after which an unchanged line is printed again."""
 SHOWN_TABLES = 5
@@ -38,13 +38,13 @@ class Progress:
     :param total: the number of units.
     :param weight: the total work of all units, in any unit; the percentage and the time left are calculated from it.
     :param at_work: returns the tables that are being processed.
-    :param under_way: returns the rows and the weight of the work that was done on units that are not finished.
+    :param under_way: returns the rows and the weight of the work that was done so far for unfinished units.
     :param waiting: returns a description of the only work that is left when all counted work seems to be done; empty:
-        there is none. The time left is then unknown.
+        there is no such work. The time left is then unknown.
     :param then: a description of the work that follows. The time left does not include it.
     :param backlog: returns the number of bytes of log that are still to be read; None: unknown.
-    :param note: receives the same data: ``step``, ``at`` (ISO 8601), ``percent``, ``done``, ``total``, ``unit``,
-        ``rows``, ``bytes``, ``rows_per_second``, ``seconds_left`` (null: not known yet), ``tables``, and
+    :param note: receives the JSON data of each report: ``step``, ``at`` (ISO 8601), ``percent``, ``done``, ``total``,
+        ``unit``, ``rows``, ``bytes``, ``rows_per_second``, ``seconds_left`` (null: not known yet), ``tables``, and
         ``log_backlog_bytes`` (null: not known), ``waiting_for``, ``then``.
     """
 

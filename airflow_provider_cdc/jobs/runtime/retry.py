@@ -17,7 +17,7 @@ from airflow_provider_cdc.jobs.runtime.progress import say
 Result = TypeVar("Result")
 
 BUDGET_SECONDS = 300.0
-"""The time without any success after which the error is raised."""
+"""The number of seconds without a success after which the error is raised."""
 FEWEST_TRIES = 3
 """The least number of tries, because a single try may take longer than the budget."""
 FIRST_PAUSE_SECONDS = 1.0
@@ -28,7 +28,7 @@ class Patience:
     """Waits between tries, with increasing pauses, until the budget is spent.
 
     :param what: a description of the tries, for the log.
-    :param budget: seconds since the last success; None: the default.
+    :param budget: the maximum number of seconds since the last success; None: the default.
     """
 
     def __init__(self, what: str, budget: float | None = None) -> None:

@@ -1,6 +1,6 @@
-"""Tables that are skipped because a step finds, during the run, that they cannot be copied.
+"""Handles tables that are skipped because a step finds, during the run, that they cannot be copied.
 
-During a run, only a value that no Arrow type holds is a reason to skip a table. Whichever step finds such a value, the
+During a run, only a value that no Arrow type holds is a reason to skip a table. If any step finds such a value, the
 table is left out of the commit, and its files are discarded. So nothing of the table is published, and the other tables
 do not depend on it. All other errors stop the run.
 """
@@ -19,7 +19,7 @@ def reason(error: ValueNotRepresentable) -> str:
 
 
 def table_of(error: ValueNotRepresentable, names: Iterable[str]) -> str | None:
-    """Return the table that an error names; None: it could be several of ``names``, or is none of them."""
+    """Return the table that an error names; None: the error may mean several of ``names``, or means none of them."""
     fitting = [name for name in names if error.where == name or error.where.startswith(f"{name}.")]
     return fitting[0] if len(fitting) == 1 else None
 

@@ -18,7 +18,7 @@ class Watch:
     """Checks the source periodically in its own thread. So a step that reads for hours stops soon after the log was
     removed or a table was altered, and not only at its end.
 
-    ``backlog``: the bytes of log that were still to be read at the last check; None: there was no check, or unknown.
+    ``backlog``: the bytes of log that were still to be read at the last check; None: unknown, or there was no check.
     """
 
     def __init__(self, step: Step) -> None:

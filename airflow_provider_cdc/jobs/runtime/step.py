@@ -1,8 +1,8 @@
 """Code that the three steps of a run share: the manifest, the source, the sink, and the record that a step is done.
 
-Two tries of a step may run at the same time, if the task of one was presumed dead. Such tries share only records that
-one try alone can create, and each try uses its own file names. So both tries continue until one has recorded its
-result. The other try then ends with that result.
+Two tries of a step may run at the same time, if the task of one was presumed dead. Such tries share only those records
+that exactly one try can create. All other files have different names in each try. So both tries continue until one has
+recorded its result. The other try then ends with that result.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ Result = TypeVar("Result", bound=StepResult)
 class Plan(Generic[Order]):
     """The orders of a step.
 
-    Every record of a finished order has the ``id`` of its plan. The same order number means other work in another plan,
-    and a try that was presumed dead may still follow another plan."""
+    Every record of a finished order has the ``id`` of its plan. The same order number means different work in another
+    plan, and a try that was presumed dead may still follow another plan."""
 
     stamp: str
     id: str
@@ -55,7 +55,7 @@ class Done(Protocol):
 
     @property
     def plan(self) -> str:
-        """The id of the plan of the order."""
+        """The id of the plan that contains the order."""
 
 
 @dataclass
@@ -102,8 +102,8 @@ class Step:
     def stamp(self) -> str:
         """A digest of all inputs of this step. A plan with another stamp does not count.
 
-        Rows that were read for another initial position would make the rewind wrong. So would changes that were read up
-        to another bound than the bound of the files.
+        The rewind would be wrong if rows were read for another initial position. It would also be wrong if the changes
+        and the rows were read up to different bounds.
         """
         return records.digest_of(self.run.rests_on)
 
@@ -112,8 +112,8 @@ class Step:
         way.
 
         :param kind: the type of the orders.
-        :param make: makes the orders. This function retries by itself; do not add retries around it, which would
-            multiply the time to a failure.
+        :param make: makes the orders, and does its own retries. Do not add retries around `plan`: they would multiply
+            the time until a failure.
         """
         # If the run was started again, tries that were presumed dead may still follow the earlier plan.
         for file_name in (name, f"{name.removesuffix('.json')}-{self.stamp}.json"):

@@ -42,7 +42,8 @@ BREATH_SECONDS = 1.0
 would fail before a server is up again."""
 _POLL_SECONDS = 0.2
 _STREAK = 4
-"""This number of failures in a row, per slot, counts as one failure of all orders: see `run_tasks`, ``brief``."""
+"""If this number of failures per slot follow each other without a success, they count as one failure of all orders: see
+the parameter ``brief`` of `run_tasks`."""
 _TRACE = "Traceback (most recent call last)"
 _MACHINE = ("MemoryError", "Too many open files", "No space left on device")
 """Texts in a trace which show that the machine failed and not the program."""
@@ -62,17 +63,18 @@ def run_tasks(
     bundle: Callable[[Sequence[Order]], Sequence[int]] | None = None,
     brief: bool = False,
 ) -> list[Result]:
-    """Call ``work`` for each order, and return the results in the order of ``orders``. Spark starts with the first one.
+    """Call ``work`` for each order, and return the results in the order of ``orders``. Spark starts the first order
+    first.
 
     :param title: the name of the job in Spark's UI.
     :param work: runs in an executor. This function, the orders and the results are pickled. A Spark task may run twice,
-        even at the same time, so its side effects must be harmless. If ``work`` has a method ``session``, this method
-        returns a context manager, whose value is called instead for all orders of one Spark task. The orders are done
-        only if the context ends without an error.
+        even at the same time, so its side effects must be harmless. ``work`` may have a method ``session``, which
+        returns a context manager. The value of this context is then called, instead of ``work``, for all orders of one
+        Spark task. These orders are done only if the context ends without an error.
     :param done: called in the driver once for each result, as soon as the result arrives. An exception ends the job.
     :param meanwhile: is called from time to time while the job runs. An exception ends the job.
     :param bundle: returns how many neighbouring orders each Spark task handles; None: one.
-    :param brief: a failure affects all orders until the caller resolves it, so stop early.
+    :param brief: stop early, because a failure affects all orders until the caller has resolved its cause.
     :raises TerminalError: a task failed with a TerminalError, or with an unexpected exception.
     :raises TransientError: no order succeeded before `Patience` ended.
     """
@@ -174,7 +176,7 @@ class _Job:
             return failure
         text = str(failure)
         if _TRACE in text and not any(sign in text for sign in _MACHINE):
-            # Orders return their errors, so this error was raised before or after them.
+            # An order returns its error as a value, so this error was raised before or after the orders.
             *_, last = re.findall(r"^\w[\w.]*(?:Error|Exception)\b.*", text.partition(_TRACE)[2], re.MULTILINE) or [
                 text
             ]
@@ -264,7 +266,8 @@ def _work_in_task(
 
 
 def _outcomes(title: str, work: Any, bundle: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
-    """Return the outcomes of orders in one session. If the session ends with an error, all orders have that error."""
+    """Return the outcomes of orders in one session. If the session ends with an error, this error becomes the outcome
+    of all orders."""
     outcomes: list[tuple[int, Any]] = []
 
     def all_of_them(first: Any) -> None:

@@ -28,8 +28,8 @@ HINT = "the storage lost or altered the file after it was written: trigger a new
 class Checked:
     """A file to check, and a description of it (``what``).
 
-    ``folder`` is the folder to which the file's name is relative; None: the run's. ``published`` are the folders to
-    which a concurrent attempt may move the file meanwhile.
+    ``folder`` is the folder to which the file's name is relative; None: the folder of the run. ``published`` are the
+    folders to which a concurrent attempt may move the file meanwhile.
     """
 
     file: StagedFile
@@ -38,7 +38,7 @@ class Checked:
     published: Sequence[Storage] = ()
 
     def difference(self, run: Storage) -> str:
-        """Return how the file differs from its record; empty: it does not.
+        """Return how the file differs from its record; empty: it does not differ.
 
         :param run: the run's folder.
         """
@@ -95,7 +95,7 @@ def without_damaged(
     done again.
 
     :param files: the files by the number of the order.
-    :param folders: the folder that the files are in, by the number of the order; default: the run's.
+    :param folders: the folder of the files, by the number of the order; default: the folder of the run.
     """
     order_of = {file.name: number for number, table_files in files.items() for file in table_files}
     checked = [Checked(file, what, folders.get(number)) for number, some in files.items() for file in some]

@@ -1,8 +1,8 @@
-"""Checks by the rows that were read that no key is in two chunks or in the wrong chunk.
+"""Checks, from the rows that were read, that each key is in only one chunk, and in the right one.
 
-Chunks are disjoint because their bounds increase, and the source has checked this. The check here is independent of
-that one: it compares the least and the greatest key of each chunk, taken from the arrays that are written. If a bound
-has another meaning in a read than in the source's check, neighbouring chunks overlap.
+Chunks are disjoint because their bounds increase, and the source has checked this. The check in this module is
+independent of the source's check. It compares the least and the greatest key of each chunk, taken from the arrays that
+are written. If a bound has another meaning in a read than in the source's check, neighbouring chunks overlap.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Follows several stretches of the log, from which a run takes the keys of touched rows, as one.
+"""Reads several ranges of the log as if they were one. A run takes the keys of touched rows from these ranges.
 
 For tables that are read, the log is followed from the run's initial position. For tables that are rolled forward, it is
 followed from the position of their copy.

@@ -16,7 +16,8 @@ from airflow_provider_cdc.sources.api.source import Source
 
 PARTS_PER_SLOT = 4
 SMALLEST_PART_BYTES = 8 * 2**20
-"""Parts below this size are not worth a task of their own: a task costs more than another core saves."""
+"""The smallest useful size of a part with its own task. A task for a smaller part would cost more than another core
+saves."""
 TABLE_CHUNKS, RUN_CHUNKS = 10_000, 50_000
 """The largest number of chunks of a table, and of a run. More chunks cost more than they gain, whatever `chunk_rows`
 is."""
@@ -25,8 +26,8 @@ _PLANNERS = 4
 
 @dataclass(frozen=True)
 class Part:
-    """``table`` is an index into the run's tables. ``weight`` is an estimate of the bytes to read; it only affects
-    scheduling and progress."""
+    """A sequence of neighbouring chunks of one table. ``table`` is an index into the run's tables. ``weight`` is an
+    estimate of the bytes to read; it only affects scheduling and progress."""
 
     number: int
     table: int
@@ -98,8 +99,8 @@ def bundle(parts: Sequence[Part], tables: Sequence[RunTable], slots: int) -> lis
 
 
 def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], slots: int) -> list[Part]:
-    """Group each table's chunks into parts. The largest part is first, so that no large part begins last and keeps the
-    other cores waiting.
+    """Group each table's chunks into parts. The largest part is first. If a large part began last, the other cores
+    would have to wait for it.
 
     A table that must be read at one exact position (it has no key, or the log lacks changes) is one part, for one
     session, unless several sessions share one exported snapshot (``exported``).

@@ -28,9 +28,10 @@ EVERY_SECONDS = 5.0
 PARTS, SEGMENTS = "chunks/under-way", "delta/under-way"
 """The folders of the progress files."""
 _MOST = 0.99
-"""The greatest share that a piece can report: its size is an estimate, and only its record shows that it is done."""
+"""The greatest fraction of its work that a piece can report as done. The size of a piece is an estimate, and only the
+piece's record shows that it is done."""
 _LOOKED_AT = 64
-"""The largest number of pieces whose files are read in one look."""
+"""The maximum number of pieces whose progress files are read at a time."""
 
 
 class Piece(NamedTuple):
@@ -45,9 +46,9 @@ class Piece(NamedTuple):
 
 
 class Told(NamedTuple):
-    """The progress of several pieces. ``rows`` were read, or will be published. ``weight`` is the weight of the work
-    that is done. ``read_whole`` is the number of pieces that have read as much as expected: they still write, or they
-    have more to read than expected."""
+    """The progress of several pieces. ``rows`` is the number of rows that were read, or that will be published.
+    ``weight`` is the weight of the work that is done. ``read_whole`` is the number of pieces that have read as much as
+    expected. Such a piece still writes, or has more to read than expected."""
 
     rows: int
     weight: float
@@ -134,8 +135,8 @@ class Watch:
 
     @property
     def all_read(self) -> int:
-        """Return the number of pieces that were not done at the last look, if all of them had read as much as expected;
-        otherwise 0."""
+        """Return the number of pieces that were not done at the last call of `look`, if all of them had read as much as
+        expected; otherwise 0."""
         return self._all_read
 
 

@@ -29,14 +29,14 @@ from airflow_provider_cdc.sources.api.unrepresentable import naming_key
 
 LOOKUP_KEYS = 1000
 LOOKUP_BYTES = 2**20
-"""Bounds on the keys in one statement, which has at least one key."""
+"""Limits for the number and the bytes of the keys in one statement. Every statement has at least one key."""
 _NO_KEYS = net_change_files.NET_SCHEMA.empty_table()
 
 
 @dataclass
 class FoundAgain:
-    """The result of one task. ``files`` have the rows, by the table's index. ``doubtful`` files have the keys
-    (`NET_SCHEMA`) that another pass must read. ``refused``: why tables cannot be copied."""
+    """The result of one task. ``files`` has the files with the rows, by the table's index. The ``doubtful`` files have
+    the keys (`NET_SCHEMA`) that another pass must read. ``refused``: why tables cannot be copied."""
 
     incarnation: str = ""
     files: dict[int, tuple[StagedFile, ...]] = field(default_factory=dict)
@@ -49,9 +49,10 @@ class FoundAgain:
 class ReadAgain:
     """A task that reads rows again by their keys. Spark sends this object to executors.
 
-    ``keys`` are files of `NET_SCHEMA`. ``view``: the rows are read in an exported snapshot of the server with this
-    incarnation; empty: the current rows are read, and doubtful keys get the order ``order``. ``skips``: if a table
-    cannot be copied, a read in the exported snapshot reports this in its result, and does not stop the step.
+    ``keys`` are files of `NET_SCHEMA`. ``view`` is the incarnation of the server whose exported snapshot is used to
+    read the rows. If ``view`` is empty, the current rows are read. Then a key is doubtful if its rows contradict the
+    log, and doubtful keys get the order ``order``. ``skips``: if a table cannot be copied, a read in the exported
+    snapshot reports this in its result, and does not stop the step.
     """
 
     staging: Staging
@@ -86,7 +87,8 @@ class ReadAgain:
             try:
                 doubtful.append(self._table(index, table_rows, rows_again))
             except ValueNotRepresentable as error:
-                # Do this only in the exported snapshot: after an earlier pass, the keys would not be read again.
+                # Only a read in the exported snapshot may skip the table. If an earlier pass did so, the keys would not
+                # be read again.
                 if not (self.skips and self.view):
                     raise
                 rows_again.refused[index] = reason(error)
@@ -156,7 +158,7 @@ class ReadAgain:
 
 
 def _portions(keys: pa.Table) -> Iterator[pa.Table]:
-    """Divide ``keys`` into portions of one statement each."""
+    """Divide ``keys`` into portions. One statement reads each portion."""
     ends = np.cumsum(pc.binary_length(keys["before"]).to_numpy())
     start = 0
     while start < keys.num_rows:

@@ -1,4 +1,4 @@
-"""Reading again: the last part of the snapshot step for a run that is exact where its reads end.
+"""Reads touched rows again. This is the last part of the snapshot step for a run that is exact at the end of its reads.
 
 Each chunk was read at its own time. The log has the keys that were touched since the run began. The rows of these keys
 are read again, at the end in one exported snapshot at an exactly known position. So every row is exact at that
@@ -48,9 +48,10 @@ FEW_KEYS = plan.FEW_KEYS
 """If at most this many keys are touched, they are looked up in the exported snapshot without another pass."""
 MOST_PASSES = 4
 KEYS_PER_TASK = 50_000
-"""Keys per task: with fewer, another task costs more than another core saves."""
+"""Number of keys per task. A task with fewer keys would cost more than another core saves."""
 MOST_KEYS = 1_000_000
-"""Keys that one task holds in memory; more only if there are not enough buckets."""
+"""The maximum number of keys that one task holds in memory. A task holds more keys only if there are not enough
+buckets."""
 _FIRST = "snapshot: all chunks are read; reading the log for rows that were touched meanwhile"
 _NEXT = "snapshot: reading the log for rows that were touched during the pass"
 SORT_BYTES = 64 * 2**20
@@ -92,7 +93,8 @@ class Seen:
 
 @dataclass
 class _Keys:
-    """The touched keys so far: all files, and the ``waiting`` files, whose rows no pass has read again yet."""
+    """The files with the touched keys that were found so far. ``waiting`` has those files whose keys no pass has looked
+    up yet."""
 
     files: list[StagedFile] = field(default_factory=list)
     waiting: list[StagedFile] = field(default_factory=list)
@@ -113,10 +115,10 @@ class _Keys:
 def read_again(
     step: Step, incarnations: Callable[[], set[str]], in_view: Callable[[Source], None], meanwhile: Callable[[], None]
 ) -> Seen | None:
-    """Read touched rows again. Return None if the server was restarted meanwhile: then no read counts.
+    """Read touched rows again. Return None if the server was restarted meanwhile, because then no read counts.
 
     :param incarnations: returns the incarnations of the server for all parts that were read.
-    :param in_view: reads all tables that are read in full in the exported snapshot.
+    :param in_view: reads, in the exported snapshot, all tables that must be read in full there.
     :param meanwhile: is called from time to time.
     """
     patience = Patience("snapshot: read touched rows again")

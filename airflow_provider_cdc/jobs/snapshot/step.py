@@ -47,13 +47,15 @@ from airflow_provider_cdc.sources.planning.selections import check_still
 
 PLAN = "chunks/plan.json"
 READS = 5
-"""The largest number of reads. After each restart of the server, the parts that were read before it are read again."""
+"""The maximum number of times that the parts are read. After each restart of the server, all parts that were read
+before the restart are read again."""
 
 
 @dataclass(frozen=True)
 class TableFiles:
-    """The files that were read of one table. ``upper`` is the exact position of the read, as text; empty unless the
-    table needs one. ``odd`` are the rows with values that no Arrow type holds (`survivors`)."""
+    """The files with the rows that were read from one table. ``upper`` is the exact position of the read, as text;
+    empty: the table does not need an exact position. ``odd`` are the rows with values that no Arrow type holds
+    (`survivors`)."""
 
     files: tuple[StagedFile, ...]
     upper: str
@@ -81,7 +83,8 @@ def _snapshot(step: Step) -> SnapshotResult:
         check_still(step.source, entry.table)
     if rolled := sum(bool(entry.base) for entry in step.tables):
         say(f"snapshot: {counted(rolled, 'table')} not read, but rolled forward from the last copies")
-    # If rows of some table are read again, so are the rows of the tables that are rolled forward.
+    # If touched rows of some table are read again, touched rows of the tables that are rolled forward are read again,
+    # too.
     tables = [entry.table for entry in step.tables if not entry.base or entry.at_upper]
     if not tables:
         return _nothing_read(step)
@@ -175,8 +178,8 @@ def _stale(done: Mapping[int, PartRecord], bound: UpperBound) -> list[int]:
 
 
 def _read_all(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> UpperBound:
-    """Read the parts without a record, except those to be read in the exported snapshot of the run's position. Return
-    the bound of all reads so far."""
+    """Read the parts that have no record, except the parts that must be read in the exported snapshot of the run's
+    position. Return the bound of all reads so far."""
     _drop_read_in_view(step, plan.orders, done)
     _read(step, plan, done)
     return persist("snapshot: bound the reads", step.source.bound_reads)
@@ -224,8 +227,8 @@ def _nothing_read(step: Step) -> SnapshotResult:
 
 
 def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
-    """Read the parts without a record, except those to be read in the exported snapshot of the run's position. Add
-    their records to ``done``."""
+    """Read the parts that have no record, except the parts that must be read in the exported snapshot of the run's
+    position. Add the new records to ``done``."""
     patience = Patience("snapshot: read in one exported snapshot")
     watch = Watch(step)
     while True:

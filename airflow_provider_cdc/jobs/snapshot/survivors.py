@@ -52,7 +52,7 @@ def noted(table: Table, batch: pa.RecordBatch, odd: Sequence[OddValue]) -> list[
 
 
 def check_count(found: Sequence[OddRow]) -> None:
-    """Stop a part with so many odd values that it is unlikely that the window touches all of these rows.
+    """Stop a part if it has so many odd values that the window is unlikely to touch all of their rows.
 
     :raises ValueNotRepresentable: there are more than `MOST` odd values.
     """
@@ -65,7 +65,7 @@ def check_survivors(run: Storage, change: Sequence[StagedFile], odd: Mapping[int
 
     :param change: the files of the window's net change.
     :param odd: the results of `noted`, by the table's index.
-    :raises ValueNotRepresentable: rows survive; the message covers all columns.
+    :raises ValueNotRepresentable: some of these rows survive. The message names the columns with odd values.
     """
     untouched = [value for index, values in odd.items() for value in _untouched(run, change, index, values)]
     if untouched:

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def telling_reach(source: Source) -> TellsReach:
-    """Return the source as one that reports how far its server has advanced.
+    """Return ``source`` typed as a source that reports how far its server has advanced.
 
     :raises ConfigurationError: the source does not report this.
     """
@@ -55,7 +55,7 @@ def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan
     """Record the initial position of a run: now, or the position that ``options.as_of`` names.
 
     :raises ConfigurationError: the source does not support past positions.
-    :raises PreflightError: the tables are exact only where their reads end.
+    :raises PreflightError: the tables can be exact only at the end of their reads.
     """
     if problems := late_problems(plans, options):
         raise PreflightError(problems)
@@ -66,7 +66,7 @@ def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan
         point = going_back(source).record_past(asked_point, plans, options, run_id)
     if isinstance(source, KeepsWindow) and any(plan.base for plan in plans):
         point = source.keep_window(point, plans, options, run_id)
-    # Copies that are exact where the reads end are not exact at this position.
+    # Copies that are exact at the end of their reads are not exact at this position.
     if options.standing_slot and isinstance(source, KeepsPast) and not any(plan.at_upper for plan in plans):
         _note_position(source, point, options)
     return point
@@ -76,7 +76,7 @@ def _note_position(source: KeepsPast, point: InitialPoint, options: StepOptions)
     """Call `KeepsPast.note_position`. The position is only a fallback for `note_copies`, so if it cannot be recorded,
     the run continues.
 
-    If the error can pass, or is unexpected, discard the objects that were created for ``point``, and raise the error.
+    If the error is transient or unexpected, discard the objects that were created for ``point``, and raise the error.
     """
     try:
         source.note_position(point, options)
@@ -95,7 +95,7 @@ def _note_position(source: KeepsPast, point: InitialPoint, options: StepOptions)
 
 
 def going_back(source: Source) -> GoesBack:
-    """Return the source as one whose copies can be exact at a past position.
+    """Return ``source`` typed as a source whose copies can be exact at a past position.
 
     :raises ConfigurationError: the source does not support past positions.
     """
@@ -109,8 +109,8 @@ def going_back(source: Source) -> GoesBack:
 
 
 def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions, *, may_begin: bool = True) -> None:
-    """Before a run, let the source keep its past from now on if ``options`` request this, and check that a copy can be
-    exact at the requested position.
+    """Before a run begins, check that a copy can be exact at the requested position. If ``options`` request this, first
+    make the source keep its log from now on.
 
     :param may_begin: whether the run has no other problem. A run that is rejected changes nothing on the source.
     :raises PreflightError: a copy cannot be exact at that position; the error lists every problem.
@@ -141,7 +141,7 @@ def give_up_past(source: Source, options: StepOptions) -> None:
 
 
 def rolling_forward(source: Source) -> RollsForward:
-    """Return the source as one whose copies can be rolled forward.
+    """Return ``source`` typed as a source whose copies can be rolled forward.
 
     :raises ConfigurationError: copies of the source cannot be rolled forward.
     """
@@ -155,7 +155,7 @@ def rolling_forward(source: Source) -> RollsForward:
 
 
 def release_run(source: Source, run_id: str) -> bool:
-    """Call `KeepsForRun.release` if the source is of this kind; return whether it is."""
+    """Call `KeepsForRun.release` if the source implements it, and return whether it does."""
     if not isinstance(source, KeepsForRun):
         return False
     source.release(run_id)
@@ -163,7 +163,7 @@ def release_run(source: Source, run_id: str) -> bool:
 
 
 def late_problems(plans: Sequence[TablePlan], options: StepOptions) -> list[Problem]:
-    """Return a problem for each option that cannot be met if tables are exact only where their reads end."""
+    """Return a problem for each option that cannot be met if tables are exact only at the end of their reads."""
     if not (late := [plan for plan in plans if plan.at_upper]):
         return []
     why = f"the copy is exact where its reads end ({late[0].table}: {late[0].reason})"

@@ -27,7 +27,8 @@ class OrdersChunks(Protocol):
 
     def key_order(self, table: Table) -> str | None:
         """Return the key's first column if chunks are ranges of it and its published values sort as the source sorts
-        them. Then the values in one chunk are below the values in the next chunk. None if this is not guaranteed."""
+        them. Then the values in one chunk are below the values in the next chunk. Return None if this order is not
+        guaranteed."""
 
 
 @runtime_checkable
@@ -35,8 +36,8 @@ class SharesReads(Protocol):
     """A source whose sessions can all read one snapshot (consistency ``exported``)."""
 
     def share_reads(self, lock: LockPolicy) -> AbstractContextManager[Source]:
-        """Return a context with the source for reading the chunks of such tables. The snapshot stays open as long as
-        the context is open.
+        """Return a context with the source for reading the chunks of tables with the consistency ``exported``. The
+        snapshot stays open as long as the context is open.
 
         :param lock: how long other sessions may delay the snapshot.
         :raises LockNotGranted: transactions delayed the snapshot for longer.
@@ -46,8 +47,8 @@ class SharesReads(Protocol):
 
 @runtime_checkable
 class PreparesBeforeWindow(Protocol):
-    """A source whose log has the changes of a prepared transaction where it was prepared, not where it was committed.
-    The window may contain only one of the two places."""
+    """A source whose log has the changes of a prepared transaction at the place where the transaction was prepared, not
+    at the place of its commit. The window may contain only one of the two places."""
 
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
         """Return up to ``count`` whole segments directly before ``segment``, in log order. The numbers of these
@@ -57,11 +58,11 @@ class PreparesBeforeWindow(Protocol):
 
 @runtime_checkable
 class LogsStatements(Protocol):
-    """A source whose log may have a change as the statement that made it, instead of the changed rows."""
+    """A source whose log may contain the statement that made a change, instead of the changed rows."""
 
     def check_writes(self, summaries: Sequence[SegmentSummary]) -> None:
-        """Check that the statements in a window changed no copied table. For statements that name a copied table, the
-        reader has already stopped.
+        """Check that the statements in a window changed no copied table. The reader has already stopped at statements
+        that name a copied table.
 
         :param summaries: the summaries of all segments of the window, in log order.
         :raises ImageNotWhole: a statement may have changed a copied table.
@@ -78,14 +79,14 @@ class KeepsForRun(Protocol):
     """
 
     def release(self, run_id: str) -> None:
-        """Remove the objects that any try of the run created on the server. It is no error if none is left.
+        """Remove the objects that any try of the run created on the server. It is no error if no object is left.
 
         :raises SourceUnavailable: the server cannot be reached; the objects stay.
         """
 
     def discard(self, identity: Mapping[str, str]) -> None:
         """Remove the objects that one `record_initial` created on the server, because its position does not count. It
-        is no error if none is left.
+        is no error if no object is left.
 
         :param identity: the identity that this `record_initial` returned.
         :raises SourceUnavailable: the server cannot be reached; the objects stay.
@@ -97,7 +98,8 @@ class GoesBack(Protocol):
     """A source whose copies can be exact at a past position, as far back as its log reaches."""
 
     def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
-        """Check that a copy of these tables can be exact at ``as_of``: nothing that it depends on has changed since.
+        """Check that a copy of these tables can be exact at ``as_of``. The things on which the copy depends must not
+        have changed since then.
 
         :raises PreflightError: a copy cannot be exact at ``as_of``; the error lists every problem, and the earliest
             time that is possible.
@@ -107,11 +109,11 @@ class GoesBack(Protocol):
     def record_past(
         self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions, run_id: str = ""
     ) -> InitialPoint:
-        """Do what `HasPositions.record_initial` does, but at the position that ``as_of`` names. If that is a time, wait
-        for the first commit after it, up to ``options.as_of_wait_seconds``.
+        """Do what `HasPositions.record_initial` does, but at the position that ``as_of`` names. If ``as_of`` is a time,
+        wait for the first commit after this time, up to ``options.as_of_wait_seconds``.
 
-        :raises PreflightError: a copy of these tables cannot be exact there.
-        :raises SourceUnavailable: no transaction was committed after the time yet.
+        :raises PreflightError: a copy of these tables cannot be exact at that position.
+        :raises SourceUnavailable: no transaction has been committed after that time yet.
         """
 
 
@@ -139,19 +141,20 @@ class KeepsPast(Protocol):
         the source `of_run`, before `KeepsForRun.release`: the objects that the server keeps for the run prove that its
         history is the history of the copies.
 
-        :param copies: by lake, the positions of the copies that are now the latest ones there, by table name.
-        :param incarnation: the incarnation of the server when it reached these positions, if that was after the run's
-            initial position; else empty. If the server is set back to before them, its incarnation changes
-            (`ChunkReader.settle`).
+        :param copies: for each lake, the positions of the copies that are now the latest ones in this lake, by table
+            name.
+        :param incarnation: the incarnation of the server when it reached these positions, if they are after the run's
+            initial position; otherwise empty. If the server is set back to a point before these positions, its
+            incarnation changes (`ChunkReader.settle`).
         :raises ExactnessError: the connection reaches another server, or a server whose disk was put back, or the
             server no longer keeps the log.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
     def give_up_past(self, options: StepOptions) -> None:
-        """Let the server remove log that is older than ``options.standing_slot_hours``, but not the log since the last
-        copies that may be rolled forward. This applies to every table and lake that `note_copies` recorded, for some
-        days.
+        """Let the server remove log that is older than ``options.standing_slot_hours``. The server still keeps the log
+        since the last copies that may be rolled forward. For some days, it does so for every table and lake that
+        `note_copies` recorded.
 
         :raises SourceUnavailable: the server cannot be reached; it still keeps all of this log.
         """
@@ -206,8 +209,9 @@ class TellsBacklog(Protocol):
 class Reach:
     """Whether a server has reached a target.
 
-    ``lacks`` describes the missing part, if the server has not reached the target. ``at`` is where the server was at
-    the time. ``at`` is opaque: as long as it is the same, the server has not reached the target.
+    ``lacks`` describes the missing part, if the server has not reached the target. ``at`` is the place that the server
+    had reached when it was asked. ``at`` is opaque. As long as ``at`` does not change, the server has not reached the
+    target.
     """
 
     reached: bool
@@ -222,9 +226,10 @@ class TellsReach(Protocol):
     def has_reached(self, target: AsOf, seen: Reach | None = None) -> Reach:
         """Return whether the server has reached ``target``.
 
-        A server has reached a position if it has all of it: on MySQL, readers see these transactions; on PostgreSQL,
-        that part of the log is on disk; on a standby, readers see it. A server has reached a time if no commit that
-        begins from now on belongs to that time.
+        A server has reached a position if it has everything up to this position. On MySQL, readers see all of these
+        transactions. On PostgreSQL, the log up to the position is on disk. On a standby, readers see the changes up to
+        the position. A server has reached a time if no commit that begins from now on belongs to the state at that
+        time.
 
         :param seen: the previous result, which may save the server some work.
         :raises ConfigurationError: the target is a position of another kind of database.
@@ -260,8 +265,8 @@ class RollsForward(Protocol):
         """
 
     def check_since(self, identity: Mapping[str, str], position: Position) -> None:
-        """Check that this is the server of ``identity``, which had ``position``, that its history since then is intact,
-        and that nothing else has changed that the log does not show.
+        """Check three conditions. This is the server of ``identity``, which had ``position``. Its history since then is
+        intact. Nothing else has changed outside the log.
 
         :raises ExactnessError: one of these conditions does not hold.
         :raises SourceUnavailable: the server cannot be reached.
@@ -272,7 +277,7 @@ class RollsForward(Protocol):
     ) -> list[LogSegment]:
         """Return the segments with all changes after ``start`` up to ``end``, in log order.
 
-        :param since: the identity of the server as it was at ``start``.
+        :param since: the server's identity as it was recorded at ``start``.
         :param identity: the identity in the run's initial point.
         :param slots: how many segments are read at once.
         :raises LogGone: the log no longer reaches back to ``start``.
@@ -300,14 +305,14 @@ class TellsReplaced(Protocol):
 
 @runtime_checkable
 class KeepsWindow(Protocol):
-    """A source whose server keeps the log since the copies that a run rolls forward only on request."""
+    """A source whose server keeps the log that a run needs to roll copies forward only if it is requested to do so."""
 
     def keep_window(
         self, point: InitialPoint, plans: Sequence[TablePlan], options: StepOptions, run_id: str
     ) -> InitialPoint:
         """Let the server keep the log between the copies from which ``plans`` roll forward and the run's ``point``,
-        until the run is released (`KeepsForRun`). Return the point with an identity that names this log. If this method
-        raises an error, it has discarded the objects that were created for ``point``.
+        until the run is released (`KeepsForRun`). Return ``point`` with an identity that also names this log. If this
+        method raises an error, it has discarded the objects that were created for ``point``.
 
         :raises PreflightError: the log no longer exists, or a table was altered since its copy.
         :raises SourceUnavailable: the server cannot be reached.
@@ -316,14 +321,16 @@ class KeepsWindow(Protocol):
 
 @runtime_checkable
 class TellsHistory(Protocol):
-    """A source that recognizes whether it still has the history of an earlier copy. The identity of an initial position
-    has a mark for this (`core.copies.history.MARK`)."""
+    """A source that recognizes whether it still has the history of an earlier copy. For this, the identity of an
+    initial position contains a mark: a value that shows to which history the position belongs
+    (`core.copies.history.MARK`)."""
 
     def relations(self, identity: Mapping[str, str], position: Position, traces: Sequence[Trace]) -> list[Finding]:
         """Return the relations between the history of the server of ``identity``, which has all of ``position``, and
         the histories of earlier copies of this server.
 
-        `Relation.OTHER` must be proved, because copies of the present history then supersede these copies.
+        Return `Relation.OTHER` only if it is proved, because copies of the present history then supersede the earlier
+        copies.
 
         :raises SourceReplaced: the connection reaches another server.
         :raises SourceUnavailable: the server cannot be reached.
@@ -346,5 +353,5 @@ class ToldInPart(Protocol):
         ``plain``, ``label`` or ``uuid``. The text of all other columns is the printed form of another type."""
 
     def pushed_condition(self, table: Table) -> str:
-        """Return the part of the table's condition that the server itself evaluates, in its SQL. Empty: none, so the
-        server sends all rows."""
+        """Return the part of the table's condition that the server itself evaluates, in its SQL. Empty: the server
+        evaluates no part of it, and sends all rows."""

@@ -58,7 +58,7 @@ class Kind:
 
     @property
     def option_fields(self) -> list[str]:
-        """The other fields, which become ``ConnectionSettings.options``."""
+        """The fields that are no TLS settings. They become ``ConnectionSettings.options``."""
         return [name for name in self.fields if not name.startswith(_TLS_PREFIX)]
 
     def load(self, path: str, where: str = "") -> Any:

@@ -16,7 +16,7 @@ from airflow_provider_cdc.sources.api.window import TrackedTable, UpperBound
 
 
 class LogTail(Protocol):
-    """The log, read in steps from the initial position on, for the touched keys only."""
+    """Reads the log in steps, from the initial position on, and returns only the touched keys."""
 
     @property
     def order(self) -> int:
@@ -39,7 +39,7 @@ class LogTail(Protocol):
         """Yield the keys touched since the last call, as batches of ``DELTA_SCHEMA``. If a key occurs several times,
         its last row counts. After an error, the log must be opened again from the start.
 
-        :param log_end: where to stop; None: at the log's present end, or a little further.
+        :param log_end: where to stop; None: stop at the current end of the log, or a little later.
         :raises ExactnessError: something in the log violates a condition of the proof.
         """
 
@@ -58,10 +58,11 @@ class KeyReader(ChunkReader, Protocol):
 
 @runtime_checkable
 class ReadsAgain(Protocol):
-    """A source whose copies can be exact where their reads end, with only keys from the log (consistency ``again``).
+    """A source whose copies can be exact at the end of their reads (consistency ``again``). For this, the log needs to
+    contain only the keys of changed rows.
 
-    Touched rows are read again, the last time in a snapshot that all sessions share (`SharesReads`). The readers of
-    keyed tables are `KeyReader`.
+    Touched rows are read again, the last time in a snapshot that all sessions share (`SharesReads`). For keyed tables,
+    ``reader`` opens a `KeyReader`.
     """
 
     def follow(
@@ -73,7 +74,7 @@ class ReadsAgain(Protocol):
         """
 
     def settle(self, lock: LockPolicy) -> None:
-        """Wait until every commit that the log has now is visible to readers.
+        """Wait until all commits that are in the log now are visible to readers.
 
         :raises LockNotGranted: some commits were not visible within the time limit of the policy.
         """
@@ -81,6 +82,6 @@ class ReadsAgain(Protocol):
     def bound_view(self, tables: Sequence[Table]) -> UpperBound:
         """Return the position of the shared snapshot. Only for the source that `SharesReads.share_reads` returned.
 
-        :raises SchemaChanged: a table in the snapshot is not as recorded.
+        :raises SchemaChanged: a table in the snapshot differs from the table that was recorded.
         :raises SourceUnavailable: the snapshot no longer exists.
         """

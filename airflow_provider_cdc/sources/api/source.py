@@ -43,9 +43,9 @@ class ChunkReader(Protocol):
 
     @property
     def odd(self) -> Sequence[OddValue]:
-        """The values in the last batch of `read` that no Arrow type holds: values that a placeholder replaces (policy
-        ``error``), and values that the table's condition treats as null although they are published as something
-        else."""
+        """The values in the last batch of `read` that no Arrow type holds. With the policy ``error``, a placeholder
+        replaces such a value. With other policies, ``odd`` has the values that the table's condition treats as null
+        although they are published as something else."""
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         """Yield the chunk's rows as batches of ``Source.arrow_schema`` of the table as it is read (`Table.as_read`).
@@ -83,7 +83,7 @@ class SegmentReader(Protocol):
 
 
 class PlansRuns(Protocol):
-    """A database that checks whether a run can work, and plans how."""
+    """A database that checks whether a run can work, and plans the run."""
 
     def preflight(
         self, patterns: Sequence[str], options: TableOptions = AS_DECLARED, parts: Parts = whole_tables
@@ -118,7 +118,8 @@ class HasPositions(Protocol):
         """
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
-        """Fix the initial position, and then read the schemas, so that any DDL that they might miss is in the window.
+        """Fix the initial position, and then read the schemas. In this order, the window contains any DDL that the
+        schemas do not show.
 
         Several tries of a run may do this at once. Each creates its own objects on the server (`KeepsForRun`), whose
         names begin with a prefix derived from ``run_id``. No try removes the objects of another try.
@@ -159,17 +160,17 @@ class ReadsTables(Protocol):
 
     def one_session(self) -> AbstractContextManager[Source]:
         """Return a context with this source, in which `plan_chunks` and `reader` reuse one session as far as they can.
-        For one thread, and one reader at a time.
+        Only one thread, and one reader at a time, may use this source.
         """
 
     def bound_reads(self) -> UpperBound:
         """Return a bound on everything that completed reads could have seen."""
 
     def check_tables(self, tables: Sequence[Table]) -> None:
-        """After the last read, check that ``tables`` had no change since the initial position that neither the tables
-        nor the log show.
+        """After the last read, check that ``tables`` had no hidden change since the initial position. A hidden change
+        is visible neither in the tables nor in the log.
 
-        :raises SchemaChanged: there was such a change.
+        :raises SchemaChanged: there was a hidden change.
         """
 
 
@@ -214,7 +215,8 @@ class ReadsLog(Protocol):
         """Return rows decoded from the log's own bytes, exactly as a SELECT returns them.
 
         :param images: the log's bytes of each row, without nulls.
-        :param nulled: the number of values that became null because no Arrow type holds them is added here, by column.
+        :param nulled: counts by column. The number of values that became null because no Arrow type holds them is added
+            to the counts.
         :param names: the columns to decode; None: all. Values of other columns cause no errors.
         :param odd: values that no Arrow type holds are noted here, as in ``ChunkReader.odd``, including values of
             columns that identify rows.
@@ -227,4 +229,4 @@ class Source(PlansRuns, HasPositions, ReadsTables, ReadsLog, Protocol):
     """One database server, as the jobs and operators use it."""
 
     kind: ClassVar[str]
-    """The name of its kind in ``sources.api.registry``."""
+    """The name of the kind of database in ``sources.api.registry``."""

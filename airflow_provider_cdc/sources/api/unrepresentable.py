@@ -1,4 +1,5 @@
-"""Records values that no Arrow type holds while rows are decoded, when it is not yet known whether they stop the run.
+"""While rows are decoded, records the values that no Arrow type holds. It is not yet known then whether these values
+stop the run.
 
 A row that was written after the initial position is not in the copy: the rewind removes it. A row that does not fulfil
 the table's condition is not copied either. So with the policy ``error``, a reader notes such values, and replaces them
@@ -20,8 +21,8 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ValueNotRepresentable
 
 MOST = 1000
-"""The maximum number of such values of a column in one batch. More of them are not a temporary accident, so they stop
-the read at once."""
+"""The maximum number of such values of a column in one batch. If there are more, they are not a temporary accident, so
+the read stops at once."""
 _SHOWN = 60
 """The maximum number of characters of a key's value in a message."""
 
@@ -55,7 +56,7 @@ class OddValue:
 def note(odd: list[OddValue] | None, column: str, rows: np.ndarray[Any, Any], refusal: Refusal | None) -> None:
     """Note the odd values of one column of a batch, or raise the error of the first of them.
 
-    :param odd: the list to which they are added; None: raise the error.
+    :param odd: the list to which the odd values are added; None: raise the error.
     :param column: the name of the column.
     :param rows: one byte for each row of the batch, other than 0 if the value is odd. At least one value is odd.
     :param refusal: see `OddValue`.
@@ -69,7 +70,7 @@ def note(odd: list[OddValue] | None, column: str, rows: np.ndarray[Any, Any], re
 
 
 def check_noted(table: Table, rows: pa.RecordBatch, odd: Collection[OddValue]) -> None:
-    """Check that the noted values of a batch need not stop the read before it is known which rows are copied.
+    """Raise an error if noted values of a batch must stop the read at once, before it is known which rows are copied.
 
     :raises ValueNotRepresentable: a noted value identifies rows; or a column has more than `MOST` noted values, and no
         condition excludes rows.

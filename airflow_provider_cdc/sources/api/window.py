@@ -64,8 +64,8 @@ CHANGE_SCHEMA = pa.schema(
     as in ``DELTA_SCHEMA``. The changes of one table are in this order. All changes of a transaction that the segment
     prepares and commits have the order of its commit.
 ``position``, ``commit_time``
-    of the transaction's commit; null while the transaction is pending. The position is text, which the change feed
-    publishes unchanged.
+    the position and the time of the transaction's commit; null while the transaction is pending. The position is text,
+    which the change feed publishes unchanged.
 ``before``, ``after``
     the rows as the log's own bytes; null: no row.
 """
@@ -89,9 +89,10 @@ class UpperBound:
 class LogSegment:
     """A part of the log that one task reads: ``name`` from byte (or LSN) ``start`` up to ``stop``; None: to its end.
 
-    ``mark``: the mark that the log must have before this part, if it is still the log of the reads, in a notation of
-    the source; empty: no mark is required. ``also``: the names that follow ``name`` in the log and are read together
-    with it, each from its beginning; ``stop`` is then in the last of them. ``bytes``: the approximate size; 0: unknown.
+    ``mark``: a text, in a notation of the source, that the log must have before this part. If the log has another mark
+    there, it is no longer the log of the reads. Empty: no mark is required. ``also``: the names that follow ``name`` in
+    the log and are read together with it, each from its beginning; ``stop`` is then in the last of them. ``bytes``: the
+    approximate size; 0: unknown.
     """
 
     number: int
@@ -104,7 +105,7 @@ class LogSegment:
 
     @property
     def last_name(self) -> str:
-        """The one of ``name`` and ``also`` in which the segment ends."""
+        """The name in which the segment ends: the last one of ``name`` and ``also``."""
         return (self.name, *self.also)[-1]
 
 
@@ -115,8 +116,9 @@ class TrackedTable:
     ``index`` is the value in ``DELTA_SCHEMA.table``. ``upper`` is the exact position up to which changes count: for a
     table that was read at one position, this position; for a table that is rolled forward, the position to publish.
     None for other tables, whose changes count up to the window's end. ``forward``: the reader also returns the rows
-    after the changes. ``changes``: the reader also returns each single change. ``keys_only``: it reads only the keys of
-    changes. ``looked_at``: it returns no changes, but stops at changes that it could not read.
+    after the changes. ``changes``: the reader also returns each single change. ``keys_only``: the reader returns only
+    the keys of changes. ``looked_at``: the reader returns no changes of this table, but stops at changes that it could
+    not read.
     """
 
     index: int
@@ -152,7 +154,7 @@ class TrackedTable:
 
 @dataclass(frozen=True)
 class StatementWrite:
-    """Row changes of a ``table`` that is not copied, which the log has only as statements.
+    """Row changes of a ``table`` that is not copied. The log has only the statements that made these changes.
 
     ``read`` are the other tables that the statements read, without copied tables. ``place`` is the place of the last
     change.
