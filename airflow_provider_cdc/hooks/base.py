@@ -27,7 +27,8 @@ class CdcHook(BaseHook):
 
     conn_name_attr = "source_conn_id"
     own_tls_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields of this hook's form that a stock connection may also have in its extra, because its own form lacks them.
+    """Fields of this hook's form that are also accepted in the extra of a stock connection (of Airflow's own type),
+    because the form of that type lacks them.
     """
     stock_refused: ClassVar[tuple[str, ...]] = ()
     """Fields of a stock connection's extra that would redirect its sessions or change their trust.
@@ -122,7 +123,7 @@ class CdcHook(BaseHook):
         return {name: str(extra[field]) for field, name in self.kind.tls_fields.items() if extra.get(field)}
 
     def _our_own(self, extra: Mapping[str, Any]) -> dict[str, str]:
-        """Return the settings that the stock type of connection has no field for."""
+        """Return the settings for which the stock type of connection has no field."""
         names = self.kind.tls_fields
         fields = ("tls_trusted_network", *self.own_tls_fields)
         return {names[field]: str(extra[field]) for field in fields if extra.get(field)}

@@ -76,7 +76,7 @@ class CdcCatalogHook(BaseHook):
         )
 
     def test_connection(self) -> tuple[bool, str]:
-        """Create a namespace and drop it again: catalogs exist that allow reading only."""
+        """Create a namespace and drop it again, because some catalogs allow only reading."""
         from airflow_provider_cdc.sinks.iceberg.catalog import open_catalog
 
         try:

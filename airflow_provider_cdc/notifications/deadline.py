@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 def deadline(minutes: int) -> DeadlineAlert:
     """Return a ``deadline`` for a DAG.
 
-    Airflow calls `tell_late` if a DAG run is not done that many minutes after it was queued. The run goes on.
+    Airflow calls `tell_late` if a DAG run is not done ``minutes`` minutes after it was queued. The run goes on.
     """
     return DeadlineAlert(
         reference=DeadlineReference.DAGRUN_QUEUED_AT,

@@ -62,6 +62,6 @@ def _of_the_run(task: Any) -> list[str]:
         run = Run.load(Storage(uri))
         position = f"{run.manifest.position_key} {run.manifest.initial_position}"
     except Exception as error:
-        # Report the rest in any case.
+        # Report the other facts even if the position cannot be read.
         position = f"it cannot be read ({error})"
     return [f"  Position: {position}", f"  Run: {uri}"]

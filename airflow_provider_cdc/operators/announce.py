@@ -9,8 +9,8 @@ has those events:
 - Airflow does not answer: this try announces them. A duplicate event runs a DAG twice. A missing event leaves the DAGs
   that wait for it with old data.
 
-If a copy was announced as a past one and has become the latest one since (``_latest.json`` was removed), it is also
-announced as the latest one.
+A copy that was announced as a past copy may have become the latest copy since then, because ``_latest.json`` was
+removed. Such a copy is also announced as the latest copy.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 SKEW = timedelta(days=1)
-"""The greatest difference that is assumed between the clocks of Airflow's components."""
+"""The maximum difference that is assumed between the clocks of Airflow's components."""
 
 _log = logging.getLogger(__name__)
 

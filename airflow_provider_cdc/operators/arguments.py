@@ -1,8 +1,8 @@
 """Types of the arguments of the operators and of the task group.
 
-With them, type checkers and editors report a misspelt argument or a wrong type before the DAG is parsed. The types have
-no effect when DAGs run. Tests compare the options with their declarations (`core.options`), and the arguments of tasks
-with those that Airflow accepts.
+With these types, type checkers and editors report a misspelt argument or a wrong type before the DAG is parsed. The
+types have no effect when DAGs run. Tests compare the options with their declarations (`core.options`), and the
+arguments of tasks with those that Airflow accepts.
 """
 
 from __future__ import annotations

@@ -33,13 +33,14 @@ def run_id_of(context: Context, lake: str) -> str:
 
 
 def run_id_for(dag_run: Any, task_id: str, lake: str, map_index: int | None = None) -> str:
-    """Return the `run_id_of` the task ``task_id``. Any task may call this."""
+    """Return the run id that `run_id_of` returns in the task ``task_id``. Any task may call this function."""
     digest = _digest(dag_run.dag_id, dag_run.run_id, task_id, lake, map_index)
     return f"{dag_run.run_after.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest}"
 
 
 def same_run(run_id: str, dag_id: str, dag_run_id: str, task_id: str, lake: str, map_index: int | None = None) -> bool:
-    """Return whether ``run_id`` is the `run_id_for` this DAG run, whatever its ``run_after`` is."""
+    """Return whether ``run_id`` is the id that `run_id_for` returns for this DAG run, whatever the ``run_after`` of the
+    DAG run is."""
     return run_id.rpartition("-")[2] == _digest(dag_id, dag_run_id, task_id, lake, map_index)
 
 
@@ -51,8 +52,8 @@ def _digest(dag_id: str, dag_run_id: str, task_id: str, lake: str, map_index: in
 
 
 def group_of(context: Context) -> str:
-    """Return the name of the task group that a task belongs to, as the table of cuts has it: the id of the DAG, the
-    prefix of the group's tasks, and the index of a mapped group."""
+    """Return the name of a task's group, in the form of the table ``cdc_cuts``. The name consists of the id of the DAG,
+    the prefix of the group's tasks, and the index of a mapped group."""
     task_instance = context["ti"]
     prefix, index = task_instance.task_id.rpartition(".")[0], task_instance.map_index
     name = f"{context['dag_run'].dag_id}.{prefix}" if prefix else str(context["dag_run"].dag_id)
@@ -88,7 +89,8 @@ def run_folder(scratch: str, run_id: str) -> Storage:
 
 
 def say_skipped(log: Any, skipped: Mapping[str, str]) -> None:
-    """Warn which tables a run leaves out, and why, so that its copies are not mistaken for a complete set."""
+    """Log a warning with the tables that a run leaves out, and with the reasons. Otherwise users might mistake the
+    copies for a complete set."""
     for table, reason in sorted(skipped.items()):
         log.warning("SKIPPED, not copied: %s (%s)", table, reason)
 
@@ -96,8 +98,8 @@ def say_skipped(log: Any, skipped: Mapping[str, str]) -> None:
 def hand_on(context: Context, outputs: Mapping[str, Any]) -> None:
     """Push each output as an XCom under its own key.
 
-    For operators with ``do_xcom_push=False``. Airflow's own ``multiple_outputs`` would store all outputs a second time,
-    as ``return_value``, and the plan of a large run is large.
+    Used by operators with ``do_xcom_push=False``. Airflow's own ``multiple_outputs`` would store all outputs a second
+    time, as ``return_value``, and the plan of a large run is large.
     """
     for key, value in outputs.items():
         context["ti"].xcom_push(key=key, value=value)

@@ -65,7 +65,7 @@ class LakeContext:
 
 
 def collect(checks: Sequence[Check[C]], context: C, problems: list[Problem]) -> None:
-    """Run those of ``checks`` that preflight runs, and add their findings to ``problems``."""
+    """Run the ``checks`` that belong to preflight, and add the problems that they find to ``problems``."""
     for check in checks:
         with collected(problems, ""):
             problems.extend(one for one in problems_of([check], Moment.PREFLIGHT, context) if one not in problems)

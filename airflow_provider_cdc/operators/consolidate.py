@@ -49,8 +49,8 @@ class ConsolidateOperator(SparkStepOperator):
     Each copy creates one event of its table's asset (`airflow_provider_cdc.assets`), however often the task runs
     (`operators.announce`). The event's ``extra`` has ``run_id``, ``position`` (also under the source's own name for
     it), ``rows``, ``path``, ``latest``, and ``schema_digest``, which changes with the columns, their types or the key.
-    If only a part of the table is copied, it also has ``where`` and ``columns``. If the run could not be exact at the
-    end of its interval, it also has ``missed_as_of``.
+    If only a part of the table is copied, ``extra`` also has ``where`` and ``columns``. If the run could not be exact
+    at the end of its interval, ``extra`` also has ``missed_as_of``.
     """
 
     step = "consolidate"

@@ -33,7 +33,8 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     """Fix the initial position, under a short lock if a table's consistency needs one, and write the manifest.
 
     An existing manifest is kept, because the rows that were read so far belong to its initial position. If the source
-    no longer has the log from that position on, nothing more can be read for it. In that case the run begins anew.
+    no longer has the log from that position on, no more rows can be read for this position. In that case the run begins
+    again with a new manifest.
 
     XComs: ``run_uri``, the run's folder, and the initial position under the source's own name for it
     (``initial_gtid_set``, ``initial_lsn``).
@@ -104,7 +105,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
         from airflow_provider_cdc.sinks.preparation import lake_format
 
-        # Preflight has checked that it is a boolean. A template may have rendered it to text.
+        # Preflight has checked that ``plan_only`` is a boolean. A template may have rendered it to text.
         if str(self.plan_only).lower() == "true":
             raise AirflowSkipException("plan_only is set, so nothing is copied: see the plan in the log of preflight")
         self.allowed.check(self.source_conn_id, self.target, self.scratch)
@@ -143,7 +144,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             )
 
         self._recording = True
-        # Only what Airflow passed on as it was: a template makes text of it.
+        # Accept only the boolean that preflight returned: a template would turn it into text.
         if self.may_miss_past is True and options.as_of:
             run = record_or_miss(source, plans, options, record)
         else:

@@ -1,5 +1,5 @@
-"""How operators take the options of a run, and the checks that belong to Airflow: the allowed connections and targets,
-the keys of a conf, and the kind of the source."""
+"""Passes the options of a run to operators. Also checks what concerns only Airflow: the allowed connections and
+targets, the keys of a conf, and the kind of the source."""
 
 from __future__ import annotations
 

@@ -58,11 +58,11 @@ class PreflightOperator(TargetOperator):
     - ``options``: the checked settings that ``lock_and_record`` writes into the manifest.
     - ``missed_past``: the end of the interval at which the run cannot be exact, and why (option ``missing_past``).
       Empty if the run can be exact there.
-    - ``may_miss_past``: whether the run copies the present if that becomes impossible later.
+    - ``may_miss_past``: whether the run copies the present if it later becomes impossible to be exact there.
     - ``summary``, only with ``plan_only``: what a run would do, in words.
 
-    The operator takes every option of a run (`core.options`) and what the DAG's author allows. Each option may be a
-    template.
+    The operator takes every option of a run (`core.options`), and the connections and targets that the DAG's author
+    allows. Each option may be a template.
 
     :param source_conn_ids: the allowed connections; ``*`` matches any run of characters; None: any connection.
     :param targets: the allowed target folders, including the folders below them; see `Allowed`; None: any folder.
@@ -87,7 +87,7 @@ class PreflightOperator(TargetOperator):
         self.render_template_as_native_obj = True
         for name, value in options.items():
             setattr(self, name, value)
-        # Compared before rendering: afterwards, a supplied time looks like any other time.
+        # Compare before rendering, because a rendered time does not show whether the DAG supplied it.
         self.as_of_is_supplied = options["as_of"] == INTERVAL_END
         # These arguments are no templates, because a user who triggers a run could set templates.
         self.allowed = Allowed(source_conn_ids, targets)
@@ -130,7 +130,7 @@ class PreflightOperator(TargetOperator):
         source = open_hook(options.source_conn_id).get_conn()
         wait_until_started(source)
         if places is not None and not options.plan_only:
-            # This comes before the check whether the server has a free replication slot for this run.
+            # Drop these slots before the check that the server has a free replication slot for this run.
             release_what_is_over(context, self, source, places.scratch, places.lake.uri)
         if self.strict_conf:
             check_kind(options, source.kind)

@@ -36,7 +36,8 @@ _OVER = {"failed", "upstream_failed", "skipped", "removed", "success"}
 
 
 class ReleasingOperator(RendersClearly):
-    """A task whose final failure drops the run's replication slot and publication. A try that is retried does not."""
+    """A task whose final failure drops the run's replication slot and publication. A failed try that Airflow retries
+    does not drop them."""
 
     source_conn_id: str
     _releasing: tuple[Storage, ConnectionSettings, Context] | None = None
@@ -62,9 +63,10 @@ class ReleasingOperator(RendersClearly):
             _log.warning("Could not drop the replication slot and publication of %s: %s", run.uri, error)
 
     def release_when_killed(self) -> None:
-        """Release the run if Airflow will not run the killed task again. To be called by `on_kill`.
+        """Release the run if Airflow will not run the killed task again. `on_kill` must call this method.
 
-        After a timeout it does nothing: either another try follows, or the task fails and its callback releases.
+        After a timeout, this method does nothing. Either another try follows, or the task fails and its callback
+        releases the run.
 
         Airflow also kills tasks that were cleared while running, and tasks that lost contact with its server for too
         long. Their next try needs the slot and the publication.
@@ -143,8 +145,8 @@ class _Instance:
 def _is_over(context: Context) -> bool:
     """Return whether Airflow will not run a killed task again by itself.
 
-    If Airflow does not answer, return False: it may run the task again. If it does not, the DAG run fails, and Airflow
-    calls `ReleaseOfRun`.
+    If Airflow does not answer, return False, because Airflow may run the task again. If it does not run the task again,
+    the DAG run fails, and Airflow calls `ReleaseOfRun`.
     """
     if supervisor_channel() is None:
         return True

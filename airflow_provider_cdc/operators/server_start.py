@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 
 def wait_until_started(source: Source, wait_seconds: float = WAIT_SECONDS) -> None:
-    """Return once the server accepts sessions, or fails for another reason than a restart.
+    """Return when the server accepts a session, or when a session fails for another reason than a restart.
 
     The caller's next session then raises that other error.
 

@@ -18,7 +18,8 @@ _log = logging.getLogger(__name__)
 
 
 def failing(method: Callable[..., Returned]) -> Callable[..., Returned]:
-    """Wrap a method that Airflow calls, such as ``execute``: it raises a `CdcError` as Airflow's: see `airflow_error`.
+    """Wrap a method that Airflow calls, such as ``execute``, so that it raises an exception of Airflow instead of a
+    `CdcError` (`airflow_error`).
 
     The trace on the task's page then shows only this function. The whole trace is logged at DEBUG.
 
@@ -36,10 +37,10 @@ def failing(method: Callable[..., Returned]) -> Callable[..., Returned]:
         except AirflowException as error:
             if not isinstance(error, _Told):
                 raise
-            # A wrapped method that this one called has converted the error already.
+            # This method called another wrapped method, which has already converted the error.
             failure = error
         _count(args[0], failure)
-        # Raised outside of the except block, so that the original error is not shown as its context.
+        # Raise the new error outside of the except block, so that the original error is not shown as its context.
         raise failure.with_traceback(None) from None
 
     return raising

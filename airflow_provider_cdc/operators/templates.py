@@ -1,4 +1,5 @@
-"""Rendering of templates in arguments, with an error that names the argument and says what to write instead."""
+"""Renders templates in arguments. If a template cannot be rendered, the error names the argument and says what to write
+instead."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ LANES = 40
 """The greatest number of lanes. With more, the chart would be unreadable."""
 _WIDTH, _LANE, _GAP, _AXIS = 1000, 16, 4, 24
 _FINEST = 1 / 2000
-"""A bar that is shorter than this fraction of the whole is drawn together with its neighbour."""
+"""A bar that is shorter than this fraction of the whole timeline is drawn together with its neighbour."""
 _HUES = range(40, 330, 26)
 """Degrees of the colour wheel, without red, which would look like a failure."""
 _LEGEND = 12
@@ -71,7 +71,7 @@ class Chart:
 
 
 def chart_of(bars: Sequence[Bar]) -> Chart:
-    """Lay ``bars`` out.
+    """Return the chart that shows ``bars``.
 
     :param bars: at least one bar.
     """

@@ -1,4 +1,5 @@
-"""Sensors: they wait until a server reaches a position, keeps its log long enough, or a copy is published."""
+"""Sensors that wait until a server reaches a position, until a server keeps its log for long enough, or until a copy is
+published."""
 
 from airflow_provider_cdc import airflow_version
 

@@ -24,9 +24,9 @@ class PositionSensor(WaitingSensor):
 
     - GTID set: all of its transactions are visible to readers.
     - LSN: the log up to it is on disk, or, on a standby, visible to readers.
-    - Time: no later commit can belong to it. On MySQL, a transaction was committed after it, so ``as_of`` that time
-      does not wait. On a PostgreSQL primary, its clock has passed the time. A PostgreSQL standby has replayed a later
-      commit.
+    - Time: no later commit can belong to this time. On MySQL, a transaction was committed after this time, so a run
+      with this time as ``as_of`` does not wait. On a PostgreSQL primary, its clock has passed the time. A PostgreSQL
+      standby has replayed a later commit.
 
     :param source_conn_id: connection to the server, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param position: a time with its zone (``2026-01-31T00:00:00Z``), a GTID set, or an LSN.

@@ -30,11 +30,11 @@ class PublishedSensor(TargetOperator, WaitingSensor):
     :param target: the folder to which copies are published; ``{source}`` in it stands for ``source_conn_id``.
     :param table: the table, as ``schema.table``.
     :param position: the copy must be exact at this position or a later one: a GTID set, an LSN, or a time. A time means
-        everything that was committed up to it. The copy meets it if its ``as_of`` is that time or a later one; without
-        ``as_of``, if its run was due then or later, by Airflow's clock.
+        everything that was committed up to it. The copy meets the condition if its ``as_of`` is that time or a later
+        one. A copy without ``as_of`` meets the condition if its run was due at that time or later, by Airflow's clock.
     :param published_after: the copy must have been published after this time.
-    :param other_than_run: the copy must not be of the run with this id, such as the run whose copy was read last. A
-        latest copy is replaced only by a copy with a later position or of a later history of the source.
+    :param other_than_run: the copy must not have been made by the run with this id, for example the run whose copy was
+        read last. A latest copy is replaced only by a copy with a later position or of a later history of the source.
     :param source_conn_id: the value of ``{source}``.
     :param where: the condition of copies of a part of the table; empty: copies of all rows.
     :param columns: the requested columns of copies of a part of the table; empty: copies of all columns.

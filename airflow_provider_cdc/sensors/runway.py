@@ -19,10 +19,10 @@ class RunwaySensor(WaitingSensor):
 
         RunwaySensor(task_id="enough_log", source_conn_id="cdc_mysql", hours=12)
 
-    The runway is computed from the server's settings. On MySQL, it is how long the server keeps its log. On PostgreSQL,
-    it is the size up to which a slot keeps the log, at the rate at which the server has written log since its
-    statistics began. A server without such a bound meets any number of hours. A server whose bound is unknown meets
-    none.
+    The runway is computed from the server's settings. On MySQL, it is the time for which the server keeps its log. On
+    PostgreSQL, it is the size of log that a slot keeps at most, divided by the rate at which the server has written log
+    since its statistics began. A server without such a bound meets any number of hours. A server whose bound is unknown
+    meets none.
 
     :param source_conn_id: connection to the server, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param hours: how long the run may take.

@@ -25,9 +25,9 @@ OUTAGE_SECONDS = 600.0
 class WaitingSensor(RendersClearly, BaseSensorOperator):
     """Polls until the answer is yes, and returns the result.
 
-    ``timeout``, ``soft_fail`` and other arguments are those of every sensor. The server or store may be unreachable for
-    ``outage_seconds`` at a time. In the mode ``reschedule``, which keeps no state between polls, it may be unreachable
-    until the ``timeout``.
+    ``timeout``, ``soft_fail`` and the other arguments are the same as for every sensor. The server or store may be
+    unreachable for ``outage_seconds`` at a time. In the mode ``reschedule``, which keeps no state between polls, it may
+    be unreachable until the ``timeout``.
 
     :param outage_seconds: how long an outage may last. After a longer outage the try fails, and Airflow may retry it.
     :param deferrable: wait in the triggerer, without a worker. The default is Airflow's setting

@@ -41,7 +41,7 @@ def allowed() -> dict[str, Any]:
 
 
 def params(kind: str, **defaults: Any) -> dict[str, Param]:
-    """Return a param for each option that the form shows, the common ones first.
+    """Return a param for each option that the form shows. The common options are first.
 
     The form marks fields without a default with a star. If the user empties another field, the default applies. If
     Airflow's configuration lists connections or targets without ``*``, the form offers them. Airflow itself rejects a

@@ -1,4 +1,4 @@
-"""Mapping of a `SnapshotTaskGroup` over several sources: one group for each."""
+"""Maps a `SnapshotTaskGroup` over several sources. Each source gets its own group."""
 
 from __future__ import annotations
 

@@ -190,7 +190,8 @@ class SnapshotTaskGroup(TaskGroup):
         options = {option.argument: arguments[option.name] for option in declared()}
         _check_arguments(kwargs)
         super().__init__(group_id=group_id, prefix_group_id=prefix_group_id, **kwargs)
-        # RETRYING has the lowest precedence: as the group's own arguments it would override those of the DAG.
+        # RETRYING has the lowest precedence. If it were passed as arguments of the group, it would override the
+        # arguments of the DAG.
         self.default_args: dict[str, Any] = {**RETRYING, **(self.dag.default_args or {}), **self.default_args}
         allowed: dict[str, Any] = {"source_conn_ids": source_conn_ids, "targets": targets}
         with self:
@@ -252,9 +253,9 @@ class SnapshotTaskGroup(TaskGroup):
 
     def _release_when_the_run_ends(self) -> None:
         # Both callbacks are needed: a DAG run may succeed although this group did not, because its tasks were marked,
-        # or because a later task runs whatever the result of the group is.
-        # Airflow calls a DAG's callbacks in its DAG processor. `dag.test` calls them in the process of the tasks, and
-        # raises if a param has no default. They are not needed there: a kill ends the callbacks, too.
+        # or because a later task runs whatever the result of the group is. Airflow calls a DAG's callbacks in its DAG
+        # processor. `dag.test` calls them in the process of the tasks, and raises if a param has no default. The
+        # callbacks are not needed in `dag.test`, because a kill of its process would end them, too.
         if not runs_dag_code():
             return
         dag: Any = self.dag

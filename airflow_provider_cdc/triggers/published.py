@@ -39,7 +39,7 @@ class Wanted:
         self._time()
 
     def lacking(self, copy: LatestCopy) -> str:
-        """Return which condition ``copy`` does not meet, in words; empty: it meets all of them.
+        """Return, in words, which condition ``copy`` does not meet; empty: the copy meets all conditions.
 
         :raises ConfigurationError: the copy is of another kind of database than the position.
         """

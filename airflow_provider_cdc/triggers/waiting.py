@@ -74,8 +74,8 @@ class Outage:
 class WaitingTrigger(BaseTrigger):
     """Polls until the answer is yes.
 
-    The event of the trigger is ``{"found": …}``, or ``{"failure": …}`` with a `Failure`. Only its arguments are
-    serialized: ids, names and positions, never credentials.
+    The event of the trigger is ``{"found": …}``, or ``{"failure": …}`` with a `Failure`. Airflow serializes only the
+    arguments of the trigger, which are ids, names and positions, never credentials.
 
     :param poll_seconds: how long to wait between two polls.
     :param outage_seconds: how long the server or store may fail to answer.

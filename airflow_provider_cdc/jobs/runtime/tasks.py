@@ -42,8 +42,8 @@ BREATH_SECONDS = 1.0
 would fail before a server is up again."""
 _POLL_SECONDS = 0.2
 _STREAK = 4
-"""If this number of failures per slot follow each other without a success, they count as one failure of all orders: see
-the parameter ``brief`` of `run_tasks`."""
+"""If this number of failures per slot occurs without a success in between, the failures count as one failure of all
+orders: see the parameter ``brief`` of `run_tasks`."""
 _TRACE = "Traceback (most recent call last)"
 _MACHINE = ("MemoryError", "Too many open files", "No space left on device")
 """Texts in a trace which show that the machine failed and not the program."""

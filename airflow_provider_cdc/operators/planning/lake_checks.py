@@ -74,7 +74,7 @@ def check_names(target: Storage, tables: Sequence[TableName]) -> None:
 def check_not_made_before(run: Storage, sink: Sink, tables: Sequence[TableName]) -> None:
     """Check that a run without a manifest in its folder ``run`` has no published copies in ``lake``.
 
-    Otherwise it would read all tables again, and could not publish them, because its folders in the lake exist.
+    Such a run would read all tables again, and could not publish them, because its folders in the lake already exist.
 
     :raises ManifestError: the run has published copies. The records of the run were removed, or are in another scratch.
     """
@@ -85,7 +85,7 @@ def check_not_made_before(run: Storage, sink: Sink, tables: Sequence[TableName])
 
     with ThreadPoolExecutor(_READERS) as readers:
         existing_files = [uri for uris in readers.map(files, tables) for uri in uris]
-    # In this order, because a concurrent try may begin the run and publish it in between.
+    # Look for the files before the manifest, because a concurrent try may begin the run and publish it in between.
     if existing_files and not Run.exists(run):
         raise ManifestError(
             f"this run has published copies, such as {existing_files[0]}, but no manifest: the manifest was "
@@ -164,7 +164,7 @@ def _leftover(scratch: Storage, name: str, horizon: datetime) -> Leftover | None
     except (ManifestError, ValueError):
         # The folder has no readable manifest, so its run and age are unknown.
         return None
-    # The run's name has its scheduled time only: a backfill of last year may have begun just now.
+    # The name of a run has only its scheduled time. A backfill for last year may have begun just now.
     if is_published(run) or began.astimezone(UTC) > horizon:
         return None
     placed: list[str] = []

@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 def may_miss_past(is_supplied: bool, options: RunOptions, context: Context) -> bool:
     """Return whether the run copies the present if it cannot be exact at ``as_of``.
 
-    A run of Airflow's Backfill does not, because its purpose is to rebuild its own day.
+    A run of Airflow's Backfill never copies the present, because its purpose is to rebuild the state of a past day.
 
     :param is_supplied: whether the DAG supplied ``as_of``.
     """
@@ -63,14 +63,14 @@ def say_missed_past(log: Any, missed: MissedPast | None) -> None:
 
 
 Record = Callable[[Sequence[TablePlan], StepOptions, MissedPast | None], Run]
-"""Begins the run by these plans and options."""
+"""Begins the run with the given plans and options."""
 
 
 def record_or_miss(source: Source, plans: Sequence[TablePlan], options: StepOptions, record: Record) -> Run:
-    """Begin a run that copies the present if its past has gone missing since preflight.
+    """Begin a run. If its past was lost since preflight, the run copies the present.
 
-    A table that was altered meanwhile has a copy that cannot be rolled forward to the present either, so it is read in
-    full. Not if the run must roll it forward: such a run is refused.
+    If a table was altered meanwhile, its copy cannot be rolled forward to the present either, so the table is read in
+    full. If the options require that the copy is rolled forward, the run is rejected instead.
     """
     try:
         return record(plans, options, None)
@@ -80,7 +80,7 @@ def record_or_miss(source: Source, plans: Sequence[TablePlan], options: StepOpti
     say_missed_past(_log, missed)
     options = replace(options, as_of="")
     plans = _without_bases(plans, options, cause)
-    # A table that was altered joins the standing slot anew, as in preflight.
+    # Tables that were altered must be added to the standing slot again, as in preflight.
     check_point(source, plans, options)
     while True:
         try:
@@ -101,7 +101,7 @@ def _said(problems: Sequence[Problem]) -> str:
 
 
 def _without_bases(plans: Sequence[TablePlan], options: StepOptions, error: TerminalError) -> list[TablePlan]:
-    """The plans, with those tables read in full of which ``error`` tells."""
+    """Return the plans, changed so that the tables that ``error`` names are read in full."""
     if options.changes or options.refresh == CHANGES or not isinstance(error, PreflightError):
         return [*plans]
     causes = {problem.table: problem.what for problem in error.problems if problem.table}

@@ -27,9 +27,10 @@ LONG_VIEW_SECONDS = 60
 _LOOKED_AT = 20
 """The number of tables whose latest copies are used to measure the speed of earlier runs."""
 _SHORT_VIEW_SECONDS = 1.0
-"""How long a snapshot is open in which only keys are looked up."""
+"""The time for which a snapshot stays open if only keys are looked up in it."""
 _ROWS_PER_SECOND, _MEASURED_ROWS = 200_000, 100_000
-"""The assumed speed of reads in the snapshot, and the rows that an earlier run must have read to give a measured one.
+"""The assumed speed of reads in the snapshot, and the number of rows that an earlier run must have read so that its
+speed is used instead.
 """
 
 
@@ -105,7 +106,7 @@ class View:
 
 
 def view_of(plans: Sequence[TablePlan], pace: Pace | None) -> View | None:
-    """Return the snapshot with which a run over these tables ends; None: it needs none.
+    """Return the snapshot with which a run over these tables ends; None: the run needs no such snapshot.
 
     All but a few of the touched keys (`FEW_KEYS`) are read again before that snapshot, however many keys were touched.
     """

@@ -5,10 +5,11 @@ the guardian, these processes would keep reading the source and writing to the l
 
 The guardian runs as a script (``python -I -S guardian.py FOLDER TASK SUPERVISOR COMMAND…``). The script imports only
 the standard library, so that it starts quickly. Twice a second it checks that the task is still its parent, and that
-the supervisor is still the task's parent. If not, on SIGTERM, or when ``COMMAND`` has ended, it kills all descendants
-of the command, including those that left its process group, and removes the scratch folder. If the guardian itself gets
-SIGKILL, the kernel kills ``spark-submit`` (``PR_SET_PDEATHSIG``), the driver notices this (``jobs.runtime.app``), and
-the task or a later one removes the folder (``scratch``).
+the supervisor is still the task's parent. If one of these is no longer true, on SIGTERM, or when ``COMMAND`` has ended,
+the guardian kills all descendants of the command, including processes that left the command's process group. It then
+removes the scratch folder. If the guardian itself gets SIGKILL, the kernel kills ``spark-submit``
+(``PR_SET_PDEATHSIG``), the driver notices this (``jobs.runtime.app``), and the task or a later one removes the folder
+(``scratch``).
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def main(folder: str, task: int, supervisor: int, guarded: Sequence[str]) -> int
     """Run a command until it or the task ends, and return its exit status; negative for a signal."""
     libc = ctypes.CDLL(None, use_errno=True)
     guardian = os.getpid()
-    # A session of its own: signals to the task's process group are for the task to handle.
+    # Start a separate session, so that signals to the task's process group reach only the task.
     os.setsid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     # Orphaned descendants become children of this process, so they can be found.

@@ -41,7 +41,7 @@ def scratch(parent: Path) -> Iterator[Path]:
     folder = making.with_name(making.name.removeprefix("making-"))
     with (making / LOCK).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        # Renamed only once it is locked: other steps remove folders with this name that are not locked.
+        # Rename the folder only after it is locked, because other steps remove unlocked folders with such a name.
         making.rename(folder)
         try:
             yield folder

@@ -105,7 +105,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         # Params must keep their types, whatever the DAG's own setting is.
         self.render_template_as_native_obj = True
         self.source_conn_id = source_conn_id
-        # Read before rendering: the rendered value no longer names the task that pushed it.
+        # Read this before rendering, because the rendered value no longer names the task that pushed it.
         self._recorded_by: str = getattr(getattr(run_uri, "operator", None), "task_id", "")
         self.run_uri: Any = run_uri
         self.spark_conn_id = spark_conn_id
@@ -137,7 +137,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
             )
         shown = records.encode(result)
         outputs = {name: shown.pop(name) for name in self.outputs}
-        # Text values are for the next step only: names of records, a place in the log.
+        # Leave out text values (names of records, a place in the log), because only the next step needs them.
         outputs["counts"] = {name: value for name, value in shown.items() if not isinstance(value, str)}
         hand_on(context, outputs)
         return outputs
@@ -171,7 +171,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
 
     def _is_done(self, context: Context, run: Storage) -> bool:
         """Return whether the application of an earlier task has done this task's step."""
-        # A task that was cleared runs its own application, even if there is nothing left to do but to check.
+        # A task that was cleared runs its own application, even if only checks are left to do.
         if context["ti"].try_number != 1 or not run.exists(done_file(self.step)):
             return False
         # Used only once: the DAG run may be deleted and created again under the same name. The file may also belong to

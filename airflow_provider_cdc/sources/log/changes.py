@@ -1,4 +1,4 @@
-"""The single row changes of a log segment, in a growing buffer. Change feeds are made from them.
+"""Collects the single row changes of a log segment in a growing buffer. Change feeds are made from these changes.
 
 A *record* describes one row change. Records are stored one after the other in an ``int64`` arena: ``HEADER`` words,
 then the row before and the row after, each rounded up to whole words.
@@ -14,7 +14,7 @@ word  content
 ====  =====================================================================
 
 The memory grows with the changes, so `ChangeLog.batches` empties it from time to time. Changes of a prepared
-transaction stay until the position of its commit is known: they get that position.
+transaction stay in the buffer until the position of the transaction's commit is known. They then get that position.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def change_words(row_bytes: int) -> int:
 
 @inner
 def has_room_for(changes: Changes, words: int) -> bool:
-    """Whether one more record of ``words`` words, and its transaction, fit."""
+    """Return whether there is room for one more record of ``words`` words, and for its transaction."""
     return bool(
         changes.state[USED] + words <= len(changes.arena)
         and _TRANSACTION_WORDS * (changes.state[TRANSACTIONS] + 1) <= len(changes.transactions)
@@ -81,7 +81,8 @@ def has_room_for(changes: Changes, words: int) -> bool:
 def note_transaction(changes: Changes, serial: int, number: int, time: int) -> int:
     """Record the transaction to which the next records belong. ``serial``, not 0, distinguishes it from the last one.
 
-    :returns: where its name must be written in ``names``; -1 if the transaction is already recorded.
+    :returns: the place in ``names`` at which the name of the transaction's origin must be written; -1 if the
+        transaction is already recorded.
     """
     if changes.state[LAST] == serial:
         return -1
@@ -147,7 +148,7 @@ def _list_records(arena: Int64s, records: Int64s) -> None:
 
 @kernel
 def _keep(arena: Int64s, state: Int64s, records: Int64s) -> None:
-    """Move ``records``, which increase, to the front, and drop all others."""
+    """Move ``records``, which must be in ascending order, to the front of the arena, and drop all other records."""
     target = 0
     for index in range(len(records)):
         words = _words(arena, records[index])
@@ -226,8 +227,9 @@ class ChangeLog:
 
         :param undecided: numbers of prepared transactions whose outcome may still follow. The changes of these
             transactions stay.
-        :param pending: returns the id for the changes of a table in a prepared transaction, given its number, that is
-            not decided in this segment; None: there are no prepared transactions.
+        :param pending: returns the id for the changes of a prepared transaction to a table, given the number of the
+            transaction and the table. The transaction is not decided in this segment. None: there are no prepared
+            transactions.
         """
         records: Int64s = np.empty(int(self.state[RECORDS]), np.int64)
         _list_records(self.arena, records)

@@ -47,8 +47,8 @@ def _batch_end(arena: Int64s, records: Int64s, lasts: Int64s, start: int, stop: 
 
 @kernel
 def _measure(arena: Int64s, records: Int64s, part: int, offsets: Int64s, present: Bytes) -> None:
-    """Fill ``offsets`` (one more than records) for the keys or rows, laid end to end, and ``present``: whether each of
-    them exists."""
+    """Compute where the keys or rows of the records begin when they are stored one after the other. ``offsets`` gets
+    these places and the end, and ``present`` gets, for each record, whether its key or row exists."""
     offsets[0] = 0
     for index in range(len(records)):
         lengths = arena[records[index] + LENGTHS]
@@ -67,8 +67,8 @@ def _gather(arena: Int64s, bytes_: Bytes, records: Int64s, part: int, offsets: I
 
 
 def order_base(segment_number: int) -> int:
-    """Return the number from which the orders of a segment begin in ``DELTA_SCHEMA``. The number grows with the
-    segments."""
+    """Return the number at which the orders of a segment begin in ``DELTA_SCHEMA``. Later segments have greater
+    numbers."""
     return segment_number << 40
 
 
@@ -81,13 +81,13 @@ def delta_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the net change of a segment, in batches of one table and one prepared transaction each.
 
-    Records of a keyed table are ordered by the buckets of their keys, because no copy of the rows is necessary here. If
-    only a part of a keyless table is copied, the keys are the row images, until it is known which rows are copied
-    (`jobs.selected`).
+    Records of a keyed table are sorted here by the buckets of their keys, because sorting them at this point needs no
+    copy of the rows. If only a part of a keyless table is copied, the keys are the row images, until it is known which
+    rows are copied (`jobs.selected`).
 
     :param decode: the source's ``decode_images``.
-    :param pending: returns the id for the changes of a table in a prepared transaction, given its number; None: there
-        are no prepared transactions.
+    :param pending: returns the id for the changes of a prepared transaction to a table, given the number of the
+        transaction and the table; None: there are no prepared transactions.
     """
     records, groups = change.records()
     base = order_base(segment_number)

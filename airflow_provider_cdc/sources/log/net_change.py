@@ -1,4 +1,4 @@
-"""The memory in which kernels net changes. It starts small and grows with the keys."""
+"""The memory in which kernels compute net changes. It starts small and grows with the keys."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class NetChange:
         self.state[[USED, WASTED, FILLED]] = 0
 
     def has_slots(self, records: int) -> bool:
-        """Whether the slots suffice for ``records`` more records."""
+        """Return whether the hash table has enough slots for ``records`` more records."""
         return 2 * (int(self.state[FILLED]) + records) <= len(self.slots)
 
     def reserve(self, records: int, words: int, marks: Int64s) -> None:
-        """Make room for more records. ``marks`` are words of the arena: they are updated to point to the same records
-        afterwards."""
+        """Make room for more records. ``marks`` are places of records in the arena, in words. They are updated, so that
+        they point to the same records afterwards."""
         compact(self.arena, self.state, self.keyless, marks)
-        # Leave half of it free, so that the next call does not come soon.
+        # Leave half of the arena free, so that it need not grow again soon.
         needed = 2 * int(self.state[USED]) + words
         if needed > len(self.arena):
             self._extend(max(needed, 2 * len(self.arena)))
@@ -80,7 +80,8 @@ class NetChange:
             try:
                 memory: Any = np.empty(max(words, _USUAL_WORDS), np.int64)
             except MemoryError:
-                # The system counts addresses as memory (vm.overcommit_memory=2, ulimit -v): take no more than needed.
+                # This system counts reserved addresses as memory (vm.overcommit_memory=2, ulimit -v), so reserve only
+                # what is needed.
                 memory = np.empty(words, np.int64)
             memory[: self.state[USED]] = self.arena[: self.state[USED]]
             self._memory = memory

@@ -1,9 +1,9 @@
-"""The net change of a log segment, as it grows: one hash table for all groups of keys.
+"""Builds the net change of a log segment in one hash table for all groups of keys.
 
-A *group* is a number: ``t`` (less than ``tables``) is table ``t`` itself, and ``tables * (x + 1) + t`` is what the
-``x``-th prepared transaction of the segment did to table ``t``. A *record* describes one key of one group. For a keyed
-table, it has the row before the key's first change (``core.net_change``: to rewind, later changes do not matter). For a
-keyless table, it has the row itself, and how often the row was added and removed.
+A *group* is a number: ``t`` (less than ``tables``) is table ``t`` itself, and ``tables * (x + 1) + t`` stands for the
+changes of the ``x``-th prepared transaction of the segment to table ``t``. A *record* describes one key of one group.
+For a keyed table, it has the row before the key's first change (``core.net_change``: to rewind, later changes do not
+matter). For a keyless table, it has the row itself, and how often the row was added and removed.
 
 A key of a table that is rolled forward has a second record, in the group ``after_group``: the row after its last
 change.
@@ -87,20 +87,20 @@ def _next(arena: Int64s, record: int) -> int:
 
 @inner
 def _matters(arena: Int64s, record: int, keyless: Bytes) -> bool:
-    """Whether a record has an effect."""
+    """Return whether a record has an effect."""
     group = arena[record]
     return bool(group < DEAD or (group >= 0 and not (keyless[group % len(keyless)] and arena[record + COUNT] == 0)))
 
 
 @inner
 def has_room(net: Net, records: int, words: int) -> bool:
-    """Whether ``records`` more records of ``words`` words in all fit."""
+    """Return whether there is room for ``records`` more records with ``words`` words in total."""
     return bool(net.state[USED] + words <= len(net.arena) and 2 * (net.state[FILLED] + records) <= len(net.slots))
 
 
 @inner
 def key_place(state: Int64s) -> int:
-    """Return the place in the bytes of a net change at which the caller must put the key of the next record."""
+    """Return the offset, in the bytes of the arena, at which the caller must put the key of the next record."""
     return int(state[USED] + HEADER) << 3
 
 
@@ -281,7 +281,8 @@ def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, key
 
 @kernel
 def compact(arena: Int64s, state: Int64s, keyless: Bytes, marks: Int64s) -> None:
-    """Move the records that have an effect to the front, and update ``marks``, increasing words of the arena."""
+    """Move the records that have an effect to the front of the arena. Update ``marks``, which are places in the arena,
+    in ascending order."""
     record = target = 0
     mark = 0
     while record < state[USED]:

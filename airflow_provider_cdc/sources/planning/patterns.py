@@ -1,8 +1,8 @@
 """Resolves the table patterns of a run, with the same rules for every kind of database.
 
 A pattern is ``schema.table``; ``*`` stands for any run of characters in either part. A part in double quotes is taken
-literally, dots and stars included, with two quotes for one: ``"my.schema".orders``. A pattern that begins with ``!``
-excludes tables that earlier patterns matched: ``shop.*``, ``!shop._*_gho``.
+literally, including dots and stars (``"my.schema".orders``). In such a part, two double quotes stand for one. A pattern
+that begins with ``!`` excludes tables that earlier patterns matched: ``shop.*``, ``!shop._*_gho``.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, Problem
 
 Unmatched = Callable[[str, TableName, list[TableName]], Problem]
-"""Makes the problem of a pattern (its text and its two parts) that matches no table. The list has other relations that
-it matches."""
+"""Makes the problem for a pattern that matches no table. The arguments are the text of the pattern, its two parts, and
+the other relations that the pattern matches."""
 
 NOTHING_LEFT = Problem("tables", "the patterns with ! exclude every table", "exclude fewer tables")
 
 _NOT = "!"
 _SIMILAR = 0.75
-"""Similarity as measured by `difflib`: about one letter in four may differ."""
+"""The least similarity, as measured by `difflib`, of a pattern to suggest: about one letter in four may differ."""
 _QUOTED = re.compile(r'"((?:[^"]|"")+)"(?=\.|\Z)', re.DOTALL)
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pattern:
-    """A parsed pattern: for each part of the name, the texts that occur in this order, with anything in between."""
+    """A parsed pattern. For each part of the name, it has the texts that must occur in this order, with any characters
+    in between."""
 
     schema: tuple[str, ...]
     name: tuple[str, ...]
@@ -82,7 +83,8 @@ def resolve(
     """Return the tables that ``patterns`` match, sorted and without duplicates, and a problem for each pattern that
     matches none.
 
-    A pattern with ``!`` that excludes nothing is only logged: it may be there for tables that come and go.
+    A pattern with ``!`` that excludes nothing is only logged, because it may be meant for tables that exist only at
+    times.
 
     :param kinds: every relation that a pattern could match, and its kind.
     :param tables: the kinds of relations that can be copied.
@@ -139,7 +141,8 @@ def _suggesting(problem: Problem, alike: str) -> Problem:
 
 
 def _alike(text: str, kinds: Mapping[TableName, str], copied: Collection[str]) -> str:
-    """Return the pattern that was probably meant by one that matches no table; empty if none is similar."""
+    """Return the pattern that the user probably meant, for a pattern ``text`` that matches no table. Return an empty
+    text if no pattern is similar."""
     names = [name for name, kind in kinds.items() if kind in copied and _fits_a_path(name)]
     if "." not in text:
         meant = {name.name: exactly(name) for name in names}

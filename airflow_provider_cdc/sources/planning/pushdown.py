@@ -1,8 +1,8 @@
 """The part of a condition that the server itself evaluates, so that fewer rows are sent.
 
-This only saves work: `core.condition_rows` decides for every row that the server sends. So the server must send at
-least the rows for which the condition is true, and may send others. Comparisons whose result may differ between the
-server and Arrow (text, because of collations; floating point) are not pushed down.
+This only saves work: for every row that the server sends, `core.condition_rows` decides whether the row fulfils the
+condition. So the server must send at least the rows for which the condition is true, and may send others. Comparisons
+whose result may differ between the server and Arrow (text, because of collations; floating point) are not pushed down.
 """
 
 from __future__ import annotations

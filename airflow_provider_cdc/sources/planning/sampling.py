@@ -61,7 +61,7 @@ def problems_of(
 
 
 def gave_up(table: Table, why: str = "it took too long") -> None:
-    """Log that the sample of a table was not completed. The values that it found count."""
+    """Log that the sample of a table was not completed. The values that were found before still count."""
     _log.info("%s: sampling its rows before the run was given up: %s", table.name, why)
 
 

@@ -1,4 +1,5 @@
-"""The part of each table that a run copies: compares the options ``where`` and ``columns`` with the tables."""
+"""Determines the part of each table that a run copies: compares the options ``where`` and ``columns`` with the
+tables."""
 
 from __future__ import annotations
 
@@ -67,7 +68,7 @@ def select(
         problems += wrong
     if problems:
         raise PreflightError(problems)
-    # The reason of a plan that already had its selection already names it.
+    # If a plan already had its selection, the plan's reason already names the selection.
     return [
         plan
         if plan.selection == before.selection
@@ -77,7 +78,8 @@ def select(
 
 
 def requested(where: Mapping[str, str] | None, columns: Mapping[str, Sequence[str]] | None) -> Parts:
-    """Return the part of each table that the options request, if they can be parsed. `select` rejects the others.
+    """Return the part of each table that the options request. Options that cannot be parsed are ignored here, because
+    `select` rejects them.
 
     :param where: the condition of each table, by its name or a pattern.
     :param columns: the columns of each table, by its name or a pattern.
@@ -117,7 +119,7 @@ def told(selection: Selection, pushed: str) -> str:
 
 
 def check_still(source: Any, table: Table) -> None:
-    """Check that the planned part of a run's table can still be copied: a column may have another type.
+    """Check that the planned part of a run's table can still be copied. A column may have another type now.
 
     :raises PreflightError: the part of the table cannot be copied.
     """

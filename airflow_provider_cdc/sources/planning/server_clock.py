@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 def wait_for_clock(as_of: datetime, server_time: Callable[[], datetime]) -> None:
-    """Wait until ``server_time`` has reached ``as_of``, if it is at most `SKEW` away.
+    """Wait until ``server_time`` has reached ``as_of``, if the difference is at most `SKEW`.
 
-    :raises PreflightError: ``as_of`` is further away.
+    :raises PreflightError: the difference is greater.
     """
     logged = False
     while as_of > (now := server_time()):

@@ -2,7 +2,7 @@
 
 A source's preflight reports either that every requested table can be copied exactly, or problems. Some problems belong
 to one table (`Problem.table`): the exactness of the other tables does not depend on that table. So a table that may be
-skipped is excluded by a pattern of its own. The other tables are checked again from the beginning, as if the skipped
+skipped is excluded by an additional pattern. The other tables are checked again from the beginning, as if the skipped
 ones had never been requested.
 """
 
@@ -22,7 +22,7 @@ from airflow_provider_cdc.sources.planning.patterns import NOTHING_LEFT, exactly
 
 @dataclass(frozen=True)
 class Survey:
-    """How each table is read, and, by name, why each of the other tables is skipped."""
+    """The result of a survey: how each table is read, and, by table name, why each of the other tables is skipped."""
 
     plans: list[TablePlan]
     skipped: dict[str, str]
@@ -38,8 +38,8 @@ def survey(
     """Determine how each table is read.
 
     :param on_table_error: ``fail``: a table that cannot be copied is a problem. ``skip``: the table is left out.
-    :param parts: the part of each table that is copied. If it is not the whole table, no rows are sampled: they might
-        not belong to it.
+    :param parts: the part of each table that is copied. If only a part of a table is copied, none of its rows are
+        sampled, because they might not belong to that part.
     :raises PreflightError: with every relevant problem; also if every table would be skipped.
     :raises SourceUnavailable: the server cannot be reached.
     """
@@ -87,8 +87,8 @@ def survey_past(
     as of that position.
 
     :param may_begin: as for `check_point`.
-    :param may_miss: the run copies the present instead. So a table whose past is missing for once (`Problem.passes`) is
-        not left out; one that has none in any night is.
+    :param may_miss: the run copies the present instead. So a table whose past is missing only this time
+        (`Problem.passes`) is not left out. A table that never has a past is left out.
     :param parts: as for `survey`.
     :raises PreflightError: there are problems; the error lists every relevant one.
     """

@@ -1,4 +1,5 @@
-"""Keeps sessions open for several readers in turn, because opening one takes longer than reading a small table."""
+"""Keeps sessions open for several readers in turn, because opening a session takes longer than reading a small
+table."""
 
 from __future__ import annotations
 
