@@ -89,10 +89,10 @@ class UpperBound:
 class LogSegment:
     """A part of the log that one task reads: ``name`` from byte (or LSN) ``start`` up to ``stop``; None: to its end.
 
-    ``mark``: a text, in a notation of the source, that the log must have before this part. If the log has another mark
-    there, it is no longer the log of the reads. Empty: no mark is required. ``also``: the names that follow ``name`` in
-    the log and are read together with it, each from its beginning; ``stop`` is then in the last of them. ``bytes``: the
-    approximate size; 0: unknown.
+    ``mark``: a text, in a notation of the source, that the log must have before this part. If the log does not have
+    this mark there, it is no longer the log of the reads. Empty: no mark is required. ``also``: the names that follow
+    ``name`` in the log and are read together with it, each from its beginning; ``stop`` is then in the last of them.
+    ``bytes``: the approximate size; 0: unknown.
     """
 
     number: int
