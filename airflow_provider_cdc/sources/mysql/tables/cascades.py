@@ -1,28 +1,28 @@
-"""Foreign keys that change rows without a trace in the log, and why copies of their tables are exact nevertheless.
+"""Foreign keys whose actions change rows but are not logged, and why copies of the affected tables are still exact.
 
 With ON DELETE CASCADE or SET NULL (or the same ON UPDATE), InnoDB itself changes the rows of a child when a row of the
 parent is deleted or gets another key. Before MySQL 9.6, and later with ``innodb_native_foreign_keys=ON``, the binary
 log then contains the change of the parent, but not the change of the child.
 
 Why the copy is exact: such a child is read at one exact position U, under the short lock of ``lock``; its parents are
-locked with it. The copy is S(U) rewound to the initial position I by the child's changes in the log between I and U.
-This is correct if the log has all of these changes, that is, if no cascade reached the child in U∖I. Every cascade
-begins with a statement that deletes a row, or changes a key, of a parent, a parent's parent, or another table up the
-chain. The log *does* contain the event of this statement. So ``extract_delta`` tracks all of these *parents*, copied or
-not, and stops the run at the first transaction of U∖I that deletes a row of a parent or changes a referenced column.
-Changes after U do not matter.
+locked with it. The copy is S(U), the rows at U, rewound to the initial position I by the child's changes in the log
+between I and U. This is correct if the log has all of these changes, which means that no cascade reached the child in
+U∖I (after I, up to U). Every cascade begins with a statement on a table further up the chain: the parent, the parent's
+parent, and so on. The statement deletes a row there or changes a key. The log *does* contain the event of this
+statement. So ``extract_delta`` tracks all of these *parents*, copied or not, and stops the run at the first transaction
+of U∖I that deletes a row of a parent or changes a referenced column. Changes after U do not matter.
 
-The parents are those at I: they are looked up once I is fixed. A later DDL on the child or on a parent is in the
-window, and stops the run, too. So no foreign key can join or leave the chain unnoticed.
+The parents are looked up after I is fixed. A later DDL statement on the child or on a parent is in the window and also
+stops the run. So no foreign key can be added to the chain or removed from it unnoticed.
 
-The run cannot try again. I stays the same, so the change is still missing from the log, whatever position U the table
-is read at again. A new run has another I.
+A retry of the same run cannot succeed: I stays the same, so the change is still missing from the log, at whatever U the
+table is read again. A new run has another I.
 
-A server that logs cascades still does not log the cascades of changes that come from a server that does not log them:
-while it is that server's replica (even for a minute of the run), or when it applies the output of mysqlbinlog. The
-server then applies these changes as the other server did. But each event records the way in which the server applied
-it. So a table whose cascades are expected in the log is marked (`relies_on_log`), and the reader stops at a row of any
-table that was deleted or updated in the other way.
+A server that logs cascades may still apply changes from another server that does not log them: as a replica of that
+server (even for a minute of the run), or from the output of mysqlbinlog. Then it does not log the cascades of these
+changes either. Each event records whether its changes were applied with logged cascades. So a table whose cascades are
+expected in the log is marked (`relies_on_log`). For such a table, the reader stops at any deleted or updated row, of
+any table, whose event has unlogged cascades.
 """
 
 from __future__ import annotations
@@ -59,12 +59,12 @@ class _ForeignKey:
 def with_parents(
     connection: Connection, privileges: Privileges, tables: Sequence[Table]
 ) -> tuple[tuple[Table, ...], list[Problem]]:
-    """Return ``tables``, each with the parents in ``Table.cascades_from`` whose changes reach it without being logged.
+    """Return ``tables``. ``Table.cascades_from`` of each one contains the parents with unlogged cascades to the table.
 
-    A parent's ``key`` contains the referenced columns. A table whose parents are not all known is returned unchanged,
-    with problems: without the parents' schemas, their own parents and their complete rows, the changes that reached the
-    table are unknown. If the server logs such changes, the tables that they reach are returned marked
-    (`relies_on_log`).
+    A parent's ``key`` contains the referenced columns. If some parents of a table are unknown, the table is returned
+    unchanged, with problems: finding all changes that reached the table requires the parents' schemas, their own
+    parents and their complete rows. If the server logs cascades, the tables that cascades reach are returned with the
+    mark of `relies_on_log`.
     """
     if not tables:
         return (), []
@@ -105,7 +105,7 @@ def relies_on_log(table: Table) -> bool:
 
 
 def unlogged_because(connection: Connection) -> str | None:
-    """Return the reason why the log lacks the changes of cascades; None if it has them."""
+    """Return the reason why the log does not contain the changes of cascades. None: the log contains them."""
     native = variables(connection, [_NATIVE]).get(_NATIVE)
     if native is None:
         return "MySQL logs cascades only since 9.6"
@@ -116,7 +116,7 @@ def unlogged_because(connection: Connection) -> str | None:
 
 
 def watermark_problems(connection: Connection, tables: Iterable[Table]) -> list[Problem]:
-    """Return problems of tables that are to be read with ``watermark`` but need an exact position."""
+    """Return a problem for each table that must be read at an exact position but is planned with ``watermark``."""
     return [
         Problem(
             str(table.name),
@@ -213,7 +213,7 @@ def _referenced(parent: Table, columns: set[str]) -> Table:
 def _problems(connection: Connection, table: Table, name: TableName, parent: Table | None) -> Iterable[Problem]:
     """Yield the reasons why the changes that reach ``table`` from a parent are unknown.
 
-    :param parent: None if the parent does not exist or the user may not read all of it.
+    :param parent: the parent's definition. None: the parent does not exist, or the user may not read all of it.
     """
     if parent is None:
         yield Problem(

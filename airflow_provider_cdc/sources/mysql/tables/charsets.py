@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 class Charset:
     """A character set.
 
-    :param size: the maximum number of bytes of a character, by which MySQL declares lengths.
+    :param size: the maximum number of bytes per character; MySQL computes the byte length of a column with it.
     :param codec: the name of Python's codec.
     :param unit: the bytes of a code unit of the fixed-width Unicode encodings; 1 for all others.
-    :param ascii: bytes below 0x80 are ASCII; this holds for all sets with ``unit`` 1 except one.
-    :param corrections: code → code point where the server differs from the codec; None: the server has no character
-        for the code.
+    :param ascii: whether bytes below 0x80 are ASCII. All sets with ``unit`` 1 except one have this property.
+    :param corrections: the codes at which the server differs from the codec, with the server's code points; None: the
+        server has no character for the code.
     :param ambiguous: two codes stand for the same character, so different keys can have the same text.
     """
 
@@ -149,12 +149,12 @@ _WITH_GAPS = frozenset(
     ujis eucjpms
 """.split()
 )
-# Two codes were exchanged between two editions of the standard.
+# The two editions of the standard map these two codes the other way round.
 GB18030_EDITION = {0x1E3F: 0xE7C7, 0xE7C7: 0x1E3F}
 
 
 def bytes_per_character(charset: str) -> int | None:
-    """Return the maximum number of bytes of a character, by which MySQL declares lengths.
+    """Return the maximum number of bytes per character; MySQL computes the byte length of a column with it.
 
     None: the character set is not supported.
     """
@@ -170,6 +170,6 @@ def is_ambiguous(charset: str) -> bool:
 def has_gaps(charset: str) -> bool:
     """Whether the server stores codes that stand for no character.
 
-    In the other sets, every code is a character, or the server stores no value with a code that is none.
+    In a set without gaps, every code is a character, or the server rejects values with an unassigned code.
     """
     return charset in _WITH_GAPS

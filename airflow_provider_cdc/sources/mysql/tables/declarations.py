@@ -28,7 +28,7 @@ class Declared:
 
 
 def parse(text: str) -> Declared | None:
-    """Parse a type as information_schema shows it; None if it has another form."""
+    """Parse a type as information_schema shows it. None: the text has another form."""
     match = _DECLARED.fullmatch(text)
     if match is None:
         return None

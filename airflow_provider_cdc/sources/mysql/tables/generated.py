@@ -2,10 +2,9 @@
 
 The server computes a virtual column at each read, with the settings of the reading session. The log contains the value
 that the writer's session computed. The result of a SELECT contains the value that this package's session computed. If
-the two may differ, a row that the rewind restores would have another value than the rows around it. The most common
-cause is the time zone (``DATE(ts)`` of a TIMESTAMP). Other causes are ``sql_mode`` (which text is a date, the length of
-a CHAR, the meaning of a backslash), ``lc_time_names``, ``div_precision_increment``, and the collation of the
-connection.
+the two values differ, a row that the rewind restores is inconsistent with the rows around it. The most common cause is
+the time zone (``DATE(ts)`` of a TIMESTAMP). Other causes are ``sql_mode`` (which text is a date, the length of a CHAR,
+the meaning of a backslash), ``lc_time_names``, ``div_precision_increment``, and the collation of the connection.
 
 So an expression is allowed only if all of its parts are known to mean the same in every session
 (``virtual.session_independence``). Unknown parts are rejected. A STORED column is computed once and stored, so the log

@@ -1,9 +1,9 @@
 """Read the labels (members) of enum and set columns that the server's catalog cannot show.
 
-The catalog stores types in utf8mb3. The catalog shows ``?`` for a character beyond U+FFFF, and for a code that stands
-for no character. The table itself has the labels. A query can show them without reading any row: the columns of a
-recursive query have the types of its first part, here the type of the column. A number that is assigned to an enum or
-set becomes the member, or the set of members, with that number.
+The catalog stores types in utf8mb3. The catalog shows ``?`` for a character beyond U+FFFF, and for a code without a
+character. The table itself has the labels. A query can show them without reading any row: the columns of a recursive
+query have the types of its first part, here the type of the column. A number that is assigned to an enum or set becomes
+the member, or the set of members, with that number.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ def may_hide_labels(column: Column) -> bool:
 def with_labels(connection: Connection, name: TableName, columns: Iterable[Column]) -> list[Column]:
     """Return ``columns`` of the table ``name``, with the labels in the details of columns whose type may hide labels.
 
-    A column keeps its details if this user may not read it, or if a label has a code that stands for no character.
+    The details of a column stay unchanged if this user may not read the column, or if a label contains a code without a
+    character.
     """
     return [_with_labels(connection, name, column) if may_hide_labels(column) else column for column in columns]
 

@@ -10,8 +10,8 @@ number is used twice. TRUNCATE, EXCHANGE PARTITION and DISCARD TABLESPACE change
 To show these numbers, the server waits for every session that holds an exclusive lock on any table. CREATE TABLE …
 SELECT holds one until it ends, and so does an ALTER that waits for a reader of its table. This module waits for one
 second at most. The server shows the numbers of tablespaces (``INNODB_TABLESPACES_BRIEF.SPACE``) without waiting.
-Tablespace numbers change together with the numbers of the tables, except with IMPORT TABLESPACE. Tables that share a
-tablespace have none.
+Tablespace numbers change together with the numbers of the tables, except with IMPORT TABLESPACE. For tables that share
+a tablespace, no tablespace number is recorded.
 
 Identities are valid on one server only: on another server, the same table has another identity.
 """
@@ -58,7 +58,8 @@ class TableIdentity:
         return _differ(self.ids, other.ids) or _differ(self.spaces, other.spaces)
 
     def lost_ids(self, other: TableIdentity) -> bool:
-        """Whether ``other`` is known to lack numbers of this identity; it may have additional ones."""
+        """Whether ``other`` is known to lack some numbers of this identity. Additional numbers in ``other`` do not
+        matter."""
         return _lost(self.ids, other.ids) or _lost(self.spaces, other.spaces)
 
     def differs(self, other: TableIdentity) -> bool:
@@ -66,7 +67,8 @@ class TableIdentity:
 
 
 def recorded_identity(table: Table) -> TableIdentity | None:
-    """Return the recorded identity of a table; None: none was recorded, as in older versions of this provider."""
+    """Return the recorded identity of a table. None: no identity was recorded; older versions of this provider recorded
+    none."""
     created, ids, spaces = map(table.details.get, (_CREATED, _IDS, _SPACES))
     return None if created is None else TableIdentity(created, ids, spaces)
 
@@ -95,9 +97,9 @@ def with_identities(
 
 
 def read_identities(connection: Connection, names: Sequence[TableName]) -> dict[TableName, TableIdentity]:
-    """Return the present identities of tables; tables that do not exist, or that this user may not see, are omitted.
+    """Return the current identities of tables. Omits tables that do not exist and tables that this user may not see.
 
-    The identity of a table that is being altered may combine old and new values. Use `held` to prevent this.
+    While a table is being altered, its identity may combine old and new values. Use `held` to prevent this.
     """
     created = {
         TableName(schema, name): int(when)
@@ -267,5 +269,5 @@ def _split(name: str) -> tuple[str, bool, str]:
 
 
 def _in_file_names(name: TableName) -> str:
-    """Return a table's name as InnoDB writes it, which is correct if all letters are ASCII."""
+    """Return a table's name as InnoDB writes it in file names. The result is correct only if all letters are ASCII."""
     return "/".join(_ESCAPED.sub(lambda sign: f"@{ord(sign[0]):04x}", part) for part in (name.schema, name.name))

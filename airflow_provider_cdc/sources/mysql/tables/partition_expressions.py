@@ -1,4 +1,4 @@
-"""Check whether the server can compute a table's partitioning expression for each row, and alike in every session.
+"""Check whether a table's partitioning expression works for each row, with the same result in every session.
 
 REBUILD, REORGANIZE and COALESCE PARTITION, and ADD PARTITION of hashes, compute the partition of each row again. If the
 expression raises an error for a row, the server drops the row: the statement succeeds, and nothing is logged. The row
@@ -45,10 +45,10 @@ def may_fail(method: str, expression: str, columns: Iterable[Column]) -> bool:
 
 
 def is_unsigned_difference(method: str, expression: str, columns: Iterable[Column]) -> bool:
-    """Whether NO_UNSIGNED_SUBTRACTION may change what the expression gives for a row, or make an error of it.
+    """Whether the expression may have another value, or fail, in sessions with or without NO_UNSIGNED_SUBTRACTION.
 
-    The server compiles the expression when it opens the table, in the sql_mode of the session that it opens it for, and
-    keeps the open table for other sessions. So one cannot know how the expression is computed, whatever its own mode.
+    The server compiles the expression when a session opens the table, with the sql_mode of that session. Other sessions
+    then use the same open table. So a session's own sql_mode does not determine how the server computes the expression.
 
     The parameters are those of `may_fail`.
     """
@@ -57,12 +57,12 @@ def is_unsigned_difference(method: str, expression: str, columns: Iterable[Colum
 
 @dataclass(frozen=True)
 class _Scanned:
-    """What is to be seen of an expression.
+    """The properties of a partitioning expression that its text shows.
 
     ``known``
-        it has only parts that are computed in every session, but for differences.
+        apart from subtractions, every session can compute all of its parts.
     ``is_unsigned_difference``
-        it subtracts, and its values may be unsigned.
+        it contains a subtraction, and the operands may be unsigned.
     """
 
     known: bool
@@ -92,7 +92,7 @@ def _scan(method: str, expression: str, columns: Iterable[Column]) -> _Scanned:
                 return unknown
             signed &= text not in _NEVER_NEGATIVE
         elif kind == "number":
-            # A number with more digits may be unsigned itself.
+            # The server may treat a number with more digits as unsigned.
             signed &= len(text) <= 18
         subtracts |= kind == "sign" and text == "-"
     return _Scanned(known, subtracts and not signed)

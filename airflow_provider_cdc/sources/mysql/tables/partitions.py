@@ -4,11 +4,11 @@ With these facts, more of the later statements are known to change no row.
 
 EXCHANGE PARTITION … WITHOUT VALIDATION may leave a row in a table that belongs to no partition: beyond the last range,
 or in no list. SELECT shows the row. The next REBUILD or REORGANIZE PARTITION drops it silently and without a trace in
-the log. If there is no such row at the position, there is none later: the server accepts no such row, and EXCHANGE,
-which the log shows, stops the run.
+the log. If there is no such row at the position, there is none later: the server rejects such rows in all other
+statements, and an EXCHANGE is in the log and stops the run.
 
-The facts are queried after the position was fixed. The facts hold at the position if the table's identity has not
-changed since before the position: then no statement altered the table or exchanged a partition in between.
+The facts are queried after the position was fixed. They hold at the position, too, if the table has the same identity
+as before the position was fixed: then no statement altered the table or exchanged a partition in between.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, t
 _ENGINE, _IN_PARTITIONS = "its engine is InnoDB", "all of its rows belong to partitions"
 _INNODB = "InnoDB"
 _MOST_BYTES = 256 * 2**20
-"""The maximum total size of the tables that are scanned for their greatest value because no index has it."""
+"""Tables without an index on the partitioning column are scanned for its greatest value; this is their maximum total
+size."""
 _MOST_MILLISECONDS = 10_000
 _ONE_COLUMN = re.compile(r"`((?:[^`]|``)+)`")
 
@@ -50,11 +51,11 @@ def with_known_at_position(
     plans: Sequence[TablePlan],
     unaltered: Callable[[], Mapping[TableName, bool]],
 ) -> tuple[Table, ...]:
-    """Return the tables; the details of those that are read contain the facts that are known at the position.
+    """Return the tables. For each table that is read, the facts known at the position are added to its details.
 
-    For a table that is rolled forward, the facts that were known for its base still hold.
+    For a table that is rolled forward, the facts that were recorded for its base copy still hold.
 
-    :param unaltered: returns the tables that were not altered since the position, each with whether no partition was
+    :param unaltered: returns the tables that were not altered since the position. The value is true if no partition was
         exchanged either. This function is called last.
     """
     rolled = {plan.table for plan in plans if plan.base}
@@ -92,7 +93,7 @@ def with_same_identity(connection: Connection, before: Mapping[TableName, TableI
 
 
 def _in_partitions(connection: Connection, tables: Sequence[Table]) -> set[TableName]:
-    """Return the partitioned tables whose rows all belong to partitions, as far as a quick check can show it."""
+    """Return the partitioned tables for which a quick check shows that all rows belong to partitions."""
     last: dict[TableName, tuple[str, str, str]] = {}
     for schema, name, method, expression, bound in select_of_tables(
         connection,

@@ -2,16 +2,16 @@
 
 Why this is sufficient: a run records the identities after its place in the log (`server.LOG_PLACE`) and before its
 position. From then on, every statement that replaces, alters or empties a table changes its identity. If the statement
-is logged, it is in the log after that place. So a later identity is either the recorded one, or the log has a statement
-for each changed part of it, between the place and the end of the log as read after the identity. A creation time is the
-time of exactly the statement that set it. Every other change was not logged. The rows may contain such a change, and no
-window of the log can rewind it.
+is logged, it is in the log after that place. When a later identity differs from the recorded one, this module reads the
+log from that place to its current end. If all statements were logged, this part of the log has a statement for each
+changed part of the identity; a creation time is the exact time of the statement that set it. If there is no such
+statement, the change was not logged. The rows may contain such a change, and the log cannot rewind it.
 
-Identities are compared while the table is held, so that no session is in the middle of altering it.
+The table is locked (`identity.held`) while its identity is compared, so that no session is altering it.
 
 Statements are in the log before their effects are visible. The exception is OPTIMIZE TABLE (and ALTER TABLE … OPTIMIZE
 PARTITION, which does the same): it is logged only after it has processed all of its tables. If the user may see other
-sessions (PROCESS), this module looks for a running one before it reads the end of the log.
+sessions (PROCESS), this module looks for a running OPTIMIZE before it reads the end of the log.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ from airflow_provider_cdc.sources.mysql.tables.identity import (
 )
 
 _MOST_BACKLOG = 2**30
-"""The maximum size of the log that is searched only to allow more statements on the tables later."""
+"""The maximum size of the log that `unaltered_since` searches. The search only allows more later statements on the
+tables."""
 _HINT = (
     "log all statements that replace tables: do not use sql_log_bin=0 (mysqldump --set-gtid-purged=OFF writes dumps "
     "without it) or OPTIMIZE LOCAL TABLE; if an OPTIMIZE TABLE was running, which is logged after it has processed all "
@@ -86,7 +87,7 @@ def replaced_since(
     :param begin: a place in the log; the identities were recorded after it.
     :param explained: identities that the log has already explained, so that it need not be read again. New ones are
         added.
-    :param until: a place in the log; logged statements after it do not matter, whatever they did.
+    :param until: a place in the log; logged statements after it are accepted, whatever they did.
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
     """
@@ -154,8 +155,8 @@ def check_not_replaced(
     """Make sure that the log explains each changed identity (`replaced_since`).
 
     :param hint: the beginning of the error's hint.
-    :param now: the tables as recorded after ``until`` and before the position. Statements after ``until`` that may
-        change rows do not explain these identities.
+    :param now: the tables as recorded after ``until`` and before the position. If a statement after ``until`` may
+        change rows, it does not explain a change of these identities.
     :raises SchemaChanged: a table was replaced without a trace in the log.
     :raises TransientError: a table was replaced without a trace in the log, or by an OPTIMIZE TABLE that is running.
     """
@@ -212,14 +213,14 @@ def unaltered_since(
     try:
         ddl = _logged_ddl(settings, connection, begin, tables)
     except ExactnessError:
-        # The run stops at the same error when it reads this log.
+        # When the run reads this log later, it stops with the same error.
         return {}
     altering = {IdentityEffect.REBUILT, IdentityEffect.ANY}
     return {name: True for name, own in ddl.items() if altering.isdisjoint(one.effect for one in own)}
 
 
 def _is_optimizing(connection: Connection) -> bool:
-    """Whether a session that this user may see is running OPTIMIZE TABLE or OPTIMIZE PARTITION."""
+    """Whether a session is running OPTIMIZE TABLE or OPTIMIZE PARTITION, among the sessions that this user may see."""
     statement = (
         "SELECT COUNT(*) FROM performance_schema.processlist WHERE ID <> CONNECTION_ID() "
         "AND (INFO LIKE %s OR INFO LIKE %s)"
@@ -259,7 +260,8 @@ def _unexplained(before: TableIdentity, now: TableIdentity, ddl: Sequence[Logged
 def _logged_ddl(
     settings: ConnectionSettings, connection: Connection, begin: LogPlace, tables: Sequence[Table]
 ) -> dict[TableName, list[LoggedDdl]]:
-    """Return the statements from ``begin`` to the log's present end that may have changed each table's identity."""
+    """Return, for each table, the logged statements from ``begin`` to the current end that may have changed its
+    identity."""
     # Read the end of the log before the list of files, so that the list has the file of the end.
     end, files = end_of_log(settings, connection), log_files(connection)
     check_place(settings, files, begin)
@@ -289,7 +291,7 @@ def _logged_ddl(
 
 
 _NAMES_TABLES = frozenset(["ALTER TABLE", "CREATE INDEX", "DROP INDEX", "DROP TABLE", "OPTIMIZE TABLE"])
-"""Statements that touch a table only if their text contains its name."""
+"""Kinds of statements that name every table that they affect."""
 
 
 class _DdlWalker(PreparedWalker):
@@ -314,7 +316,8 @@ class _DdlWalker(PreparedWalker):
             Effect.TOUCHES,
         )
         for name, names in self._each.items():
-            # Other names may be equal to this one for the server, or be written differently in the statement.
+            # The server may treat other names as equal to a name outside this form, or the statement may write it
+            # differently.
             plain = text.isascii() and name.name.isascii() and name.name.replace("_", "a").isalnum()
             if plain and names_all and name.name.lower() not in text:
                 continue

@@ -18,9 +18,9 @@ from airflow_provider_cdc.sources.planning import patterns as patterns_of_tables
 SYSTEM_SCHEMAS = frozenset({"information_schema", "mysql", "ndbinfo", "performance_schema", "sys"})
 _TABLES_AT_ONCE = 1000
 _MAY_LACK_PARTITIONS = "may_lack_partitions"
-"""Key in a table's details: true if its rows may have no partition in sessions with another sql_mode."""
+"""Key in a table's details: true if, with another sql_mode, some rows may belong to no partition."""
 _UNSIGNED_DIFFERENCE = "unsigned_difference"
-"""Key in a table's details: the partitioning expression, if it `is_unsigned_difference`."""
+"""Key in a table's details: the partitioning expression, if `is_unsigned_difference` is true for it."""
 
 
 def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
@@ -49,8 +49,8 @@ def read_tables(
     Each definition contains all columns, including generated and invisible ones, in the order of the log.
     ``Column.type`` is the COLUMN_TYPE of the information schema. ``Column.details`` has, where they apply: ``charset``
     and ``collation``; ``generated``: ``virtual`` or ``stored``; ``invisible``: true; ``labels``: the labels of enums
-    and sets whose type does not show them (`hidden_labels`). ``Table.details`` records whether rows
-    `may_lack_partitions`, and the table's `unsigned_difference`.
+    and sets whose type does not show them (`hidden_labels`). ``Table.details`` contains the results of
+    `may_lack_partitions` and `unsigned_difference`.
 
     The key is the primary key, else the first visible unique index of whole NOT NULL columns that the server stores.
 
@@ -89,10 +89,11 @@ def may_lack_partitions(table: Table) -> bool:
 
 
 def unsigned_difference(table: Table) -> str:
-    """An expression that partitions the table and that sessions may compute otherwise than ours (empty: there is none).
+    """Return the partitioning expression if its value depends on the session's sql_mode (NO_UNSIGNED_SUBTRACTION); else
+    "".
 
-    The server computes it for a condition on its columns, to find the partitions that it needs: so the statement may
-    fail, or pass rows over. Without a condition it reads all partitions.
+    If a statement has a condition on the expression's columns, the server evaluates the expression to select
+    partitions. So the statement may fail, or may miss rows. A statement without a condition reads all partitions.
     """
     return str(table.details.get(_UNSIGNED_DIFFERENCE, ""))
 
@@ -109,7 +110,7 @@ def difference(recorded: Table, now: Table) -> str:
 def check_unchanged(connection: Connection, tables: Sequence[Table]) -> None:
     """Make sure that tables have the same columns and keys as when they were recorded.
 
-    This does not detect a change that was undone; the log shows it.
+    This check does not detect a change that was undone; the log shows such a change.
 
     :raises SchemaChanged: a table has other columns or another key.
     """
@@ -150,7 +151,7 @@ def select_of_tables(
 
 
 def table_sql(name: TableName) -> str:
-    """Return the table's name, quoted."""
+    """Return the table's name, quoted for SQL."""
     return quote(name.schema, name.name)
 
 
@@ -202,7 +203,7 @@ def _columns(connection: Connection, names: Sequence[TableName]) -> dict[TableNa
 def _partition_details(
     connection: Connection, columns: Mapping[TableName, Sequence[Column]]
 ) -> dict[TableName, dict[str, Any]]:
-    """What ``Table.details`` says of how tables are partitioned."""
+    """Return the entries of ``Table.details`` about the partitioning of each table."""
     details: dict[TableName, dict[str, Any]] = defaultdict(dict)
     for schema, table, *expressions in select_of_tables(
         connection,

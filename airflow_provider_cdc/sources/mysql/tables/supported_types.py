@@ -1,4 +1,4 @@
-"""The column types that can be copied, and those whose values the reader can only skip in row images."""
+"""The column types that can be copied, and the types whose values the reader can only skip in row images."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _SUPPORTED = {"enum", "set", "json", "vector"} | _NUMBERS | _TEMPORALS | GEOMETR
 
 
 def unsupported(column: Column, identifies: bool = False, policy: str = "error") -> str | None:
-    """Return the reason why ``column`` cannot be copied; None if it can.
+    """Return the reason why ``column`` cannot be copied. None: it can be copied.
 
     :param identifies: whether the column is one of those that identify the table's rows.
     """
@@ -61,7 +61,7 @@ def leaving_out(table: Table, column: str) -> str:
 
 
 def unmeasured(column: Column) -> str | None:
-    """Return the reason why the reader cannot even skip values of ``column`` in row images; None if it can."""
+    """Return the reason why the reader cannot even skip values of ``column`` in row images. None: it can skip them."""
     declared = parse(column.type)
     if declared is None or declared.name not in _SUPPORTED:
         return f"its type {column.type} is not supported"
@@ -71,5 +71,6 @@ def unmeasured(column: Column) -> str | None:
 
 
 def policy_of(identifies: bool, policy: str) -> str:
-    """Return the policy for values that no Arrow type can hold: nulls must not make two rows equal."""
+    """Return the policy for values that no Arrow type can hold. Identifying columns get no ``null``: nulls could make
+    two rows equal."""
     return "error" if identifies and policy == "null" else policy

@@ -1,7 +1,7 @@
 """The table of MySQL types: the Arrow type of each one, and its encoding in MySQL's two binary formats.
 
-One table entry describes both sources of a value, so that they cannot disagree: a *row* of a prepared statement's
-result, and a row *image* of the binary log. See ``ColumnType``.
+One table entry describes both binary formats of a value, so that they cannot disagree: a *row* of a prepared
+statement's result, and a row *image* in the binary log. See ``ColumnType``.
 
 ============================  ======================  ==========================================================
 MySQL                         Arrow                   remarks
@@ -31,7 +31,7 @@ column of more than 38 digits is not copied at all. With ``string``, the column 
 SELECT returns for every value (TIMESTAMP: in UTC). ``null`` never applies to a column that identifies rows (a key
 column, or every column of a keyless table), because two rows could become equal. There, ``null`` acts as ``error``.
 
-Text is invalid if its stored bytes have a code that stands for no character of the column's set. With ``null``, it
+Text is invalid if its stored bytes contain a code without a character in the column's character set. With ``null``, it
 becomes null. With ``string``, it becomes ``0x`` and the hexadecimal digits of the bytes. Another row may contain
 exactly that text, so for a column that identifies rows, ``string`` acts as ``error``. The same holds for a column of a
 set without gaps (`charsets.has_gaps`): in such a set, these bytes are damage.
@@ -117,8 +117,8 @@ class ColumnType:
     ``policy``
         the policy for values that no Arrow type can hold, for the families that have such values.
     ``apart``
-        true for text that identifies rows, in a set where two codes stand for one character: the second code is then
-        treated as invalid.
+        true for text that identifies rows, in a character set where two codes stand for one character. The second code
+        is then treated as invalid.
     """
 
     name: str
@@ -188,7 +188,7 @@ _STRING = 254
 
 
 def unsupported_key(column: Column, policy: str = "error") -> str | None:
-    """Return the reason why ``column``, which has a supported type, cannot be a key column; None if it can.
+    """Return the reason why ``column``, which has a supported type, cannot be a key column. None: it can be one.
 
     Keys are compared by their decoded values, so different stored values must have different decoded values.
     """
@@ -223,7 +223,7 @@ def arrow_schema(table: Table) -> pa.Schema:
 
 
 def comparable_texts(table: Table) -> dict[str, str]:
-    """`ToldInPart.comparable_texts`."""
+    """Implements `ToldInPart.comparable_texts`."""
     texts = {Family.TEXT: "plain", Family.ENUM: "label", Family.SET: "label"}
     return {column.name: texts[column.family] for column in column_types(table) if column.family in texts}
 
@@ -239,7 +239,7 @@ def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
 
 
 def _is_told_apart(table: Table, column: ColumnType) -> bool:
-    # Rows of a table without a key are only counted, so rows with the same text are equal.
+    # Rows of a table without a key are compared as a whole and only counted, so rows with the same text are equal.
     return column.name in table.key and column.family is Family.TEXT and is_ambiguous(column.charset)
 
 
@@ -361,7 +361,7 @@ def _string(name: str, declared: Declared, nullable: bool, quoted: str, charset:
             name, family, arrow, nullable, quoted, 253, LENGTH_ENCODED, 15, length.to_bytes(2, "little"),
             prefix=prefix, charset=charset, policy=policy,
         )  # fmt: skip
-    # Two bits of the length are stored, inverted, in the byte of the type: the format got them later.
+    # Two bits of the length are stored, inverted, in the byte of the type, because they were added to the format later.
     metadata = bytes([_STRING ^ ((length & 0x300) >> 4), length & 0xFF])
     return ColumnType(
         name, family, arrow, nullable, quoted, _STRING, LENGTH_ENCODED, _STRING, metadata,

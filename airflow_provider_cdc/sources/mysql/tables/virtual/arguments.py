@@ -1,4 +1,4 @@
-"""Requirements of functions on their arguments, so that every session computes the same result."""
+"""Checks of function arguments: with arguments that pass, every session computes the same result."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def check_comparable(name: str, values: Sequence[Value]) -> Value:
         return INT
     texts = [value for value in known if value.kind in ("text", "bytes")]
     if texts and name in ("greatest", "least", "strcmp"):
-        # In these functions, numbers are converted to texts if one argument is a text.
+        # These functions convert numbers to texts if one argument is a text.
         texts = known
     documents = [value for value in known if value.kind == "json"]
     if documents and (name not in _OF_DOCUMENTS or any(value.padded or value.kind == "bytes" for value in texts)):

@@ -112,5 +112,5 @@ NUMBERS_AND_DATES = frozenset(
     OF_DATES, OF_TIMES, ARITHMETIC, SAME_NUMBER, LOGICAL, CHOICES, COMPARISONS,
     ["case of", "is null", "is not null", "is true", "is not true", "is false", "is not false"],
 )  # fmt: skip
-"""Functions that return numbers, dates, or one of their arguments: short results, or results as long as a stored
-value."""
+"""Functions that return numbers, dates, or one of their arguments. The results are short, or at most as long as a
+stored value."""

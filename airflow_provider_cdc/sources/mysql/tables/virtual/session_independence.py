@@ -122,7 +122,8 @@ class Judge:
     def _of_column(self, name: str) -> Value:
         column = self.column(name)
         if column.details.get("generated") == "virtual":
-            # A run that leaves this column out does not report its problem, but may read a column that uses it.
+            # A run that does not read this column reports no problem for it, but may read another column that uses this
+            # one.
             reason = self._reasons.get(column.name, NOT_UNDERSTOOD)
             if reason is not None:
                 raise Dependent(f"it uses the VIRTUAL column {column.name}: {reason}")

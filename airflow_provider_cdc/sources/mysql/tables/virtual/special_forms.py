@@ -148,7 +148,8 @@ def _as_text(value: Value, charset: str) -> Value:
         return of_bytes(BYTES, [value])
     if value.kind == "bytes":
         raise Dependent("the result of casting bytes that are not text depends on sql_mode")
-    # The collation is the default of the character set; for utf8mb4, of the session (default_collation_for_utf8mb4).
+    # The collation is the default of the character set. For utf8mb4, the session sets it
+    # (default_collation_for_utf8mb4).
     collation = CAST if charset in ("", "utf8mb4") else COLUMN
     ascii_only = value.ascii or value.is_number or value.is_moment
     return Value("text", collation=collation, ascii=ascii_only, caseless=value.is_number or value.caseless)
