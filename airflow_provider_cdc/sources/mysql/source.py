@@ -52,8 +52,8 @@ from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, se
 class MysqlSource:
     """`Source` for MySQL. The methods call functions of other modules.
 
-    The decoders of rows and logs are imported in the methods that use them: their kernels take a second to load, and
-    the steps that only check, plan and record do not need them.
+    The methods import the decoders of rows and logs only when they need them: the decoders' kernels take a second to
+    load, and the steps that only check, plan and record do not use them.
 
     :param identity: the identity of the server on which the run began; None: any server may answer. `of_run` returns a
         source with an identity.

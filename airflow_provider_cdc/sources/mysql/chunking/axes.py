@@ -1,9 +1,10 @@
 """Key columns as axes along which chunks are cut.
 
-An axis defines how its values are exchanged with the server. ``read`` is SQL that returns a stored value as an integer,
-text or bytes. ``bound`` is SQL that takes such a value as its parameter, and can be compared with the column in the
-column's own type and order, using the index. An axis also proposes *cuts* between two values. Proposals only affect how
-even the chunks are: the server determines the order, and whether it reads a bound as the intended value (``bounds``).
+An axis is a key column; it defines how values of this column are exchanged with the server. ``read`` is SQL that
+returns a stored value as an integer, text or bytes. ``bound`` is SQL that takes such a value as its parameter, and can
+be compared with the column in the column's own type and order, using the index. An axis also proposes *cuts* between
+two values. Proposals only affect how even the chunks are: the server determines the order, and whether it reads a bound
+as the intended value (``bounds``).
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Axis:
         return self.read.format(quote(self.column))
 
     def between(self, wanted: Sequence[Between]) -> list[list[KeyValue]]:
-        """For each range, return values greater than its first and up to its last one, ascending; none if both are
-        equal."""
+        """For each range, return the values to cut at, in ascending order. They are greater than the range's first
+        value and at most its last value. If both are equal, there is no cut."""
         return [self.cuts(*point) for point in wanted]
 
     def cuts(self, first: KeyValue, last: KeyValue, pieces: int) -> list[KeyValue]:
@@ -62,7 +63,7 @@ class Axis:
         return list(dict.fromkeys(self.from_int(point) for point in points))
 
     def after(self, value: KeyValue) -> KeyValue | None:
-        """Return the next value; None if there is none, or it does not fit into a parameter."""
+        """Return the next greater value. None: there is no greater value, or it does not fit into a parameter."""
         with suppress(ValueError, OverflowError):
             successor = self.from_int(self.to_int(value) + 1)
             return successor if not isinstance(successor, int) or successor <= _LARGEST else None
@@ -79,7 +80,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class YearAxis(Axis):
-    """Years: 0000, and 1901 to 2155. There are none in between, and one or two digits would mean another year."""
+    """Years: 0000, and 1901 to 2155. The type has no years in between. One or two digits would mean another year."""
 
     def from_int(self, place: int) -> KeyValue:
         return max(place, _FIRST_YEAR)
@@ -119,11 +120,12 @@ class TimeAxis(Axis):
 
 @dataclass(frozen=True)
 class DateAxis(TimeAxis):
-    """Days since year 1; with ``clock``, fractions of a second since then.
+    """Dates, counted in days since year 1. With ``clock``, dates with a time, counted in fractions of a second since
+    then.
 
-    Dates that are not in the calendar (2024-02-31, 0000-00-00) get a place nearby: they can be read, but are never
-    proposed as cuts. Dates before ``since`` are not returned either, because a TIMESTAMP column cannot be compared with
-    them.
+    A date that is not in the calendar (2024-02-31, 0000-00-00) counts as a date nearby: such dates can be read, but are
+    never proposed as cuts. Dates before ``since`` are never proposed either, because a TIMESTAMP column cannot be
+    compared with them.
     """
 
     clock: bool = True
@@ -175,11 +177,10 @@ class TextAxis(Axis):
 
 
 def axis_of(column: Column) -> Axis | None:
-    """Return the axis of a key column. None for types with which no parameter can be compared exactly and in index
-    order.
+    """Return the axis of a key column. None: no parameter can be compared with this type exactly and in index order.
 
-    ENUM and SET are compared with text by label, and with numbers without using the index. FLOAT rounds the values that
-    it is compared with.
+    The server compares ENUM and SET with text by label, and with numbers without using the index. In a comparison with
+    a FLOAT column, the other value is rounded.
     """
     match = _TYPE.match(column.type)
     if match is None:

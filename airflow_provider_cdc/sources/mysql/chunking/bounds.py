@@ -1,9 +1,9 @@
-"""Selects the bounds that may cut a table: those that the server confirms as increasing, compared as in chunk reads.
+"""Selects the bounds of chunks: the server must confirm, with the comparisons of chunk reads, that they increase.
 
-The question uses the same expressions, parameters and protocol as the reads, because the server may interpret the same
-text differently in different places. For example, in a prepared statement, ``CAST('08:12:27' AS TIME)`` of a parameter
-is the time of a date, 00:00:00. So each bound must also be returned unchanged. A bound that the server takes for
-another value, or for none of its type, is dropped.
+The confirming query uses the same expressions, parameters and protocol as the reads, because the server may interpret
+the same text differently in different places. For example, in a prepared statement, ``CAST('08:12:27' AS TIME)`` of a
+parameter is the time of a date, 00:00:00. So each bound must also be returned unchanged. A bound is dropped if the
+server reads it as another value, or not as a value of the column's type.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _BATCH = 64
 
 
 def increasing(connection: Connection, axes: Sequence[Axis], bounds: Sequence[Bound]) -> list[int]:
-    """Return the indexes of the bounds that remain after dropping each bound that the server does not find greater than
-    the one before it, or interprets as another value."""
+    """Return the indexes of the bounds to keep. A bound is dropped if the server does not find it greater than the
+    previous kept bound, or interprets it as another value."""
     increasing_indexes = list(range(len(bounds)))
     while True:
         greater: list[bool] = []

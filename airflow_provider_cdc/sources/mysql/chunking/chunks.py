@@ -1,17 +1,17 @@
 """Chunks of a table: planned with the index's estimates, confirmed by the server, read as key ranges.
 
-Planning never scans the table. For EXPLAIN of a key range, the server dives into the index at both ends and estimates
-the rows in between, in a fraction of a millisecond, however many there are. So the key space is first cut into cells of
-about the wanted size. Cells with too many rows are cut again between the first and the last key that they really
-contain (which skips gaps). If one value fills a cell, the cell is cut along the next key column. Small neighbouring
-cells are joined.
+Planning never scans the table. For EXPLAIN of a key range, the server looks up both ends in the index and estimates the
+rows in between. This takes a fraction of a millisecond, regardless of the number of rows. So the key space is first cut
+into *cells*: key ranges of about the wanted size. A cell with too many rows is cut again, between the first and the
+last key that really exist in it (which skips gaps). If all rows of a cell have the same value, the cell is cut along
+the next key column. Small neighbouring cells are joined.
 
-The cuts only affect how even the chunks are. That chunks leave no gaps and do not overlap follows from one fact
-(``core.chunk``): the bounds strictly increase in the key's order. The server confirms this at the end (``bounds``), and
-unconfirmed bounds are dropped.
+The cuts only affect how even the chunks are. Chunks leave no gaps and do not overlap because the bounds strictly
+increase in the key's order (``core.chunk``). The server confirms this at the end (``bounds``), and unconfirmed bounds
+are dropped.
 
-If a condition selects only a range of the key, only that range is cut. The chunks at both ends include everything
-outside the range, of which the server sends no rows (``pushed_conditions``).
+If a condition selects only a range of the key, only that range is cut. The first and the last chunk include everything
+outside the range; the server sends no rows from there (``pushed_conditions``).
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ from airflow_provider_cdc.sources.mysql.server.statement_size import batches, fi
 from airflow_provider_cdc.sources.mysql.tables.schema import table_sql, unsigned_difference
 
 _TOO_BIG = 1.5
-"""A cell of more than this many chunks is cut again."""
+"""A cell (key range) with the rows of more than this many chunks is cut again."""
 
 _ROUNDS = 40
 _BATCH = 64
 """Maximum number of key ranges per statement."""
 _MOST_COPIES = 8
-"""How often the values of a bound may occur in a statement: twice for each of two bounds, in two SELECTs."""
+"""The maximum number of times that the values of a bound occur in a statement: twice for each of two bounds, in two
+SELECTs."""
 
 _Asked = tuple[str, list[KeyValue]]
 """A part of a statement, and its parameters."""
@@ -49,11 +50,10 @@ _MARK = "\0"
 
 
 def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
-    """Return chunks of about ``chunk_rows`` rows each, counting only rows in the range that the table's condition
-    selects.
+    """Return chunks of about ``chunk_rows`` rows each. Only rows in the range that the table's condition selects count.
 
-    The result is one chunk for a keyless table, for a table of about that size or smaller, for a key whose type
-    cannot be cut (``axes.axis_of``), and for a table of which the server may miss rows if there is a condition
+    The result is one chunk in four cases: the table has no key; it has about ``chunk_rows`` rows or fewer; the type of
+    its key cannot be cut (``axes.axis_of``); or the server may miss rows of the table in a statement with a condition
     (``schema.unsigned_difference``).
     """
     is_cut = table.rows > chunk_rows * _TOO_BIG and not unsigned_difference(table)
@@ -87,8 +87,8 @@ def where(table: Table, chunk: Chunk) -> tuple[str, list[KeyValue]]:
 class _Cell:
     """A key range during planning.
 
-    ``fixed``: the leading key values that all its rows share. ``rows``: the estimate of EXPLAIN. ``final``: the cell
-    cannot be cut.
+    ``fixed``: the leading key values that all rows of the range share. ``rows``: the estimate of EXPLAIN. ``final``:
+    the range cannot be cut further.
     """
 
     lower: Bound | None
@@ -99,7 +99,7 @@ class _Cell:
 
 
 class _Planner:
-    """Cuts one table into cells, and joins the cells to form chunks."""
+    """Cuts the keys of one table into cells (key ranges), and joins small neighbouring cells to form chunks."""
 
     def __init__(self, connection: Connection, table: Table, axes: Sequence[Axis], chunk_rows: int) -> None:
         self._connection = connection
@@ -129,11 +129,13 @@ class _Planner:
         return self._join(cells)
 
     def _scale(self, cells: Iterable[_Cell]) -> float:
-        # The server doubles its estimate for ranges of many pages. The table's total shows by how much it is wrong.
+        # The server doubles its estimate for ranges of many pages. The table's total row count shows how wrong the
+        # estimates are.
         return min(1.0, self._table.rows / max(1.0, sum(cell.rows for cell in cells)))
 
     def _split(self, cells: Sequence[_Cell], scale: float) -> list[list[_Cell]]:
-        """Cut each cell. A cell that cannot be cut here remains, with more values fixed or marked as final."""
+        """Cut each cell (key range) into several. A cell that cannot be cut here stays whole, but has more values fixed
+        or is marked as final."""
         pieces = [min(256, math.ceil(cell.rows * scale / self._chunk_rows) + 1) for cell in cells]
         split: list[list[_Cell]] = []
         for cell, cuts in zip(cells, self._cuts(cells, pieces), strict=True):
@@ -149,7 +151,8 @@ class _Planner:
         return fits(self._connection, _MOST_COPIES * size_of(bound))
 
     def _cuts(self, cells: Sequence[_Cell], pieces: Sequence[int]) -> list[list[KeyValue]]:
-        """Return values that cut each cell along the first key column in which its rows differ, as far as is known."""
+        """Return the values to cut each cell (key range) at. They belong to the first key column in which the first and
+        the last key of the cell differ. The list is empty for a cell that cannot be cut there."""
         cuts: list[list[KeyValue]] = [[] for _ in cells]
         wanted: dict[int, dict[int, Between]] = {}
         for number, (cell, ends) in enumerate(zip(cells, self._ends(cells), strict=True)):
@@ -167,14 +170,14 @@ class _Planner:
             cut_lists = self._cutters[depth].between(list(asked.values()))
             for (number, (value, *_)), cuts[number] in zip(asked.items(), cut_lists, strict=True):
                 if not cuts[number]:
-                    # The values differ here, but are equal to the server.
+                    # The values differ in Python, but the server treats them as equal.
                     cells[number].fixed += (value,)
         for cell in cells:
             cell.final |= len(cell.fixed) == len(self._axes)
         return cuts
 
     def _ends(self, cells: Sequence[_Cell]) -> list[tuple[Bound, Bound] | None]:
-        """Return the first and the last key of each cell; None for an empty cell."""
+        """Return the first and the last key in each cell (key range). None: the cell is empty."""
         columns = ", ".join(axis.stored for axis in self._axes)
         orders = [", ".join(f"{quote(axis.column)} {way}" for axis in self._axes) for way in ("ASC", "DESC")]
         questions: list[_Asked] = []
@@ -196,7 +199,7 @@ class _Planner:
         ]
 
     def _estimate(self, cells: Sequence[_Cell]) -> None:
-        """Set the estimated rows of the cells."""
+        """Set the estimated number of rows of each cell (key range)."""
         conditions = (self._where(cell) for cell in cells)
         statements = [(f"SELECT 1 {self._from}{condition}", params) for condition, params in conditions]
         done = 0
@@ -215,7 +218,7 @@ class _Planner:
         return (f" WHERE {condition}" if condition else ""), params
 
     def _join(self, cells: Sequence[_Cell]) -> list[tuple[Bound, float]]:
-        """Join neighbouring cells while they fit into one chunk."""
+        """Join neighbouring cells (key ranges) while their rows together fit into one chunk."""
         scale = self._scale(cells)
         chunks: list[tuple[Bound, float]] = []
         for cell in cells:
@@ -228,15 +231,15 @@ class _Planner:
 
 
 def _span(table: Table, axis: Axis) -> tuple[Bound | None, Bound | None]:
-    """Return the range of keys that contains all rows which the server will be asked for."""
+    """Return the key range of the rows that the server will be asked for."""
     least, greatest = pushed_span(table)
     beyond = None if greatest is None else axis.after(greatest)
     return None if least is None else (least,), None if beyond is None else (beyond,)
 
 
 def _axes(connection: Connection, table: Table) -> list[Axis]:
-    """Return the leading key columns that can be cut: they are indexed as a whole, in the same direction, and have an
-    axis for their type."""
+    """Return the leading key columns along which chunks can be cut. They are indexed as a whole, all in the same
+    direction, and their types have an axis."""
     parts = query(
         connection,
         "SELECT SUB_PART, COLLATION FROM information_schema.STATISTICS "
@@ -270,7 +273,8 @@ def _range(axes: Sequence[Axis], lower: Bound | None, upper: Bound | None) -> tu
 
 
 def _beyond(axes: Sequence[Axis], bound: Bound, beyond: str, at: str) -> tuple[str, list[KeyValue]]:
-    """Return the condition for keys on one side of ``bound``. ``at`` is the comparison with its last value."""
+    """Return the condition for keys on one side of ``bound``. ``at`` is the operator for the last value of the
+    bound."""
     (axis, *axes), (value, *rest) = axes, bound
     column, parameter = quote(axis.column), axis.bound.format(_MARK)
     if not rest:

@@ -1,8 +1,8 @@
 """Finds rows that are in a different partition from the one they belong to.
 
-EXCHANGE PARTITION … WITHOUT VALIDATION can put rows there. A SELECT of the whole table returns them. A SELECT of a key
-range does not, if the server can tell from the range which partitions it needs. The keys of such rows may even be
-duplicates.
+EXCHANGE PARTITION … WITHOUT VALIDATION can put rows into a wrong partition. A SELECT of the whole table returns such
+rows. A SELECT of a key range misses them if the server reads only the partitions to which the range belongs. Their keys
+may even be duplicates.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def misplaced_problems(connection: Connection, tables: Sequence[Table]) -> Itera
     of the key are checked.
 
     The server itself determines which partition a value belongs to: a query for a value does not read a partition that
-    cannot contain it. The query is made for the first and the last value in each partition. A RANGE partition by the
-    column has rows outside its range exactly if one of these two is misplaced. In LIST and HASH partitions, rows
-    between the two may be misplaced, too; these are not found.
+    cannot contain it. The query is made for the first and the last value in each partition. If the table is partitioned
+    by RANGE of this column, a partition has misplaced rows exactly if its first or last value is misplaced. In LIST and
+    HASH partitions, rows between these two values may be misplaced, too; the check does not find them.
 
     Tables with an `unsigned_difference` are not checked. They are read in one piece, without a condition.
     """
@@ -88,7 +88,7 @@ def _ends_in_others(connection: Connection, table: Table, part: str) -> bool:
             end = query(connection, f"SELECT {stored} {first}", [1])
             if not end or query(connection, f"SELECT 1 {rows} WHERE {condition} LIMIT 1", end[0]):
                 continue
-            # A value that is not equal to itself (a date that is not in the calendar) proves nothing.
+            # This query tests nothing for a value that is not equal to itself (a date that is not in the calendar).
             if query(connection, f"SELECT {condition} {first}", [*end[0], 1]) == [(1,)]:
                 return True
     return False

@@ -20,8 +20,8 @@ from airflow_provider_cdc.sources.planning.pushdown import Pushable, pushed, spa
 
 _MOMENTS = (Family.DATE, Family.DATETIME, Family.TIMESTAMP)
 _FIRST, _LAST = datetime(1970, 1, 2), datetime(2038, 1, 18)
-"""Limits of TIMESTAMP literals that are pushed, which are inside the limits of the type. How the server converts
-literals outside of these is not relied on."""
+"""TIMESTAMP literals are pushed only between these limits, which are inside the limits of the type. The server's
+conversion of literals near the limits of the type is not relied on."""
 
 
 def pushed_condition(table: Table) -> str:
@@ -33,8 +33,8 @@ def pushed_condition(table: Table) -> str:
 
 
 def pushed_span(table: Table) -> tuple[KeyValue | None, KeyValue | None]:
-    """Return the least and the greatest value of the key's first column, as bounds of chunks, among the rows that the
-    server is asked for. None: that side is unbounded, or its bound is unknown. For estimates only."""
+    """Return the least and the greatest value of the key's first column that the pushed condition allows, as bounds of
+    chunks. None: that side is unbounded, or its bound is unknown. Use the result only for estimates."""
     if table.keyless or table.selection.where is None:
         return None, None
     (column,) = (column for column in column_types(table) if column.name == table.key[0])

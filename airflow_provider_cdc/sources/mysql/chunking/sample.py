@@ -39,7 +39,7 @@ _OF_CHARSETS = {"ucs2": _IS_SURROGATE, "tis620": _IS_REPLACED, "big5": f"({_IS_N
 
 
 def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Problem]:
-    """Return a problem for each column of the planned tables that would stop the run, as far as the sample shows.
+    """Return a problem for each column of the planned tables with a sampled value that would stop the run.
 
     :raises LockNotGranted: a session keeps a table locked against readers.
     """
@@ -70,7 +70,8 @@ def _stops_always(table: Table, column: ColumnType) -> bool:
 
 
 def _is_odd(column: ColumnType) -> str:
-    """Return a condition that is true for values of the column that no Arrow type holds; empty if there are none."""
+    """Return an SQL condition that finds values of the column that no Arrow type holds; empty if all values can be
+    held."""
     if column.family in _MOMENTS:
         odd = _IS_NO_DATE
     elif column.family is Family.TEXT and has_gaps(column.charset):

@@ -1,10 +1,10 @@
-"""Cuts along a text column, for any collation. This module proposes the cuts, and the server sorts them.
+"""Proposes cuts along a text column, with any collation; the server sorts the proposals.
 
-Each cut begins with the common prefix of the first and the last key of a cell, followed by a few more characters. The
-added characters are treated as the digits of a number. The digits are the characters that were seen in keys, in the
-order of the collation; characters that the collation treats as equal are one digit. The numbers between the first and
-the last key are the proposals, which are about as evenly spaced as the characters are. The server sorts them, drops
-equal ones, and keeps those between the two keys. No knowledge of collations is needed here.
+Each cut begins with the common prefix of the first and the last key of a cell (a key range), followed by a few more
+characters. The added characters are treated as the digits of a number. The digits are the characters that were seen in
+keys, in the order of the collation; characters that the collation treats as equal are one digit. The proposed cuts are
+evenly spaced numbers between the first and the last key. The server sorts them, drops equal ones, and keeps those
+between the two keys. No knowledge of collations is needed here.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class TextCuts:
         return cuts
 
     def _fitting(self, cell: int, first: str, last: str, texts: Sequence[str]) -> list[str]:
-        """Return the question about a cell, as JSON, with as many of its proposals as fit into one statement. The
-        result is empty if not even one fits."""
+        """Return the query's input for one cell (a key range), as JSON, with as many proposed cuts as fit into one
+        statement. The result is empty if not even one cut fits."""
         while texts:
             question = _json([cell, first, last, texts])
             if fits(self._connection, _size(question)):
@@ -101,12 +101,12 @@ class TextCuts:
         digits = min(digits, self._axis.length - shared)
         start, stop = (_number(ranks[shared:], base, digits) for ranks in (low, high))
         if stop <= start:
-            # With contractions, for example, keys do not sort in the order of their characters.
+            # Keys may not sort in the order of their characters, for example if the collation has contractions.
             start, stop = 0, base**digits - 1
         points = {start + (stop - start) * piece // pieces for piece in range(1, pieces)}
         # A CHAR column ignores trailing spaces, so with them the cut would be at another place.
         texts = {(first[:shared] + self._text(point, digits)).rstrip(" ") for point in points}
-        # Always propose the last key, so that there is progress with every collation.
+        # Always propose the last key, so that the range shrinks with every collation.
         return sorted(texts - {""} | {last})
 
     def _text(self, number: int, digits: int) -> str:
@@ -121,8 +121,8 @@ class TextCuts:
 
 
 def _between_characters(first: str, last: str) -> str:
-    """Return characters between the first two that differ, if these are far apart. Two keys show only a small part of a
-    large script."""
+    """Return characters between the first two differing characters of the keys, if these two are far apart. In a large
+    script, two keys contain only a few of the characters."""
     for one, other in zip(first, last, strict=False):
         if one != other:
             low, high = sorted((ord(one), ord(other)))

@@ -1,4 +1,4 @@
-"""Checks that the server is still the one on which a run, or a copy, began, with its history and settings intact."""
+"""Checks that the server, its history and its settings are still the ones with which a run, or a copy, began."""
 
 from __future__ import annotations
 
@@ -20,13 +20,12 @@ def check_identity(
     position: GtidSet,
     moment: Moment = Moment.EACH_STEP,
 ) -> None:
-    """Check that this is the server of ``expected``, and that its history and settings are intact.
+    """Check that this is the server of ``expected``, and that its log history and settings have not changed.
 
     :raises SourceReplaced: this is another server, or its history does not contain ``position``.
     :raises LogGone: the log was purged past ``position``, or since then the server crashed or was restarted more than
         once.
-    :raises ExactnessError: a setting on which the proof of exactness rests is wrong, or was set after ``expected`` was
-        recorded.
+    :raises ExactnessError: a setting that exactness depends on is wrong, or was set after ``expected`` was recorded.
     """
     context = RunContext(connection, settings=settings, expected=expected, position=position)
     if problems := problems_of(OF_A_RUN, moment, context):

@@ -22,7 +22,7 @@ def has_reached(settings: ConnectionSettings, target: AsOf, seen: Reach | None =
             f"{target} is an LSN, and the source is MySQL", where=settings.address, hint="give a GTID set or a time"
         )
     with session(settings) as connection:
-        # First, so that commits during the search of the log show up as a difference later.
+        # Read the executed set first, so that commits during the search of the log show up as a difference later.
         ((executed, now),) = query(
             connection, "SELECT @@global.gtid_executed, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
         )

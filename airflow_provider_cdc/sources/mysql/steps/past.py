@@ -1,8 +1,8 @@
 """Finds a position in the past, and checks whether a copy can be exact there.
 
-The rows are read now and rewound to the past position. So the conditions of a run must have held since that position:
-the settings that the log does not show, the definitions of the copied tables, and one history of the server without a
-crash (`checks.past`).
+The rows are read now and rewound to the past position. So the conditions of a run must have been met since that
+position (`checks.past`): the settings that the log does not show and the definitions of the copied tables are
+unchanged, and the server has one history without a crash.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
         at_position, context = _contexts(settings, connection, plans, past)
         problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, at_position)
         problems += problems_of((*REPLICATED, *SINCE), Moment.PREFLIGHT, context)
-        # The log can be searched only if all of it is there.
+        # Search the log for statements only if no part of it is missing.
         problems = problems or problems_of(STATEMENTS, Moment.PREFLIGHT, context)
         if problems := problems or problems_of(REPLACED, Moment.PREFLIGHT, context):
             raise PreflightError(problems)
@@ -57,7 +57,7 @@ def record_past(
 ) -> InitialPoint:
     """Implements `GoesBack.record_past`."""
     with session(settings) as connection:
-        # First, so that settings that are changed from now on show up as a difference.
+        # Read the settings first, so that a later change of a setting shows up as a difference.
         server_identity = identity(settings, connection)
         if problems := problems_of(SETTINGS, Moment.EACH_STEP, ServerContext(connection)):
             raise PreflightError(problems)
@@ -69,7 +69,7 @@ def record_past(
         at_position, context = _contexts(settings, connection, plans, past)
         problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, at_position)
         tables = with_identities(connection, context.tables, {})
-        # Statements in the log are found when it is read for the rows. Preflight reported them before any work.
+        # Do not search the log for statements here: preflight has done it, and the later read of the log does it again.
         problems += problems_of((*REPLICATED, *SINCE), Moment.POSITION_FIXED, context)
         if problems := problems or problems_of(REPLACED, Moment.POSITION_FIXED, context):
             raise PreflightError(problems)
@@ -102,17 +102,17 @@ def _check_time(connection: Connection, as_of: AsOf) -> None:
 def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, *, final: bool = False) -> Past:
     """Return the position at ``as_of``, which is not an LSN.
 
-    :param final: wait until the position at a time is final, which is when something was committed after it, for up to
-        ``wait_seconds``.
+    :param final: wait up to ``wait_seconds`` until the position at a time is final, which means that a later
+        transaction has been committed.
     :raises SourceUnavailable: no transaction was committed after ``as_of``.
     :raises LogGone: the log no longer reaches back far enough.
     :raises SourceReplaced: the GTID set was never a state of the server.
     """
     if isinstance(as_of, GtidSet):
         prefix = prefix_of(settings, as_of)
-        # The stamp of a file can be wrong: a session can set the time that it takes for the present.
+        # The time stamp of a log file can be wrong, because a session can set its own current time (SET timestamp).
         moments = [prefix.latest or datetime.fromtimestamp(int(prefix.place.stamp or 0), UTC), prefix.following]
-        # Any time before the next commit has the state at this position.
+        # The position describes every time from here until the next commit.
         return Past(prefix, min(filter(None, moments)), prefix.following)
     assert isinstance(as_of, datetime)
     until = time.monotonic() + wait_seconds
@@ -139,7 +139,8 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
 
 
 def wait_until_visible(connection: Connection, position: GtidSet, seconds: float) -> None:
-    """Wait until the server shows all of ``position`` to readers. A transaction is in the log shortly before that.
+    """Wait until all transactions of ``position`` are visible to readers. A transaction is written to the log shortly
+    before it becomes visible.
 
     :raises SourceUnavailable: the position is not visible after ``seconds``.
     """

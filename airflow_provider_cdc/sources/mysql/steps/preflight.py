@@ -85,7 +85,8 @@ def _plan(table: Table, options: TableOptions) -> TablePlan:
 
 
 def _policy_reason(table: Table) -> str:
-    """Describe the columns that the policy changes: published as text, or with nulls that are not in the table."""
+    """Describe the columns that the policy changes: they are published as text, or have nulls that are not in the
+    table."""
     policy = table.options.unrepresentable
     changed = [
         column.name

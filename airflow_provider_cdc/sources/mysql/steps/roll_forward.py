@@ -1,7 +1,7 @@
 """Checks whether a published copy can be rolled forward, and finds the part of the log that is needed for it.
 
 The conditions of a run must have held since the copy's position. The run that made the copy recorded the server's state
-before that position, and that state is compared with the present one, as if that run were still going on. The log is
+before that position. This state is compared with the current state, as if the run were still in progress. The log is
 searched here only to find problems early: the step that nets the window stops for them, too.
 """
 
@@ -75,7 +75,8 @@ def refusals_since(
             fit = [table for table in fit if table.name not in refused]
         begin = LogPlace.parse(identity[LOG_PLACE])
         refused |= _broken(settings, connection, begin, start, end, fit) if fit else {}
-        # Last, so that a table whose replacement is in the log is reported with that statement.
+        # Check for replaced tables last: if the log contains the replacement, the error then names the logged
+        # statement.
         fit = [table for table in fit if table.name not in refused]
         replaced = replaced_since(settings, connection, begin, fit, until=end)
         return refused | {name: f"since the copy {why}" for name, why in replaced.items()}
@@ -106,7 +107,7 @@ def _broken(
     end: LogPlace | None,
     tables: Sequence[Table],
 ) -> dict[TableName, str]:
-    """Return the tables that the log after ``start`` prevents from being rolled forward, each with the reason.
+    """Return the tables that cannot be rolled forward because of the log after ``start``, each with the reason.
 
     :param begin: a place in the log after which all changes since ``start`` are found.
     """
@@ -132,7 +133,8 @@ def _broken(
                 return reasons
             prepared.add(walker)
             summaries.append(walker.summary)
-    # A lost transaction may have changed any table. Every run from this copy on would stop for it.
+    # A transaction without its rows in the log may have changed any table. Every roll-forward from this copy would stop
+    # at it.
     if lost := prepared.without_rows(settings, list(files), begin, start):
         why = f"since the copy: {_said(lost[0][0])}"
         return {table.name: reasons.get(table.name, why) for table in tables}
@@ -144,7 +146,8 @@ def _broken(
 
 
 class _Survey(PreparedWalker):
-    """Continues where a run would stop, and records the tables for which it would stop."""
+    """Walks the log past the statements at which a run would stop, and records the tables for which a run would
+    stop."""
 
     def __init__(self, file: str, start: int, stop: int | None, initial: GtidSet, tables: Sequence[Table]) -> None:
         tracked = [TrackedTable(index, table, looked_at=True) for index, table in enumerate(tables)]
@@ -156,7 +159,7 @@ class _Survey(PreparedWalker):
     def _check(self, statement: Statement) -> None:
         effect = meaning(statement, self._names)
         self._remember(effect)
-        # A statement may name several tables, and each call finds one.
+        # A statement may name several tables, and each call of `meaning` reports only one.
         while self._left and effect.effect not in (Effect.HARMLESS, Effect.ELSEWHERE):
             touched = [table for table in self._left if table.name == effect.table] or self._left
             self._note(touched, f"{effect.described} ({self.where})")

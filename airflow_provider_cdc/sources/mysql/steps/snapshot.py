@@ -1,9 +1,9 @@
-"""Fixes the initial position, reads tables, and determines the bound on what the reads saw.
+"""Fixes the initial position, reads tables, and determines a bound on the transactions that the reads may have seen.
 
 ``lock`` follows the design of Materialize: under a short table lock, read ``@@gtid_executed`` and open a
 consistent-snapshot transaction, then unlock and read. The transaction sees the table exactly at that position, because
-nothing could be committed to it between the two. This needs two sessions, because START TRANSACTION releases the table
-locks of its own session.
+under the lock no change of the table could be committed between reading the position and opening the transaction. This
+needs two sessions, because START TRANSACTION releases the table locks of its own session.
 
 ``watermark`` needs neither a lock nor a transaction: ``core.net_change`` explains why each chunk may be read at a
 different time.
@@ -77,7 +77,8 @@ _OWNERS = re.compile(r"(?:#[0-9]+)+")
 
 
 def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], lock: LockPolicy) -> InitialPoint:
-    """Fix the initial position; then read the schemas, so that any DDL they might miss is in the window.
+    """Fix the initial position, then read the schemas. In this order, a DDL statement after the reading of the schemas
+    is in the window.
 
     Tables that will be read with ``lock`` are locked together while the position is read.
 
@@ -91,8 +92,8 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         server_identity = identity(settings, connection)
         if problems := problems_of(SETTINGS, Moment.EACH_STEP, ServerContext(connection)):
             raise PreflightError(problems)
-        # Read the identities after the place in the log and before the position. Then later changes of the identities
-        # show up as a difference, and the log from that place on shows whether these changes were logged.
+        # Read the table identities after the place in the log and before the position. Then a later change of an
+        # identity shows up as a difference, and the log from that place on shows whether the change was logged.
         identities = read_identities(connection, [plan.table for plan in plans])
         if locked:
             with _table_lock(connection, locked, lock) as held:
@@ -164,11 +165,11 @@ def open_reader(
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
-    """Return a bound on everything that could be seen by reads that have ended.
+    """Return a bound on the transactions that any read could have seen that has ended by now.
 
-    The bound is the end of the log (``log_history.LogPlace``), because a transaction is written there before it
-    becomes visible. Such a transaction may not be in ``@@gtid_executed`` yet. In that case it is still in
-    ``@@gtid_owned``, which is therefore read first.
+    The bound is the end of the log (``log_history.LogPlace``), because a transaction is written to the log before it
+    becomes visible. A visible transaction may still be missing from ``@@gtid_executed``. In that case it is in
+    ``@@gtid_owned``, so ``@@gtid_owned`` is read first.
     """
     with session(settings) as connection:
         start = started(connection)
@@ -281,7 +282,7 @@ def _do_not_wait_for_the_group(connection: Connection) -> None:
 
 @contextmanager
 def _table_lock(connection: Connection, names: Sequence[TableName], policy: LockPolicy) -> Iterator[_Held]:
-    """Hold read locks on all tables. Meanwhile, nothing can be committed to them."""
+    """Hold read locks on all tables. While they are held, no session can commit changes to these tables."""
     held = _Held()
     set_session(connection, {"lock_wait_timeout": str(policy.wait_seconds)})
     _do_not_wait_for_the_group(connection)
@@ -290,7 +291,7 @@ def _table_lock(connection: Connection, names: Sequence[TableName], policy: Lock
     try:
         yield held
     except BaseException:
-        # If this fails, too, the end of the session releases the locks. The first error is the one to report.
+        # If UNLOCK TABLES fails, too, the end of the session releases the locks. Report the first error, not this one.
         with suppress(pymysql.MySQLError):
             query(connection, "UNLOCK TABLES")
         raise

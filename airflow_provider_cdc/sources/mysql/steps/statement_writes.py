@@ -1,13 +1,13 @@
-"""Checks that changes that were logged as statements reached no copied table, as far as their text does not show it.
+"""Checks that changes logged as statements reached no copied table through a view, a trigger or a function.
 
-`log.statements.writes_elsewhere` accepted them because, by their text, each writes to one table that is not copied.
-This is wrong if that name belongs to a view, if the table has a trigger, or if a table that was read is a view, which
-may call functions.
+`log.statements.writes_elsewhere` accepted them because, by their text, each writes to one table that is not copied. The
+text is misleading if the target is a view or has a trigger, or if the statement reads a view, because a view may call
+functions.
 
-The server is asked after the statements, and its answer is true only for that moment. So, from the beginning of the
-window up to the answer, the log must have no statement that could have changed the answer: creating or dropping a
-trigger or a view, renaming or dropping the tables. CREATE TABLE cannot change it, because an earlier object of that
-name must have been dropped before.
+This module queries the server for views and triggers after the statements were executed, so the result describes only
+the time of the query. So, from the beginning of the window up to the query, the log must have no statement that could
+have changed the result: creating or dropping a trigger or a view, renaming or dropping the tables. CREATE TABLE cannot
+change the result, because an earlier object of that name must have been dropped before.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ def check_writes(settings: ConnectionSettings, summaries: Sequence[SegmentSummar
         privileges = Privileges(connection)
         for table, write in writes:
             _check(connection, privileges, table, write)
-        # Read the end last: everything that changed the answers before they were given is before it.
+        # Read the end of the log after the queries: then every change that could have affected their results is before
+        # the end.
         end, files = end_of_log(settings, connection), log_files(connection)
         check_place(settings, files, end)
     later = _redefined_between(settings, summaries[-1].segment, end, list(files))
@@ -121,7 +122,7 @@ def _covers(redefined: TableName, name: TableName) -> bool:
 
 
 class _Definitions(LogWalker):
-    """Records the statements that redefine tables, and ignores rows."""
+    """Walks the log and records the statements that redefine tables; ignores rows."""
 
     def __init__(self, segment: LogSegment) -> None:
         self.summary = SegmentSummary(segment)

@@ -23,9 +23,9 @@ from airflow_provider_cdc.sources.mysql.tables.virtual.session_independence impo
 
 
 def has_bounded_results(expression: str) -> bool:
-    """Whether all parts of an expression return numbers, dates, or texts that are not longer than the stored ones.
+    """Whether all parts of an expression return numbers, dates, or texts that are at most as long as a stored value.
 
-    ``max_allowed_packet`` cannot suppress such results.
+    The server never returns NULL instead of such a result because of ``max_allowed_packet``.
 
     :param expression: the expression as the information schema shows it.
     """

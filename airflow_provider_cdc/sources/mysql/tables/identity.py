@@ -125,9 +125,9 @@ def recorded_identities(tables: Sequence[Table]) -> dict[TableName, TableIdentit
 def look_replaced(
     connection: Connection, tables: Sequence[Table], explained: Mapping[TableName, TableIdentity]
 ) -> bool:
-    """Whether a table, or a parent whose changes reach it, has neither its recorded nor its ``explained`` identity.
+    """Whether a table, or a parent whose changes reach it, has an identity that is neither recorded nor ``explained``.
 
-    If so, module `replaced` finds out whether the log explains the change.
+    In this case, the module `replaced` checks whether the log explains the change.
     """
     recorded = recorded_identities(tables)
     now = read_identities(connection, list(recorded))

@@ -174,9 +174,9 @@ def made_since(
     tables: Sequence[Table],
     moment: datetime,
 ) -> dict[TableName, tuple[str, datetime]]:
-    """Return the tables that were created or altered at ``moment`` or later without a statement in the log.
+    """Return the tables that were created or altered at ``moment`` or later although the log has no statement for it.
 
-    Each one comes with the reason and the time. For positions at which no identities were recorded.
+    The values are the reason and the time. Use this function for positions at which no identities were recorded.
 
     :param begin: the place from which the log is searched.
     """
@@ -201,9 +201,9 @@ def made_since(
 def unaltered_since(
     settings: ConnectionSettings, connection: Connection, begin: LogPlace, tables: Sequence[Table]
 ) -> dict[TableName, bool]:
-    """Return the tables that no statement in the log since ``begin`` has rebuilt, and whose rows none may have changed.
+    """Return the tables that no statement logged since ``begin`` rebuilt or may have changed the rows of.
 
-    The value is true: no partition was exchanged either. The result is empty if the log since ``begin`` is too long.
+    The value is true if no partition was exchanged either. The result is empty if the log since ``begin`` is too long.
 
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.

@@ -239,7 +239,7 @@ def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
 
 
 def _is_told_apart(table: Table, column: ColumnType) -> bool:
-    # Rows of a table without a key are compared as a whole and only counted, so rows with the same text are equal.
+    # Rows of a table without a key are only counted: rows with the same text count as equal.
     return column.name in table.key and column.family is Family.TEXT and is_ambiguous(column.charset)
 
 
