@@ -1,1 +1,1 @@
-"""The binary log: its events are received as a stream, parsed by a kernel, and netted."""
+"""Reads the binary log: receives its events as a stream, parses them in a kernel, and computes net changes."""

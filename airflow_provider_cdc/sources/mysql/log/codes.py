@@ -4,7 +4,7 @@ from __future__ import annotations
 
 HEADER_BYTES = 19
 KIND_AT, LENGTH_AT, END_AT, FLAGS_AT = 4, 9, 13, 17
-"""Header fields of an event: type, total size, end position in the file (its low 32 bits), flags."""
+"""Offsets of the header fields of an event: type, total size, end position in the file (the low 32 bits), flags."""
 LOW_HALF = 0xFFFFFFFF
 """The bits of a position that the header contains. A file can exceed 4 GiB, because a transaction is never split."""
 CHECKSUM_BYTES = 4
@@ -52,14 +52,15 @@ TAGGED_GTID = 42
 
 QUERY_POST_HEADER_BYTES = 13
 EXECUTE_LOAD_QUERY_POST_HEADER_BYTES = 26
-"""Size of the post-header of a QUERY, and of the fields that identify the file to load, from an earlier event."""
+"""Size of the post-header: the fields of a QUERY's post-header, then the fields that identify the file to load."""
 ROWS_POST_HEADER_BYTES_V1 = 8
-"""Size of table number and flags. In later versions, the length of the extra data follows."""
+"""Size of the post-header in version 1: table number and flags. In later versions, the length of the extra data
+follows."""
 ROWS_POST_HEADER_BYTES = 10
 TABLE_NUMBER_BYTES = 6
 NO_FOREIGN_KEYS, LOGS_CASCADES = 0x02, 0x10
-"""Flags of row events, after the table number: foreign keys were not checked; their effects are logged, too (since
-MySQL 9.6)."""
+"""Flags of row events, in the field after the table number. NO_FOREIGN_KEYS: foreign keys were not checked.
+LOGS_CASCADES: the effects of foreign keys are logged, too (since MySQL 9.6)."""
 TWO_BYTES_FOLLOW = 252
-"""First byte of a length-encoded integer. Smaller values are the integer itself; this one and greater values announce
-the integer's bytes."""
+"""The first byte of a length-encoded integer, if the integer's bytes follow it. This holds for greater values, too; a
+smaller first byte is the integer itself."""

@@ -20,7 +20,7 @@ from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import OLDEST, Statement
 from airflow_provider_cdc.sources.mysql.tables.charsets import CHARSETS
 
-# The lengths of the post-headers that the kernel and this module rely on, in bytes, by event type.
+# The post-header lengths on which the kernel and this module rely, in bytes, by event type.
 _POST_HEADERS = {
     codes.QUERY: codes.QUERY_POST_HEADER_BYTES,
     codes.ROTATE: 8,
@@ -191,8 +191,8 @@ def _status_variables(data: bytes) -> dict[int, bytes]:
 
 
 def _schemas(data: bytes | None) -> frozenset[str] | None:
-    """Return the schemas of all tables that the statement opened, including those opened by its triggers, functions
-    and views. None if the event does not list them, as for many schemas, or where foreign keys may propagate
+    """Return the schemas of all tables that the statement opened, including those opened by its triggers, functions and
+    views. None: the event does not list them, because they are too many or because foreign keys may propagate
     changes."""
     if data is None or data[0] in (0, _TOO_MANY_SCHEMAS) or data.count(b"\0") != data[0]:
         return None
@@ -259,7 +259,7 @@ class XaStatement:
 
 
 def xa_statement(text: str) -> XaStatement | None:
-    """Parse an XA statement; None if the text is another statement."""
+    """Parse an XA statement. None: the text is another statement."""
     match = _XA.fullmatch(text)
     return None if match is None else XaStatement(match[1], match[2], match[3] is not None)
 
@@ -279,8 +279,8 @@ def xa_prepare(body: bytes) -> XaStatement:
 
 
 def rotate(body: bytes) -> bytes:
-    """Return the name of the next file in a ROTATE event. A checksum may follow the name, if it is unknown whether
-    events have checksums."""
+    """Return the name of the next file from a ROTATE event. While it is unknown whether events have checksums, the
+    result may end with a checksum."""
     if len(body) < 9:
         raise DecodeError("a ROTATE event is too short")
     return body[8:]

@@ -1,4 +1,4 @@
-"""Layouts of the copied tables, and of the parents that they depend on, as arrays for the kernels."""
+"""Layouts of the copied tables and of their parents (through foreign keys), as arrays for the kernels."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ class TableArrays(NamedTuple):
 
 @dataclass(frozen=True)
 class Layouts:
-    """``tables`` are the copied tables, ``parents`` the tables that they depend on. ``keyless`` is ``uint8``, one
-    value per copied table. ``most_keys`` is the largest number of key columns of any of these tables."""
+    """``tables`` are the copied tables. ``parents`` are the parents whose changes reach copied tables through foreign
+    keys. ``keyless`` is ``uint8``, one value per copied table. ``most_keys`` is the largest number of key columns of
+    any of these tables."""
 
     tables: TableArrays
     parents: TableArrays
@@ -54,10 +55,10 @@ class Layouts:
 
 
 def parents_of(tracked: Sequence[TrackedTable], watched: Sequence[Table]) -> list[TrackedTable]:
-    """Return the tables whose changes reach a copied table without being logged there, each once.
+    """Return the parents whose cascades to a copied table are not logged; no parent occurs twice.
 
-    The key of each parent consists of all its referenced columns. The referenced columns must not change before the
-    last read of a table that the changes reach. If one of ``watched`` is such a table, they must not change at all.
+    The key of each parent consists of all its referenced columns. These columns must not change before the last read of
+    a table that the parent's changes reach. If such a table is in ``watched``, the columns must not change at all.
     """
     reached: dict[TableName, list[TrackedTable]] = defaultdict(list)
     parents: dict[TableName, Table] = {}
@@ -84,7 +85,7 @@ def layouts(tracked: Sequence[TrackedTable], parents: Sequence[TrackedTable], in
 
 
 def _last(children: Sequence[TrackedTable]) -> GtidSet | None:
-    """Return the last of the positions at which the tables were read; None if one of them has none."""
+    """Return the last of the positions at which the tables were read. None: one of the tables has no such position."""
     uppers = [GtidSet.expect(child.upper) for child in children if child.upper is not None]
     return reduce(or_, uppers) if len(uppers) == len(children) else None
 

@@ -1,4 +1,4 @@
-"""Finds transactions that were prepared long ago. The log contains their rows only at the place of the XA PREPARE.
+"""Finds XA transactions that were prepared before the window. The log contains their rows only at the XA PREPARE.
 
 If a transaction commits in the window, its rows may be in a file from before the window. If that file was purged, it is
 impossible to tell what the commit changed.
@@ -20,8 +20,9 @@ from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 
 
 class PreparedWalker(LogWalker):
-    """A walker that also records, in ``commits``, the commits of transactions that were not prepared earlier in its
-    file: the place of each commit, by transaction id. ``prepared`` are the transactions that the file leaves undecided.
+    """A walker that also records commits of transactions that were not prepared earlier in its file. ``commits`` is the
+    place of each such commit, by transaction id. ``prepared`` are the transactions that are still undecided at the end
+    of the file.
     """
 
     def __init__(
@@ -45,7 +46,7 @@ class PreparedWalker(LogWalker):
         """Read the whole part of the file, or as much of it as exists.
 
         :param goes_on: called before more data is received; returns False to stop.
-        :raises ExactnessError: the log has something under which exactness cannot be proved.
+        :raises ExactnessError: because of something in the log, exactness cannot be proved.
         """
         segment = self.summary.segment
         dump = Dump(settings, segment.name, segment.start)
@@ -80,11 +81,11 @@ class LongPrepared:
     def without_rows(
         self, settings: ConnectionSettings, names: Sequence[str], begin: LogPlace, initial: GtidSet
     ) -> list[tuple[ExactnessError, LogPlace]]:
-        """Find the transactions that no earlier file prepares either. Return an error and the place of the commit for
-        each.
+        """Find the transactions that no earlier file prepares. Return an error and the place of the commit for each of
+        them.
 
-        The copy does not depend on the earlier files in any other way. So if one of them cannot be read or is not
-        understood, the search ends there.
+        The copy does not depend on the earlier files in any other way. So the search ends without an error at an
+        earlier file that cannot be read or parsed.
 
         :param names: the files of the log. The server may purge the first ones at any time.
         :param begin: the place where the part of the log begins.
@@ -115,7 +116,8 @@ def _lost(xid: str, place: LogPlace, why: str = "") -> ExactnessError:
 
 
 def _before(names: Sequence[str], begin: LogPlace) -> Iterator[tuple[str, int | None]]:
-    """Yield the parts of the log before a place, last file first: each file, and the position to stop at or None."""
+    """Yield the parts of the log before a place, last file first: the file, and the position to stop at (None: its
+    end)."""
     first = names.index(begin.file)
     if begin.position > codes.FIRST_POSITION:
         yield begin.file, begin.position

@@ -1,4 +1,4 @@
-"""The errors at which the log reader stops, each with a position and a hint."""
+"""The errors with which the log reader stops, each with a position and a hint."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DAMAGE = {
 
 
 def touched(statement: str, table: TableName | None, parent: bool, where: str) -> CdcError:
-    """Return the error for a statement that changes the definition or the rows of a table.
+    """Return the error for a logged statement that changes the definition or the rows of a table.
 
     :param parent: whether foreign keys propagate the table's changes to a copied table (``cascades``).
     """

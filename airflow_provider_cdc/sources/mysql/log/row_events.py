@@ -105,9 +105,10 @@ def _deletes(kind: int) -> bool:
 
 @inner
 def hides_cascades(data: Bytes, body: int, kind: int) -> bool:
-    """Return whether foreign keys acted on the rows of a row event and their effects were not logged.
+    """Return whether foreign keys acted on the rows of a row event without logging of the effects.
 
-    Only servers that log these effects set the flags, so the result is meaningful only in the log of such a server.
+    Only servers that log the effects of foreign keys set these flags, so the result is meaningful only in such a
+    server's log.
     """
     return not _writes(kind) and load16(data, body + TABLE_NUMBER_BYTES) & (NO_FOREIGN_KEYS | LOGS_CASCADES) == 0
 
@@ -157,8 +158,8 @@ def _same_key(data: Bytes, before: Int64s, after: Int64s, keys: int) -> bool:
 
 @inner
 def _first_row(data: Bytes, kind: int, event: int, body_end: int, columns: int) -> int:
-    """Return where the first row of the row event at ``event`` begins, if its images have all ``columns``; otherwise
-    a negated code."""
+    """Return the offset of the first row in the row event at ``event``. If its images lack some of the ``columns``, or
+    the event is damaged, return a negated code."""
     at = event + HEADER_BYTES + ROWS_POST_HEADER_BYTES_V1
     if kind > DELETE_ROWS_V1:
         if at + 2 > body_end:
@@ -189,8 +190,8 @@ def _first_row(data: Bytes, kind: int, event: int, body_end: int, columns: int) 
 
 @inner
 def _take_options(data: Bytes, at: int, body_end: int, json_columns: int) -> tuple[int, bool]:
-    """Skip the data between the two images of a partial update. Return where the second image begins, or a negated
-    code; and whether that image contains differences instead of values."""
+    """Skip the data between the two images of a partial update. Return the offset of the second image (or a negated
+    code), and whether that image contains differences instead of values."""
     if at >= body_end:
         return -BAD_ROWS, False
     options = load8(data, at)
@@ -213,8 +214,8 @@ def _take_options(data: Bytes, at: int, body_end: int, json_columns: int) -> tup
 def keeps_keys(
     data: Bytes, kind: int, body_end: int, state: Int64s, parent: int, parents: TableArrays, ranges: KeyRanges
 ) -> int:
-    """Check the event at ``state[AT]``, a row event of a parent. Return MORE if it changes no referenced column of any
-    row, CASCADES if it does, or another code."""
+    """Check the event at ``state[AT]``, a row event of a parent. Return MORE if the event changes no referenced column
+    and deletes no row, CASCADES if it does, or another code."""
     info = parent * TABLE_WORDS
     columns, first, keys = parents.words[info + COLUMNS], parents.words[info + COLUMNS_AT], parents.words[info + KEYS]
     at = _first_row(data, kind, state[AT], body_end, columns)
@@ -257,8 +258,8 @@ def net_rows(
     net: Net,
     changes: Changes,
 ) -> int:
-    """Net the rows of the event at ``state[AT]``, which belong to ``table``, and record each single change if that is
-    wanted. Return MORE on success."""
+    """Add the rows of the event at ``state[AT]``, which belong to ``table``, to the net change. Also record each single
+    change if single changes are wanted. Return MORE on success."""
     event = state[AT]
     info = table * TABLE_WORDS
     columns, first = tables.words[info + COLUMNS], tables.words[info + COLUMNS_AT]
@@ -273,7 +274,7 @@ def net_rows(
     if at < 0:
         return -at
     if looked_at:
-        # Whether rows really contain JSON differences could be seen only by parsing each row.
+        # Treat all rows of the event as JSON differences: only parsing each row would show whether it contains any.
         return DIFFERENCES if kind == PARTIAL_UPDATE_ROWS else MORE
     if state[ROW]:
         at = event + state[ROW]

@@ -33,7 +33,7 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSet
 TOGETHER_BYTES = 1 << 29
 """Neighbouring files are read as one segment of about this size: half the default size of a log file."""
 LEAST_BYTES = 1 << 24
-"""Smaller segments are not worth a task of their own."""
+"""The minimum size of a segment: for a smaller one, a separate task costs more than it saves."""
 
 _NO_SUCH_FILE = 1220
 _KEEP_LOGS = "trigger a new run, and make the server keep its logs for longer (binlog_expire_logs_seconds)"
@@ -45,8 +45,8 @@ def log_segments(
     """Return segments whose files contain every change after ``start`` up to ``end``.
 
     :param begun: the place in the log where the run began; the server must not have crashed since. The segments include
-        its file and all later files, because GTIDs alone do not show what a file changed: anonymous transactions have
-        none.
+        the file of this place and all later files: a file cannot be skipped because of its GTIDs, because anonymous
+        transactions have no GTID.
     :param slots: how many segments are read at the same time; 0: each file is a segment.
     :raises LogGone: needed files were purged, or the log is not complete.
     :raises SourceReplaced: ``end`` belongs to another log.
@@ -65,7 +65,7 @@ def log_segments(
         check_place(settings, files, end)
         first = last = names.index(end.file)
         if begun is not None:
-            # Each start of the server leaves a mark in the log, whatever the server's clock showed.
+            # Detect restarts by the marks in the log, because these do not depend on the server's clock.
             check_place(settings, files, begun)
             check_continuity(settings, {name: files[name] for name in names[: last + 1]}, begun)
             first = min(last, names.index(begun.file))
@@ -92,8 +92,8 @@ def log_segments(
 
 
 def together(sizes: Mapping[str, int], slots: int) -> list[list[str]]:
-    """Group neighbouring files into segments. A file joins the segment before it if that brings the segment closer to
-    the target size.
+    """Group neighbouring files into segments. A file is added to the previous segment if this brings the segment's size
+    closer to the target size.
 
     A key that changes in several files of a segment is decoded, written and composed only once. The size is bounded:
     a segment of several files never has more than twice the target size.
@@ -136,8 +136,8 @@ def previous_gtids(connection: Connection, file: str) -> GtidSet:
     :raises LogGone: the file has no such event, or was purged.
     """
     try:
-        # The event is the second one in the file. The limit matters: the statement fails for events larger than
-        # max_allowed_packet (possible with compressed transactions), even for some that it would not show.
+        # The event is the second one in the file. The LIMIT is necessary: the statement fails at an event larger than
+        # max_allowed_packet (possible with compressed transactions), and without LIMIT it reads more events.
         rows = query(connection, "SHOW BINLOG EVENTS IN %s LIMIT 2", (file,))
     except pymysql.MySQLError as error:
         if error.args[0] != _NO_SUCH_FILE:

@@ -40,7 +40,7 @@ def retention_hours(connection: Connection) -> int | None:
 def retention_problem(connection: Connection, needed: int) -> Problem | None:
     """Return the problem if Amazon keeps the log for a shorter time than a run needs.
 
-    None also if this user may not read the setting.
+    None: Amazon keeps the log long enough, or this user may not read the setting.
 
     :param needed: the number of seconds for which a run needs the log.
     """

@@ -17,8 +17,8 @@ from airflow_provider_cdc.sources.mysql.server.statement_size import batches, si
 SECONDS = 10
 _DENIED = 1142
 
-# The query includes pending locks, because the server grants locks in turn, so a pending lock blocks readers, too. The
-# query includes all tables of the schemas, because the locked table may be one that a copied table refers to.
+# The query includes pending locks: the server grants locks in turn, so a pending lock blocks readers, too. The query
+# includes all tables of the schemas: the locked table may be one to which a copied table refers.
 _HOLDERS = """
 SELECT OBJECT_SCHEMA, OBJECT_NAME, LOCK_STATUS, LOCK_TYPE, PROCESSLIST_ID, PROCESSLIST_USER, PROCESSLIST_HOST,
     PROCESSLIST_TIME

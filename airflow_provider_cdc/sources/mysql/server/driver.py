@@ -1,10 +1,10 @@
-"""PyMySQL, hardened against a malicious server: the server that answers may not be the intended one.
+"""PyMySQL, hardened against a malicious server that answers instead of the intended one.
 
-PyMySQL answers every authentication method that a server requests: some methods with the password itself, some with
-the password encrypted with a key that the server has just sent. So PyMySQL does not receive the password. The module's
-first answer to the server is empty. Every server then names the account's method, and this module answers it by the
-rules of ``sources.session.trust``. PyMySQL also does not limit what it receives. This module sets a deadline for each
-login and a maximum size for each answer.
+PyMySQL supports every authentication method that a server requests. For some methods it sends the password itself; for
+others, the password encrypted with a key that the server has just sent. So PyMySQL does not receive the password. The
+module's first answer to the server is empty. Every server then names the account's authentication method, and this
+module follows the rules of ``sources.session.trust`` in its answer. PyMySQL also does not limit what it receives. This
+module sets a deadline for each login and a maximum size for each answer.
 
 Only this module uses private members of PyMySQL. Modules that read the socket directly, or send commands for which
 PyMySQL has no method, use `GuardedConnection`.
@@ -38,9 +38,10 @@ SERVER_KEY = "server_key"
 """The key in ``ConnectionSettings.tls`` for the path of the server's public RSA key."""
 
 ANSWER_BYTES = 1 << 29
-"""The maximum size of a statement's result that is read through the driver. Tables and logs are not read through it."""
+"""The maximum size of a statement's result that is read through PyMySQL. Tables and logs are not read through
+PyMySQL."""
 _PER_READ = 100
-"""The bytes that each read counts in addition to its data, because even a short row becomes Python objects."""
+"""Bytes that are added to the counted size at each read, because even a short row becomes Python objects."""
 
 _SMALL_BYTES = 1 << 14
 """The statement size that the server accepts with any max_allowed_packet (net_buffer_length)."""
@@ -87,7 +88,7 @@ class GuardedConnection(_Driver):
         """Log in, and reset the session.
 
         :raises pymysql.MySQLError: the server rejects the login, or the session broke.
-        :raises ConfigurationError: the server requests what it must not receive, or is not a MySQL server.
+        :raises ConfigurationError: the server requests something that it must not receive, or is not a MySQL server.
         """
         self._deadline = time.monotonic() + self._login_seconds
         try:
@@ -192,8 +193,8 @@ class GuardedConnection(_Driver):
         """Remove everything that the server's ``init_connect`` left in the session.
 
         ``init_connect`` may be any SQL. The SQL may leave a temporary table that hides a table to be copied, a
-        transaction, locks, or values of variables. Only the default schema and the active roles stay. Session variables
-        get their global values, or their defaults if they have no global value.
+        transaction, locks, or values of variables. The reset removes all of this and keeps only the default schema and
+        the active roles. Session variables get their global values, or their defaults if they have no global value.
 
         :raises ConfigurationError: the server or proxy does not support the command.
         :raises pymysql.MySQLError: the command failed, or the session broke.
@@ -246,8 +247,8 @@ class GuardedConnection(_Driver):
 
     def _execute_command(self, command: int, sql: str | bytes) -> None:
         data = sql.encode() if isinstance(sql, str) else sql
-        # If a statement is too long, the server ends the session before it has received the statement, and its error
-        # may never arrive. So check the length first.
+        # If a statement is too long, the server ends the session before it has received all of it, and the server's
+        # error message may never arrive. So check the length first.
         if len(data) > _SMALL_BYTES and len(data) >= self.max_packet:
             raise ConfigurationError(
                 f"a statement has {len(data):,} bytes, but the server accepts {self.max_packet:,} (max_allowed_packet)",
@@ -272,8 +273,8 @@ class GuardedConnection(_Driver):
         except (CdcError, pymysql.MySQLError, OSError):
             raise
         except Exception as error:
-            # PyMySQL does not validate the server's answers, so a wrong answer can cause any exception. For a request
-            # for a local file, it is a RuntimeError.
+            # PyMySQL does not validate the server's answers, so a wrong answer can cause any exception. If the server
+            # requests a local file, PyMySQL raises a RuntimeError.
             self.drop()
             raise DecodeError(
                 f"the server's answer is malformed: {error}",

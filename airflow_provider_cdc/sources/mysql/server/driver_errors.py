@@ -116,7 +116,7 @@ def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
 
 
 def has_no_room(error: BaseException | None) -> bool:
-    """Whether the server rejected a session only because a limit on the number of sessions or on a user is reached."""
+    """Whether the server rejected a session only because its limit on sessions, or a limit for the user, is reached."""
     cause = error.__cause__ if error is not None else None
     return isinstance(cause, pymysql.MySQLError) and _code_and_text(cause)[0] in _BUSY
 

@@ -1,12 +1,12 @@
-"""Checks that the server's log still is the one in which a run began, complete and without a gap.
+"""Checks that the server still has the log in which a run began, complete and without a gap.
 
 A GTID set names transactions, not a history: after a reset, or in a restored backup, other transactions get the same
-GTIDs. So a run records a place in the log. The log up to that place must not change. Every later file that is followed
-by another one must end as the server ends its files: a crash leaves a file that does not, and may have undone
-transactions that were read.
+GTIDs. So a run records a place in the log. The log up to that place must not change. Every later file except the last
+one must end with the event that the server writes when it closes a file. A file without this event shows a crash, and a
+crash may have undone transactions that were already read.
 
-The server also marks each of its starts in the log. The start options are known for the start before the run and for
-the present one. So at most one restart may lie between them.
+The server also marks each of its starts in the log. The server's start options are known for two starts only: the one
+before the run, and the current one. So the server may have been restarted at most once between these two reads.
 
 This module does not need the kernels that read whole log files.
 """
@@ -80,7 +80,8 @@ class Event:
     """Whether the server created the event for the reader (an artificial event); the file does not contain it."""
     when: int
     created: int
-    """Of a FORMAT_DESCRIPTION: the file's creation time if a start of the server or a reset created it; else 0."""
+    """For a FORMAT_DESCRIPTION event: the creation time of the file, if a server start or a reset created the file;
+    else 0."""
     data: bytes
 
 
@@ -106,23 +107,23 @@ def log_files(connection: Connection) -> dict[str, int]:
 
 
 def backlog(connection: Connection, place: str) -> int:
-    """Return the bytes of log from ``place`` (the text of a `LogPlace`) to the present end of the log."""
+    """Return the size of the log from ``place`` (the text of a `LogPlace`) to its current end, in bytes."""
     begin, files = LogPlace.parse(place), log_files(connection)
     after = [size for name, size in files.items() if file_number(name) > file_number(begin.file)]
     return max(0, files.get(begin.file, begin.position) - begin.position) + sum(after)
 
 
 def end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
-    """Return the present end of the log."""
+    """Return the current end of the log."""
     file, position, *_ = log_status(connection)
     return LogPlace(file, int(position), stamp_of(settings, file))
 
 
 def settled_end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
-    """Return the present end of the log, in a file whose stamp no later file can have.
+    """Return the current end of the log, after making sure that no later file can get the same stamp.
 
-    A log that is reset begins with a file of the same name. The stamps differ unless both files were created in the
-    same second, so the function waits until that second is over.
+    After a reset, the log begins again with a file of the same name. The old and the new file have the same stamp only
+    if they were created in the same second, so the function waits until that second is over.
 
     :raises SourceUnavailable: the file was removed meanwhile.
     """
@@ -139,7 +140,7 @@ def settled_end_of_log(settings: ConnectionSettings, connection: Connection) -> 
 def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: LogPlace) -> None:
     """Make sure that the log still has ``place`` and everything before it in its file.
 
-    :raises LogGone: the file was purged, or lost its end.
+    :raises LogGone: the file was purged, or its end is missing.
     :raises SourceReplaced: the server's log is not the one of ``place``.
     """
     if place.file not in files and min(map(file_number, files), default=0) < file_number(place.file):
@@ -211,7 +212,8 @@ def stamp_of(settings: ConnectionSettings, file: str) -> str:
 
 
 def _created_after(settings: ConnectionSettings, file: str, size: int, following: str) -> int | None:
-    """Return `Event.created` of the file ``following``; None: ``file`` does not end as the server ends its files."""
+    """Return `Event.created` of the file ``following``. None: ``file`` lacks the event with which the server closes a
+    file."""
     rotate = _HEADER.size + 8 + len(following.encode())
     lengths = (rotate + codes.CHECKSUM_BYTES, _HEADER.size + codes.CHECKSUM_BYTES, rotate, _HEADER.size)
     for end, last in product((size, size - _ENCRYPTION_BYTES), lengths):
@@ -230,7 +232,8 @@ def _created_after(settings: ConnectionSettings, file: str, size: int, following
 
 
 def log_events(settings: ConnectionSettings, file: str, start: int) -> Generator[Event]:
-    """Yield the events from ``start`` in ``file`` to the end of the log; none if no event begins at ``start``."""
+    """Yield the events from ``start`` in ``file`` to the end of the log. If no event begins at ``start``, yield
+    nothing."""
     connection = connect(settings)
     try:
         with mapped_errors(f"{settings.address}, log file {file}"):

@@ -1,9 +1,9 @@
-"""The mark of a position in the server's history: a place in the log after the position, and digests of the log there.
+"""Marks, which identify a position in the server's history by a place in the log and digests of the log at that place.
 
-A server begins a new log file at each start, and never appends to an older one. So if the file still reaches the place,
-begins with the same events, and has the same event before the place, then everything before the place is unchanged: the
-server continues the history of the mark. After a reset, or in a restored backup, at least one of these differs. Once
-the file is purged, the history cannot be compared.
+A server begins a new log file at each start, and never appends to an older one. So three checks show that everything
+before the place is unchanged: the file still reaches the place, begins with the same events, and has the same event
+before the place. The server then continues the history of the mark. After a reset, or in a restored backup, at least
+one of these checks fails. After the file has been purged, the history cannot be compared.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ _NOTHING = "-"
 
 @dataclass(frozen=True)
 class LogMark:
-    """A mark, as text ``binlog.000007:4312@1795298235 <begin> <last>``.
+    """A mark of a position in the log. Its text form is ``binlog.000007:4312@1795298235 <begin> <last>``.
 
     ``begin`` is a digest of the file's PREVIOUS_GTIDS event, which lists the transactions in earlier files. ``last`` is
-    a digest of the event that ends at the place, if that event commits an InnoDB transaction (only then is its length
-    known). Each is ``-`` if it is not known.
+    a digest of the event that ends at the place, if that event commits an InnoDB transaction (only then is the event's
+    length known). An unknown digest is ``-``.
     """
 
     place: LogPlace
@@ -80,11 +80,11 @@ def mark_of(settings: ConnectionSettings, place: LogPlace) -> str:
 
 
 def check_mark(settings: ConnectionSettings, files: Mapping[str, int], mark: LogMark) -> None:
-    """Make sure that the log is the one of ``mark``, and still has everything before the mark.
+    """Make sure that this is the log in which ``mark`` was made, and that everything before the mark is still there.
 
     :param files: the files of the log, including the file of the mark.
     :raises SourceReplaced: the server's log is not the one of ``mark``.
-    :raises LogGone: the log lost its end.
+    :raises LogGone: the end of the log is missing.
     """
     finding = _compared(settings, files, mark)
     if finding.relation is Relation.UNKNOWN or (finding.relation is Relation.OTHER and _is_cut(files, mark)):
@@ -94,7 +94,7 @@ def check_mark(settings: ConnectionSettings, files: Mapping[str, int], mark: Log
 
 
 def relations(settings: ConnectionSettings, connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
-    """`TellsHistory.relations` for the server of ``connection``."""
+    """Implements `TellsHistory.relations` for the server of ``connection``."""
     files, findings = log_files(connection), []
     executed = GtidSet.parse(value(connection, "@@global.gtid_executed"))
     for trace in traces:

@@ -89,7 +89,8 @@ class Privileges:
     def sees_triggers(self, name: TableName) -> bool:
         """Whether the server shows this user the table's triggers.
 
-        A query cannot test this: an empty result has two possible reasons.
+        A query for triggers cannot test this: if its result is empty, the table may have no triggers, or they may be
+        hidden.
         """
         # If several schema-level grants match, the server applies only the most specific one.
         on_schema = [
@@ -113,7 +114,8 @@ class Privileges:
         ]
 
     def _unopenable(self, name: TableName) -> Problem:
-        # A session with another mode may have the server keep such a table open, also for ours: then there is no error.
+        # After a session with another sql_mode has opened such a table, the server may keep it open for all sessions.
+        # Then no error occurs here.
         expressions = query(
             self._connection,
             "SELECT DISTINCT PARTITION_EXPRESSION FROM information_schema.PARTITIONS "
@@ -139,7 +141,8 @@ class Privileges:
         return True
 
     def _granted(self, privilege: str, name: TableName, but: Sequence[_Grant] = ()) -> bool:
-        """Whether the privilege is granted globally, on the schema or on the whole table, by a grant not in ``but``."""
+        """Whether the privilege is granted globally, on the schema or on the whole table. Ignores the grants in
+        ``but``."""
         matching = [
             grant
             for grant in self._grants
@@ -165,7 +168,8 @@ class Privileges:
 def _parse(line: str) -> _Grant | None:
     match = _GRANT.fullmatch(line)
     if match is None:
-        # A granted role, whose privileges have their own lines; or a grant on a routine, which is not needed.
+        # The line grants a role, whose privileges are in other lines, or grants a privilege on a routine, which is not
+        # needed.
         return None
     verb, privileges, schema, table = match.groups()
     whole = frozenset(item.strip() for item in _split(privileges) if not _COLUMNS.search(item))

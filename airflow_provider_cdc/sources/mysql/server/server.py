@@ -27,15 +27,16 @@ from airflow_provider_cdc.sources.mysql.server.session import (
     variables,
 )
 
-# The log does not show these settings either, and only a restart changes them. If they are the same before and after a
-# single restart, they were the same all the time.
+# The log does not show these settings, and only a restart changes them. If they are the same before and after a single
+# restart, they were the same all the time.
 _FIXED = ("innodb_native_foreign_keys", "log_replica_updates", "lower_case_table_names", "version")
 FIXED_PREFIX = "fixed."
 # The log does not show the values of these settings. The time at which they were last set shows whether they were set
 # during a run.
 WATCHED = ("binlog_error_action", "binlog_order_commits", "replica_preserve_commit_order")
-# A run that begins now knows its place in the log, so its reader finds every transaction without a GTID. A past
-# position is looked up by GTIDs, and the reader may start after such transactions. So gtid_mode must not have changed.
+# A run that begins now records its place in the log, so its reader finds every later transaction without a GTID. A past
+# position is looked up by GTIDs, so the reader may start after transactions without a GTID and miss them. So gtid_mode
+# must not have changed since the position.
 WATCHED_IN_THE_PAST = (*WATCHED, "gtid_mode")
 _DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 LAST_SET = "last_set."
@@ -71,9 +72,9 @@ def identity(settings: ConnectionSettings, connection: Connection) -> dict[str, 
 def with_mark(
     settings: ConnectionSettings, connection: Connection, identity: Mapping[str, str], place: LogPlace | None = None
 ) -> dict[str, str]:
-    """Return ``identity`` with the mark of a position that was fixed after ``identity`` was read.
+    """Return ``identity`` with the mark of a position (`log_mark`). The position was fixed after ``identity`` was read.
 
-    :param place: the place of the position in the log; None: the present end.
+    :param place: the place of the position in the log; None: the current end.
     """
     here, begun = RunSettings.of(settings, identity), LogPlace.parse(identity[LOG_PLACE])
     if place is None:
@@ -95,7 +96,7 @@ def started(connection: Connection) -> str:
 
 
 def state(connection: Connection) -> dict[str, str]:
-    """Return the present identity of the server, its start time, and its settings that the log does not show."""
+    """Return the server's current identity, its start time, and those of its settings that the log does not show."""
     uuid, host, start = query(connection, f"SELECT @@global.server_uuid, @@global.hostname, {_STARTED}")[0]
     _, _, alone, ignored, *_ = log_status(connection)
     fixed = variables(connection, _FIXED) | {"binlog_do_db": alone, "binlog_ignore_db": ignored}
@@ -132,7 +133,7 @@ def check_log(connection: Connection, initial: GtidSet) -> None:
 
 
 def is_replica(connection: Connection) -> bool | None:
-    """Whether the server is a replica; None if this user lacks the privilege for it, which another check reports."""
+    """Whether the server is a replica. None: this user lacks the privilege to find out; another check reports this."""
     try:
         return bool(query(connection, "SHOW REPLICA STATUS"))
     except pymysql.OperationalError as error:
@@ -144,7 +145,7 @@ def is_replica(connection: Connection) -> bool | None:
 def last_set(connection: Connection) -> dict[str, datetime | None]:
     """Return when each of the settings `WATCHED_IN_THE_PAST` was last set in the running server.
 
-    None: not since the server's start. A setting for which the server does not show this is omitted.
+    None: the setting was not set since the server's start. Omits settings for which the server does not show the time.
     """
     return {
         name: datetime.fromisoformat(when).replace(tzinfo=UTC) if when else None

@@ -40,13 +40,14 @@ _NOTHING = GtidSet()
 OLDEST_VERSION = (8, 0, 26)
 CONNECT_SECONDS = 15
 READ_SECONDS = 900
-"""The read timeout. For every statement of this package, the server sends data within this time unless the session is
-lost."""
+"""The read timeout. If the server sends no data for this long, the session is lost: no statement of this package takes
+longer to send data."""
 
 
 @dataclass(frozen=True)
 class RunSettings(ConnectionSettings):
-    """Connection settings that accept only the server on which a run began: one address may lead to several servers.
+    """Connection settings that accept only the server on which a run began, because one address may lead to several
+    servers.
 
     ``position`` is the position that the server must have executed.
     """
@@ -66,16 +67,17 @@ class RunSettings(ConnectionSettings):
 
 
 def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides: Any) -> Connection:
-    """Open a session in autocommit, in UTC, without inherited settings that could change or truncate a result.
+    """Open a session with autocommit, the time zone UTC, and no inherited settings that could change or truncate a
+    result.
 
     The session is reset. Then it sets the values of `session_variables.PINNED` and reads them back.
 
-    :param reading: text arrives in the column's own character set, as the same bytes that are in the log.
+    :param reading: the server sends text in the column's own character set, as the same bytes as in the log.
     :param overrides: arguments of ``pymysql.connect`` that replace the default ones.
     :raises SourceUnavailable: the server does not answer or allows no further session.
     :raises ConfigurationError: the host is unknown, the server rejects TLS or the credentials, the server is too old,
         or a variable does not keep the value that the session set.
-    :raises SourceReplaced: with `RunSettings`, another server answers, or a server that has not executed ``position``.
+    :raises SourceReplaced: with `RunSettings`, another server answers, or the server has not executed ``position``.
     """
     if not settings.user:
         # PyMySQL would use the name of the operating system user.
@@ -205,7 +207,7 @@ def quote(*names: str) -> str:
 
 
 def is_server_itself(connection: Connection) -> bool:
-    """Whether the server itself answers, and not a proxy, which might use several servers.
+    """Whether the session is with the server itself. A proxy might use several servers.
 
     A proxy's greeting has the proxy's own connection ID, which differs from the server's.
     """

@@ -1,8 +1,8 @@
-"""All session variables of the tested servers: either each session pins the variable, or it is harmless; and why.
+"""All session variables of the tested servers. Each one is pinned by every session or is harmless, with the reason.
 
 `session.connect` resets the session, sets the variables in `PINNED`, and reads them back. A test reads all session
 variables of the server and fails if one is in none of the tables here. Variables that have only a global value are not
-listed. The rules for those that exactness depends on are in ``checks.settings``.
+listed. The rules for the global variables that exactness depends on are in ``checks.settings``.
 
 The reasons here must hold for every value that a variable can have on the server, and for every value that
 ``init_connect`` can set.
