@@ -243,7 +243,7 @@ class MysqlSegmentReader:
 def check_parents(settings: RunSettings, table: Table, upper: GtidSet) -> None:
     """Check that no unlogged cascade reached ``table`` between the run's initial position and ``upper``.
 
-    ``extract_delta`` finds such a cascade, too, but only after all tables were read.
+    ``extract_delta`` also finds such a cascade, but only after all tables were read.
 
     :raises CascadeNotLogged: a cascade may have reached the table.
     """

@@ -1,6 +1,6 @@
-"""Reads a part of the log before any other work, several files at a time, and logs the progress.
+"""Reads a part of the log in advance, several files at a time, and reports the progress.
 
-The log of one day of a busy server can be many gigabytes, so preflight reports how far it is.
+The log of one day of a busy server can be many gigabytes, so preflight reports how much of the log it has read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 FILES_AT_ONCE = 4
 EVERY_SECONDS = 5.0
 ENDING_SECONDS = (0.1, 0.4, 1.0, 2.0, 4.0)
-"""The server counts an ended session until it notices its end. So a session that was rejected for lack of free
-connections is tried again after each of these pauses."""
+"""The server counts an ended session until it notices the end. So after a rejection for lack of free connections, the
+login is tried again after each of these pauses."""
 _MIB = 2**20
 
 _log = logging.getLogger(__name__)
@@ -126,7 +126,8 @@ class _Look(Generic[Walker]):
 
         def goes_on(dump: Dump) -> bool:
             self._bytes[number] = dump.bytes
-            # In this order: either `leave` sees the dump in _dumps, or this thread sees that _left is set.
+            # Store the dump before checking _left: then either `leave` sees the dump in _dumps, or this thread sees
+            # _left set.
             self._dumps[number] = dump
             return not self._left.is_set()
 
@@ -139,7 +140,7 @@ class _Look(Generic[Walker]):
         return walker, None
 
     def _awaited(self, walk: _Walk[Walker]) -> BaseException | None:
-        """Wait until the walk is over. Return the error for which the log could not be read, if any."""
+        """Wait until the walk is over. Return the error if the log could not be read, else None."""
         while not wait([walk], max(0.0, self._said + EVERY_SECONDS - time.monotonic())).done:
             self._say()
         return walk.exception()

@@ -1,4 +1,4 @@
-"""The TABLE_MAP events of one log file, by which the kernel finds the table of a row event."""
+"""The TABLE_MAP events of one log file. With them, the kernel finds the table of a row event."""
 
 from __future__ import annotations
 
@@ -63,7 +63,8 @@ class TableMaps:
         return Maps(self.entries, self.bodies)
 
     def register(self, table_map: TableMap, body: bytes, serial: int) -> None:
-        """Register a table map seen in transaction ``serial``. The map replaces an earlier map with the same number."""
+        """Register a table map seen in the transaction number ``serial``. It replaces an earlier table map with the
+        same number."""
         is_registered = table_map.number in self._names
         self._names[table_map.number] = table_map.name
         if not is_registered and 2 * len(self._names) > len(self.entries) // MAP_WORDS:

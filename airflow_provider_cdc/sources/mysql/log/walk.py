@@ -1,11 +1,11 @@
 """The kernel that reads binary log events. The kernel handles the frequent events, so that Python does no work per
 event.
 
-The kernel follows the transactions, decides by their GTIDs which of them count, keeps track of the table maps, and
-nets the rows of the copied tables (``netting.py``). The kernel leaves rare events to the caller: it returns ``ODD``
-with the event at ``state[AT]``, whose checksum it has verified. If no rows are netted (``ONLY_LOOKS``), it skips the
-checksums of row events, and the later read of the rows verifies them. This cuts the CPU time of such a pass to a
-quarter.
+The kernel follows the transactions, decides by their GTIDs which of them count, keeps track of the table maps, and adds
+the rows of the copied tables to the net change (``netting.py``). The kernel leaves rare events to the caller: it
+verifies the event's checksum and returns ``ODD``; the event is then at ``state[AT]``. In a pass that nets no rows
+(``ONLY_LOOKS``), the kernel skips the checksums of row events, because the later read of the rows verifies them. This
+reduces the CPU time of the pass to a quarter.
 
 Formats: https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_replication_binlog_event.html.
 """
@@ -133,7 +133,8 @@ class Maps(NamedTuple):
 
 @inner
 def find_map(maps: Int64s, number: int) -> int:
-    """Return the index in ``maps`` of the entry for a table number, or of the free entry where it belongs."""
+    """Return the index in ``maps`` of the entry for a table number. If there is none, return the free entry where it
+    belongs."""
     mask = len(maps) // MAP_WORDS - 1
     entry = number & mask
     while maps[entry * MAP_WORDS] != 0 and maps[entry * MAP_WORDS] != number + 1:
@@ -289,8 +290,8 @@ def walk(
                         return OTHERS_CASCADES
                     if parent >= 0 and state[ROW] == 0:
                         upper = parent_words[parent * TABLE_WORDS + UPPER]
-                        # Within the bound, it is not known yet whether a prepared transaction counts. After the bound,
-                        # it does not count, because its commit is later still.
+                        # For a prepared transaction up to the bound, it is not known yet whether it counts. A
+                        # transaction prepared after the bound does not count, because its commit is even later.
                         if upper == 0 or contains(sets, upper, state[SOURCE], state[NUMBER]):
                             code = keeps_keys(data, kind, body_end, state, parent, parents, ranges)
                             if code != MORE:

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 # Return codes of `walk`.
 MORE, DONE, ODD, NO_ROOM = 0, 1, 2, 3
-"""More bytes are needed; the requested end is reached; the caller must handle an event; ``state[WANTED]`` words of room
-are needed."""
+"""In this order: more bytes are needed; the requested end is reached; the caller must handle an event;
+``state[WANTED]`` words of room are needed."""
 SHAPE, NOT_WHOLE, CASCADES, NO_ROOM_FOR_CHANGES, DIFFERENCES, OTHERS_CASCADES = 4, 5, 6, 7, 8, 9
-"""Rows that count do not have the shape of their table; row images lack columns; a row of a parent was deleted or its
-key was changed; ``state[WANTED]`` words of room for single changes are needed; rows may contain differences instead of
-JSON documents; rows were changed in a way that leaves the effects of foreign keys unlogged, in the log of a server that
-normally logs them."""
+"""In this order: rows that count do not have the shape of their table; row images lack columns; a row of a parent was
+deleted or its key was changed; ``state[WANTED]`` words of room for single changes are needed; rows may contain
+differences instead of JSON documents; the effects of foreign keys on these rows were not logged, although the server
+normally logs such effects."""
 BAD_CHECKSUM, BAD_LENGTH, BAD_POSITION, BAD_GTID, BAD_ROWS, OUT_OF_PLACE = 11, 12, 13, 14, 15, 16
-"""Damage, of a single event or in the order of events."""
+"""Kinds of damage to an event, or to the order of events."""
 
 # `state`, int64.
 AT = 0
@@ -27,7 +27,7 @@ PHASE = 4
 XA = 5
 """Number of the XA transaction that the rows belong to, or -1."""
 IGNORED = 6
-"""1 if the transaction is in the initial position; its rows are ignored (unless ``XA`` is set)."""
+"""1 if the initial position contains the transaction; its rows are ignored (unless ``XA`` is set)."""
 SOURCE = 7
 NUMBER = 8
 """The GTID of the transaction: the index of its source in ``tsids`` (-1: absent), and its number."""
@@ -49,7 +49,7 @@ COMMITTED = 17
 ONLY_LOOKS = 18
 """1 if no rows are netted. The later read of the rows verifies the checksums of row events."""
 RELIES = 19
-"""1 if the copy of some table relies on the log to contain the effects of foreign keys."""
+"""1 if some table's copy is exact only if the log contains the effects of foreign keys."""
 STATE_WORDS = 20
 
 # `state[PHASE]`
@@ -59,15 +59,15 @@ BETWEEN, BEGUN, OPEN, XA_OPEN = 0, 1, 2, 3
 # `maps`: an open-addressing hash table of the TABLE_MAP events seen, with `MAP_WORDS` words per entry.
 MAP_WORDS = 8
 MAP_NUMBER, MAP_TABLE, MAP_AT, MAP_BYTES, MAP_SERIAL, MAP_PARENT = 0, 1, 2, 3, 4, 5
-"""Table number plus one (0: free); index of the tracked table, or one of the constants below; offset of the body in
-``bodies``; its size; serial number of the transaction that used the entry last; index of the parent (``cascades``), or
-one of the constants below."""
+"""In this order: table number plus one (0: free); index of the tracked table, or one of the constants below; offset of
+the body in ``bodies``; size of the body; serial number of the transaction that used the entry last; index of the parent
+(``cascades``), or one of the constants below."""
 UNTRACKED, OTHER_SHAPE = -1, -2
 
 # `tables`: `TABLE_WORDS` words per tracked table, or per parent. The key of a parent is its referenced columns.
 TABLE_WORDS = 8
 COLUMNS_AT, COLUMNS, KEYS_AT, KEYS, UPPER, JSON_COLUMNS, FORWARD, LOOKED_AT = 0, 1, 2, 3, 4, 5, 6, 7
-"""Index of the first column in ``prefixes``, ``widths`` and ``slots``; number of columns; index of the first key column
-in ``key_prefixes``; number of key columns; index of the set that a transaction must be in to count, or 0 (all
-transactions count); number of JSON columns; whether rows after changes are wanted (1), and each single change too (2);
-whether rows are only checked for being readable (1), or were found not to be (2)."""
+"""In this order: index of the first column in ``prefixes``, ``widths`` and ``slots``; number of columns; index of the
+first key column in ``key_prefixes``; number of key columns; index of the set of transactions that count, or 0 (all
+transactions count); number of JSON columns; 1 if rows after changes are wanted, 2 if each single change is wanted, too;
+1 if rows are only checked for being readable, 2 if an unreadable row was found."""

@@ -46,12 +46,13 @@ class LogWalker:
     """Computes the net change of a log file, and of the files after it (`go_on`), from events that arrive in pieces.
 
     :param file: the name of the file.
-    :param start: the position of the first event in the file that the server did not generate for this reader.
+    :param start: the position in the file at which reading starts; the events that the server generates before it do
+        not count.
     :param stop: the position to stop at; None: the end of the file.
     :param initial: transactions in this set are ignored.
     :param summary: receives the outcomes of XA transactions and the statements that write to tables.
-    :param watched: tables other than ``tracked`` whose definitions must not change, and whose rows must not change
-        without being logged.
+    :param watched: tables other than ``tracked``: their definitions must not change, and all changes of their rows must
+        be logged.
 
     ``when`` is the server's timestamp of the last event that the kernel passed to this class; for a statement, the
     time when it began. ``state`` is the state of ``walk.walk``. After ``run`` has reached the end, ``change`` and
@@ -128,7 +129,7 @@ class LogWalker:
         """Process the events in ``data[state[AT]:end]`` and move ``state[AT]`` past the last complete one.
 
         :returns: whether the end of the segment is reached.
-        :raises ExactnessError: the log has something under which exactness cannot be proved.
+        :raises ExactnessError: because of something in the log, exactness cannot be proved.
         :raises DecodeError: the log is damaged.
         """
         while not self._started:
@@ -171,9 +172,8 @@ class LogWalker:
                 raise refusals.damaged("the server sent a different file from the one that was requested", self.where)
         elif kind == codes.FORMAT_DESCRIPTION:
             described = self._read(events.format_description, body)
-            # If reading starts elsewhere than at the beginning of the file, the server generates this event. If the
-            # other events have no checksums, the generated event keeps the checksum of the file's own, which does not
-            # match it.
+            # If reading starts after the beginning of the file, the server generates this event. If the other events
+            # have no checksums, the generated event carries the checksum of the file's own event, which does not match.
             made_up = self.state[walk_state.POSITION] != codes.FIRST_POSITION
             checksum = int.from_bytes(event[-codes.CHECKSUM_BYTES :], "little")
             if (described.checksums or not made_up) and zlib.crc32(event[: -codes.CHECKSUM_BYTES]) != checksum:
@@ -193,7 +193,7 @@ class LogWalker:
         return name in (self._file.encode(), self._file.encode() + name[-codes.CHECKSUM_BYTES :])
 
     def _handle(self, code: int, data: Bytes) -> bool:
-        """Handle the event at which the kernel returned ``code``. Return True if the file ends here."""
+        """Handle the event at which the kernel returned ``code``. Return True if the event ends the file."""
         state = self.state
         if code == walk_state.NO_ROOM:
             self.xa.reserve(MOST_RECORDS, int(state[walk_state.WANTED]))
@@ -256,8 +256,8 @@ class LogWalker:
         elif phase == walk_state.BETWEEN:
             raise refusals.out_of_place(codes.QUERY, self.where)
         elif phase == walk_state.OPEN and statement.text.startswith("ROLLBACK"):
-            # The log contains a rolled-back transaction only if a part of it could not be rolled back. The log does not
-            # show which part.
+            # The server logs a rolled-back transaction only if a part of the transaction could not be rolled back. The
+            # log does not show which part.
             if state[walk_state.TRACKED]:
                 raise refusals.not_understood("ROLLBACK after row changes", self.where)
             if statement.text == "ROLLBACK":
@@ -269,7 +269,7 @@ class LogWalker:
                 state[walk_state.PHASE] = walk_state.BETWEEN
 
     def _check(self, statement: Statement) -> None:
-        """Stop the run if a statement changes a copied table, or might."""
+        """Stop the run if a statement changes or may change a copied table."""
         effect = meaning(statement, self._names)
         self._remember(effect)
         if effect.effect is Effect.TOUCHES:
@@ -280,7 +280,8 @@ class LogWalker:
             self._breaks(refusals.not_understood(effect.statement, self.where))
 
     def _remember(self, found: Meaning) -> None:
-        """Record the tables that the statement writes to or redefines; they are checked for the whole window."""
+        """Record the tables that the statement writes to or redefines. `steps.statement_writes` checks them for the
+        whole window."""
         summary = self._summary
         if found.write is not None:
             table, read = found.write.table, set(found.write.read)
@@ -379,8 +380,8 @@ class LogWalker:
         self._payload_position = -1
 
     def _breaks(self, error: CdcError) -> None:
-        """Raise ``error``. In an XA transaction that is ignored so far, only store it: the commit decides whether the
-        changes count."""
+        """Raise ``error``, except in an XA transaction that is ignored so far. There, only store the error, because the
+        commit decides whether the changes count."""
         if self.xa.open is None or not self.state[walk_state.IGNORED]:
             raise error
         self.xa.open.error = self.xa.open.error or error

@@ -1,10 +1,10 @@
-"""XA transactions in a log segment. The changes of XA transactions are logged when they are prepared, and take effect
-only if and when they are committed.
+"""XA transactions in a log segment. The server logs the changes of an XA transaction when it is prepared. The changes
+take effect only when the transaction is committed.
 
 If a transaction is prepared and decided in the same segment, its changes enter the net change at the decision. For
-other transactions, the segment records what it knows under the transaction's *ids*. The ids are the XID and, for each
-table that was read at one position, the XID with the table's index: a commit may be after the position of one table and
-before the position of another.
+other transactions, the segment records the changes or the outcome under the transaction's *ids*. The ids are the XID
+and, for each table that was read at one position, the XID with the table's index. Such a table needs a separate id
+because a commit may be after the position of one table and before the position of another.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from airflow_provider_cdc.sources.log.netting import HEADER, USED, decide
 class Prepared:
     """An XA transaction, from XA START on.
 
-    The records of the transaction are in ``arena[start:stop]``, among other records. ``error`` is an error found in its
-    changes, if any. The error stops the run only if the changes count.
+    ``arena[start:stop]`` contains the records of the transaction, among other records. ``error`` is an error found in
+    its changes, if any. The error stops the run only if the changes count.
     """
 
     number: int
@@ -48,7 +48,7 @@ class XaLedger:
         self._tracked = tracked
 
     def begin(self, xid: str) -> Prepared:
-        """XA START."""
+        """Handle XA START of a transaction."""
         self.open = Prepared(len(self.transactions), xid, int(self._change.state[USED]))
         self.transactions.append(self.open)
         return self.open
@@ -71,7 +71,8 @@ class XaLedger:
         if prepared.error is not None and counts.any():
             raise prepared.error
         change = self._change
-        # Each record may need a second entry. The size of the range divided by HEADER bounds the number of records.
+        # Each record may need a second entry. A record has at least HEADER words, which bounds the number of records in
+        # the range.
         most = (prepared.stop - prepared.start) // HEADER
         if not change.has_slots(most):
             self.reserve(most, 0)
@@ -123,7 +124,7 @@ class XaLedger:
         return [name for xid in self.undecided for name in self._ids(xid)]
 
     def pending(self, number: int, one: TrackedTable) -> str:
-        """Return the id under which an undecided transaction's changes to a table are stored."""
+        """Return the id for storing the changes that an undecided transaction made to a table."""
         xid = self.transactions[number].xid
         return one.pending(xid) if one.bounded else xid
 

@@ -68,9 +68,10 @@ class Privileges:
         ]
 
     def select_problem(self, name: TableName) -> Problem | None:
-        """Return the missing privilege for reading all columns of the table, or why no session of a run can open it.
+        """Return the missing privilege for reading the whole table, or the reason why no session of a run can open the
+        table.
 
-        Columns without the privilege would be silently omitted.
+        The server silently omits columns for which the user lacks the privilege.
         """
         try:
             may = self._may(f"SELECT * FROM {table_sql(name)} LIMIT 0")

@@ -39,20 +39,22 @@ from airflow_provider_cdc.sources.mysql.log.stream.crc32 import crc32
 
 # Return codes of `read_commits`.
 MORE, FOUND, ENDED, NO_ROOM, DAMAGED, NAMELESS = 0, 1, 2, 3, 4, 5
-"""More bytes are needed; ``state[POSITION]`` is directly before the first transaction that is later, or not in the set;
-the end of the file, or of the requested part, is reached; ``runs`` is full; an event is damaged; a transaction has no
-GTID."""
+"""In this order: more bytes are needed; the transaction at ``state[POSITION]`` is the first one that is later than the
+limit, or not in the set; the end of the file, or of the requested part, is reached; ``runs`` is full; an event is
+damaged; a transaction has no GTID."""
 
 # `state`, int64.
 AT, POSITION, CHECKSUM, SKIP, LATEST, LIMIT, RUNS, NEXT, STARTED, END = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
-"""Offset of the next event in the buffer, and its position in the file; size of the checksum after each event; number
-of bytes of an event that are still to be skipped; latest commit time so far; time limit, or -1; number of runs; commit
-time of the transaction found; whether the head of the file was read; position in the file to stop at, or -1."""
+"""In this order: offset of the next event in the buffer; position of this event in the file; size of the checksum after
+each event; number of bytes of an event that are still to be skipped; latest commit time so far; time limit, or -1;
+number of runs; commit time of the transaction found; whether the head of the file was read; position in the file to
+stop at, or -1."""
 STATE_WORDS = 10
 
 _TSID_WORDS = TSID_BYTES // 8
 RUN_WORDS = _TSID_WORDS + 2
-"""A run of consecutive transactions of one source: its TSID, the first number, the last number."""
+"""The words of a run, which is a sequence of consecutive transactions of one source: TSID, first number, last
+number."""
 _RECENT = 8
 
 
@@ -136,8 +138,8 @@ def read_commits(
                 return MORE
             if length < HEADER_BYTES + CHECKSUM_BYTES + 58:
                 return DAMAGED
-                # The event that describes the format always has a checksum of its own. The byte before it says whether
-                # the other events have one.
+                # The FORMAT_DESCRIPTION event always ends with a checksum. The byte before this checksum says whether
+                # the other events have checksums.
             if load32(data, at + length - CHECKSUM_BYTES) != crc32(crc_tables, data, at, at + length - CHECKSUM_BYTES):
                 return DAMAGED
             state[CHECKSUM] = CHECKSUM_BYTES if load8(data, at + length - CHECKSUM_BYTES - 1) == 1 else 0

@@ -1,4 +1,4 @@
-"""GTID sets laid out as arrays, in which kernels look up transactions."""
+"""Lays out GTID sets as arrays, so that kernels can look up transactions in them."""
 
 from __future__ import annotations
 
@@ -108,5 +108,5 @@ def set_untagged(tsid: Bytes, data: Bytes, uuid_at: int) -> None:
 
 @kernel
 def in_set(sets: SetArrays, which: int, source: int, number: int) -> bool:
-    """``contains`` for callers in Python."""
+    """Return the result of ``contains``; for callers in Python."""
     return contains(sets, which, source, number)

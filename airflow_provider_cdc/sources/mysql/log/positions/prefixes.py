@@ -1,15 +1,16 @@
 """Finds prefixes of the log: the position at a given time, and the place in the log of a GTID set.
 
-The position at a time is the longest prefix of the log in which no transaction committed later. The prefix is final
-once the log contains a later commit. Commit times may decrease along the log, so the prefix ends before the first later
-commit.
+The position at a time is the longest prefix of the log without a commit after this time. The prefix is final when the
+log contains a commit after the time. Commit times may decrease along the log, so the prefix ends before the first
+commit after the time.
 
 A GTID set that includes some transactions and omits earlier ones was never the state of this server: rows written by
-the later transactions cannot be separated from the effects of the earlier ones. So only a prefix is a position.
+the later transactions cannot be separated from the effects of the earlier ones. So only the transactions of a prefix
+can be a position.
 
 The file is found by bisection over the time of the first commit in each file. The time in a file's head cannot be used:
-it is the time of the session that began the file, which SET timestamp changes, and on a replica it is the source's
-time. In that file and in the files after it, only the GTID events are read.
+it is the time of the session that began the file, and a session can change its time with SET timestamp. On a replica,
+it is the time of the replica's source. In that file and in the files after it, only the GTID events are read.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection, sessio
 
 _RUNS = 4096
 _SLACK_MICROSECONDS = 2_000_000
-"""Clock corrections are smaller than this. If a clock was set back by more, a time in that period is ambiguous; the
+"""The maximum expected clock correction. If a clock was set back by more, a time in that period is ambiguous; the
 result is still a valid position."""
 NO_LIMIT = 2**62
 """A time, in microseconds since 1970, after which there are no commits."""
@@ -49,7 +50,8 @@ class Prefix:
     :param position: the transactions of the prefix, including those that were purged from the log.
     :param place: the place in the log at which the prefix ends.
     :param latest: the latest commit in the part that was read; None: nothing was read.
-    :param following: the commit time of the first transaction after the prefix; None: there is none yet.
+    :param following: the commit time of the first transaction after the prefix; None: the log has no such transaction
+        yet.
     """
 
     position: GtidSet
@@ -61,8 +63,8 @@ class Prefix:
 def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
     """Return the longest prefix of the log without a commit after ``when``.
 
-    The prefix is final if ``following`` is not None. Otherwise nothing was committed later yet, and the next commits
-    may still belong to the prefix.
+    The prefix is final if ``following`` is not None. Otherwise, the log has no commit after ``when`` yet, and the next
+    commits may still belong to the prefix.
 
     :raises LogGone: the log begins after ``when``.
     :raises SourceUnavailable: the server cannot be reached.
@@ -73,7 +75,7 @@ def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
         counts: dict[int, int] = {}
 
         def begins(index: int) -> int:
-            """Return the commit time of the first transaction from this file on."""
+            """Return the commit time of the first transaction in this file or the files after it."""
             at = index
             while at not in counts:
                 first = NO_LIMIT if at == len(files) else _first_commit(settings, files[at])
@@ -169,8 +171,8 @@ def has_commit_after(settings: ConnectionSettings, when: datetime) -> bool:
 
 
 def _files(connection: Connection) -> tuple[list[str], GtidSet]:
-    """Return the files of the log, and the transactions that never were in one of them, because gtid_purged was set
-    (as when a backup is restored). The log has no changes of these, so they belong to every position."""
+    """Return the files of the log, and the transactions that were never in a log file, because gtid_purged was set (as
+    when a backup is restored). The log has no changes of these transactions, so they belong to every position."""
     # Read gtid_purged first: transactions that are purged later were in a file.
     purged = GtidSet.parse(value(connection, "@@global.gtid_purged"))
     files = list(log_files(connection))
@@ -185,7 +187,7 @@ def _files(connection: Connection) -> tuple[list[str], GtidSet]:
 
 
 def _first_commit(settings: ConnectionSettings, file: str) -> int | None:
-    """Return when the first transaction in a file was committed, in microseconds since 1970; None if there is none.
+    """Return when the first transaction in a file was committed, in microseconds since 1970. None: the file has none.
 
     The result is 0 if the server does not send the file, because it was purged or is from before gtid_mode=ON. Either
     way, the file comes before everything that can be read.
@@ -205,7 +207,7 @@ def _read(
     limit: int = -1,
     within: GtidSet | None = None,
 ) -> Prefix:
-    """Read from the first file on, up to the first transaction that is later, or that is not in the set."""
+    """Read the log up to the first transaction that is later than the limit, or that is not in the set."""
     position = before
     latest = 0
     for file in files:
@@ -221,7 +223,7 @@ def _read(
 
 
 class _Scan:
-    """Reads the GTID events of one file, up to what the server has written so far."""
+    """Reads the GTID events of one file, up to the end of the data that the server has written so far."""
 
     def __init__(
         self, settings: ConnectionSettings, file: str, limit: int, within: GtidSet | None, end: int = -1

@@ -10,8 +10,8 @@ from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYT
 def _variable(data: Bytes, at: int, end: int) -> tuple[int, int]:
     """Read a variable-length integer of ``mysql::serialization``. Return it and the offset after it, or -1.
 
-    The number of one bits at the low end of the first byte is the number of bytes that follow it. Eight of them are
-    followed by a whole 64-bit number.
+    The count of consecutive 1 bits at the low end of the first byte is the number of bytes that follow. If all eight
+    bits are 1, a whole 64-bit number follows.
     """
     if at >= end:
         return 0, -1
@@ -79,7 +79,8 @@ def tagged_gtid(data: Bytes, at: int, end: int, tsid: Bytes) -> int:
 def tagged_commit_time(data: Bytes, at: int, end: int) -> int:
     """Return the commit time in the body of a tagged GTID event, in microseconds since 1970, or -1.
 
-    This is field 6. The fields between the tag and it are integers (signed: times two), and may be absent.
+    The commit time is field 6. The fields between the tag and field 6 are integers (signed: times two), and may be
+    absent.
     """
     for _ in range(3):
         _, at = _variable(data, at, end) if at >= 0 else (0, -1)

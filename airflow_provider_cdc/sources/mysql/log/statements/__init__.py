@@ -1,1 +1,1 @@
-"""Statements in the binary log: their grammar and what they change."""
+"""Statements in the binary log: their grammar and their effects on tables."""

@@ -1,16 +1,16 @@
 """ALTER TABLE statements on copied tables that are accepted because they change neither rows nor row images.
 
 Accepted are: indexes, except the key; a column's default; checks; comments; statistics options; the next automatic
-number; rebuilding the table. Several of these in one statement are as harmless as each alone, and the whole statement
-must be understood. ENGINE=InnoDB is harmless if the table was an InnoDB table: a table of another engine may hold rows
-that are in no log of its own (MERGE, FEDERATED). DROP CONSTRAINT may drop a foreign key, which ends cascades; DROP
-CHECK cannot.
+number; rebuilding the table. A statement may combine several of these changes, but this module must understand the
+whole statement. ENGINE=InnoDB is harmless if the table was an InnoDB table: a table of another engine (MERGE,
+FEDERATED) may contain rows that were logged for another table or not at all. DROP CONSTRAINT may drop a foreign key,
+which ends cascades; DROP CHECK cannot.
 
 The algorithm matters, too. If the server copies the table row by row, it recomputes STORED columns with the settings of
-the session, and replaces dates that this session's sql_mode does not allow. The server copies the table with
-ALGORITHM=COPY; with ``old_alter_table=ON``, which the log does not show; for a new CHECK; and for everything that it
-cannot do in place. So if a copy may have other values, the statement must state that it makes no copy. A table that is
-rebuilt in place, or whose rows move between partitions, keeps its rows byte for byte.
+the session, and replaces dates that the session's sql_mode does not allow. The server copies the table with
+ALGORITHM=COPY; with ``old_alter_table=ON``, which the log does not show; for a new CHECK; and for every change that it
+cannot make in place. So if such a copy may change values, the statement must name an algorithm that does not copy the
+table. A table that is rebuilt in place, or whose rows move between partitions, keeps its rows byte for byte.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _SHOWN = frozenset(
     "MODIFY OPTIMIZE ORDER PARTITION PARTITIONING PRIMARY REBUILD REMOVE RENAME REORGANIZE REPAIR ROW_FORMAT SET "
     "SPATIAL TABLESPACE TO TRUNCATE UNIQUE".split()
 )
-"""The first words of a part of the statement, which identify the kind of change."""
+"""The first words of a part of the statement; they identify the kind of change."""
 _MOST_SHOWN = 4
 
 
 @dataclass(frozen=True)
 class Alteration:
-    """The effect of an ALTER TABLE on a copied table. ``identity`` is the effect on its identity if it is known to
-    change no row. Otherwise, ``what`` names the part that may change rows, and ``why`` says why, if that is not
-    obvious."""
+    """The effect of an ALTER TABLE on a copied table. If the statement is known to change no row, ``identity`` is its
+    effect on the table's identity. Otherwise, ``what`` names the part of the statement that may change rows, and
+    ``why`` is the reason, if it is not obvious."""
 
     identity: IdentityEffect | None
     what: str = ""
@@ -78,7 +78,8 @@ def alteration(reader: Reader, table: TableName, tracked: TrackedNames) -> Alter
 def made_or_dropped_index(
     reader: Reader, effect: IdentityEffect | None, table: TableName, tracked: TrackedNames
 ) -> IdentityEffect | None:
-    """Return ``effect`` of a CREATE or DROP INDEX if only its algorithm and lock follow and it changes no row."""
+    """Return ``effect``, the effect of a CREATE or DROP INDEX, if the statement changes no row and only ALGORITHM and
+    LOCK follow."""
     parts = _Parts(reader, table, tracked)
     try:
         return parts.done(effect) if effect is not None and parts.modifiers() else None
@@ -89,8 +90,8 @@ def made_or_dropped_index(
 def made_index_of(
     reader: Reader, name: str, unique: bool, table: TableName, tracked: TrackedNames
 ) -> IdentityEffect | None:
-    """Parse what follows the table's name in CREATE INDEX. Return its effect on the table's identity, or None if it may
-    change rows."""
+    """Parse what follows the table's name in CREATE INDEX. Return the statement's effect on the table's identity. None:
+    it may change rows."""
     try:
         effect = made_index(reader, name, unique, tracked.key_index(table))
     except UnreadableError:
@@ -99,7 +100,8 @@ def made_index_of(
 
 
 class _Parts:
-    """Parses the parts of an ALTER TABLE. ``begun`` is where the part begins that may change rows; ``why`` is why."""
+    """Parses the parts of an ALTER TABLE. ``begun`` is the start of the part that may change rows; ``why`` is the
+    reason."""
 
     def __init__(self, reader: Reader, table: TableName, tracked: TrackedNames) -> None:
         self.begun = reader.at
@@ -138,7 +140,7 @@ class _Parts:
         return True
 
     def done(self, effect: IdentityEffect) -> IdentityEffect | None:
-        """Return the effect with the statement's algorithm; None if it may change rows that way."""
+        """Return the effect of the ALTER with the algorithm that the statement names. None: it may change rows."""
         if effect is IdentityEffect.KEPT:
             return effect
         if self._tracked.is_recomputed(self._table) and self._algorithm not in _IN_PLACE:

@@ -1,4 +1,4 @@
-"""Facts about the copied tables that are needed to recognize statements that change none of their rows."""
+"""Facts about the copied tables, used to recognize statements that change no row of these tables."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def is_recomputed(table: Table) -> bool:
     """Return whether published values may change when the server copies the table row by row."""
     return any(
         column.details.get("generated") == "stored"
-        # Without this option, every date that is not in the calendar is published as null, so changes do not matter.
+        # Without the policy ``string``, every date that is not in the calendar is published as null, so replacing such
+        # a date does not matter.
         or (table.options.unrepresentable == "string" and getattr(parse(column.type), "name", "") in _DATES)
         for column in table.columns
     )

@@ -1,13 +1,13 @@
 """Splits statements into tokens, and provides a reader that consumes the tokens one after the other.
 
-If the server parsed a text differently from this module, a table could be missed. So a doubtful text is treated as
-unreadable.
+If the server parses a text differently from this module, the run may miss a changed table. So ambiguous text is treated
+as unreadable.
 
 The text of a versioned comment (``/*!80023 INVISIBLE */``) is part of the statement for servers of that version and
 later. A server that skips such a comment overwrites its exclamation mark before it logs the statement, so that replicas
-skip the comment, too. A replica logs the statements that it executed itself. So does a server to which another server's
-log is applied. So a versioned comment in the log was part of the statement, and its number is at most the version of
-the server that wrote the file.
+skip the comment, too. A replica, and a server to which another server's log is applied, log the statements that they
+executed themselves. So a versioned comment in the log was part of the statement, and its number is at most the version
+of the server that wrote the file.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _SIX_DIGITS_SINCE = 80_100
 class Statement:
     """The text of a statement and the session settings that were logged with it.
 
-    ``atomic``: whether the server logged the number of a storage engine transaction with it, as it does if the
-    statement really changed the dictionary. ``schemas``: the schemas of all tables that the statement opened in any
-    way, as the server lists them; None if it does not. ``charset``: the character set of the text as it was sent.
-    ``server_version``: the version of the server that logged it, as a number in versioned comments.
+    ``atomic``: whether the server logged the number of a storage engine transaction with the statement, as it does if
+    the statement really changed the dictionary. ``schemas``: the schemas of all tables that the statement opened, as
+    the server lists them; None: the server did not list them. ``charset``: the character set in which the client sent
+    the text. ``server_version``: the version of the server that logged the statement, in the form of the numbers in
+    versioned comments.
     """
 
     text: str
@@ -84,8 +85,9 @@ _TOKEN = r"""
 _LETTER = r"[\u0080-\U0010ffff]"
 _UNICODE = ("utf8mb3", "utf8mb4")
 _ODD = r"\u0080-\u00a0\u200e\u200f\u201d\u201e\u20ac\udc81-\udcff"
-"""Non-ASCII characters that the server, in other character sets, may treat as a space or as the end of two dashes. A
-test checks each byte of each character set on a server. The surrogates are bytes that are no characters (`events`)."""
+"""Non-ASCII characters that the server, in some character sets, may treat as a space or as a character that makes two
+dashes a comment. A test checks each byte of each character set on a server. The surrogates stand for bytes that are not
+characters (`events`)."""
 _ODD_LETTERS = ("hp8", "macroman")
 """In these character sets, the server treats even some letters as spaces."""
 
@@ -112,7 +114,7 @@ def _tokens(statement: Statement) -> Iterator[Token]:
         at = match.end()
         kind = match.lastgroup
         if kind == "sign" and not match[0].isascii():
-            # The server may treat it as a space.
+            # The server may treat this character as a space.
             raise UnreadableError
         if kind == "versioned":
             number = match["versioned"]
@@ -127,7 +129,7 @@ def _tokens(statement: Statement) -> Iterator[Token]:
                 if not text.startswith("*", at):
                     # This end mark ends no comment, so the server parsed some comment differently.
                     raise UnreadableError
-                # A star that the server takes alone; the slash begins a comment.
+                # The server parses this star separately; the slash begins a comment.
                 yield Token("*")
                 at -= 1
             # One end mark ends all open versioned comments.
@@ -149,9 +151,9 @@ def _tokens(statement: Statement) -> Iterator[Token]:
 
 
 def known(name: str) -> str:
-    """Return the name, if all of its bytes are known characters.
+    """Return ``name`` if all of its bytes are known characters.
 
-    :raises UnreadableError: some bytes are not.
+    :raises UnreadableError: some bytes of the name are not known characters.
     """
     if any("\ud800" <= character <= "\udfff" for character in name):
         raise UnreadableError

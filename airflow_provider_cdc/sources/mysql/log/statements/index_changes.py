@@ -1,5 +1,6 @@
-"""Index changes of copied tables that are accepted because they change no row: indexes of plain columns, except the
-index that is the key. The whole statement must be understood; a functional index, for example, adds a hidden column.
+"""Changes of the indexes of copied tables that are accepted because they change no row. Accepted are indexes of plain
+columns, except the index that is the table's key. This module must understand the whole statement: a functional index,
+for example, adds a hidden column.
 
 For an accepted statement, the functions return its effect on the table's identity. Without a primary key, InnoDB stores
 the rows in the order of a unique index, so creating or dropping one may rebuild the table.
@@ -13,7 +14,8 @@ from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import alik
 
 
 def added_index(reader: Reader, key_index: str) -> IdentityEffect | None:
-    """Parse what follows ADD. Return its effect on the table's identity if it is an index that changes no row.
+    """Parse the words after ADD. If they add an index and change no row, return the effect on the table's identity,
+    else None.
 
     :param key_index: the index that is the table's key; empty if there is none.
     :raises UnreadableError: another clause follows; the functions below raise it, too.
@@ -42,7 +44,7 @@ def dropped_index(name: str, key_index: str) -> IdentityEffect | None:
 
 
 def is_other_index(reader: Reader, key_index: str) -> bool:
-    """Return whether the name that follows is that of an index other than the key."""
+    """Return whether the next name is the name of an index other than the key."""
     return bool(key_index) and not alike(reader.name(), key_index)
 
 
@@ -57,8 +59,8 @@ def _of_index(key_index: str) -> IdentityEffect:
 
 
 def _may_be_key(name: str, key_index: str) -> bool:
-    """Return whether a new unique index may be the one that is recorded as the key. The rows at the initial position
-    might then not have been unique. An index without a name gets the name of a column."""
+    """Return whether a new unique index may be the index that is recorded as the key. In this case, the rows at the
+    initial position may not have been unique in that key. An index without a name gets the name of a column."""
     return bool(key_index) and key_index.upper() != "PRIMARY" and (not name or alike(name, key_index))
 
 

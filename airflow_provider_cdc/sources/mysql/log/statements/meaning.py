@@ -1,9 +1,9 @@
-"""Finds out what a statement in the binary log does to the copied tables.
+"""Determines the effect of a statement in the binary log on the copied tables.
 
-With row logging, the log still has statements: everything that is not a row change. This module parses them as far as
-is needed to name the tables that a statement changes. For all other statements the result is ``NOT_UNDERSTOOD``, at
-which the reader stops. Names are compared as in ``tracked_names``: this may stop a run for a table whose name only
-looks alike, but never misses a table.
+With row logging, the log contains statements for all changes that are not row changes. This module parses as much of a
+statement as it needs to find the tables that the statement changes. If it cannot parse a statement, the result is
+``NOT_UNDERSTOOD``, and the reader stops. Names are compared as in ``tracked_names``. This comparison never misses a
+table, but may stop a run because of a table with a similar name.
 
 Grammar: https://dev.mysql.com/doc/refman/9.7/en/sql-data-definition-statements.html. Statements that the server itself
 writes to the log, such as DROP TABLE with its generated comment, follow the same grammar.
@@ -33,11 +33,12 @@ class Effect(Enum):
 
     HARMLESS = "harmless"
     TOUCHES = "touches"
-    """The statement changes a copied table in a way that leaves no row images."""
+    """The statement changes a copied table, and the log contains no row images of the change."""
     ROW_CHANGE = "row change"
-    """The statement changes rows and was logged as text, so there are no row images, whichever tables it changed."""
+    """The statement changes rows and was logged as text, so the log has no row images for any table that it changed."""
     ELSEWHERE = "elsewhere"
-    """Like `ROW_CHANGE`, but it writes to one table that is not copied, unless that is a view or has a trigger."""
+    """Like `ROW_CHANGE`, but the statement writes only to one table that is not copied, unless its target is a view or
+    has a trigger."""
     NOT_UNDERSTOOD = "not understood"
 
 
@@ -47,8 +48,8 @@ class Meaning:
 
     ``write``: the table written to, with `Effect.ELSEWHERE`. ``redefines``: the tables, copied or not, that may become
     views or other tables, or get other triggers; ``*`` stands for all tables. ``identity``: the possible effect on the
-    identity of the copied tables that the statement names, if it is known to change none of their rows. ``detail``: the
-    effect of a statement that touches a table, if its kind does not show the effect.
+    identity of the copied tables that the statement names, if the statement is known to change no row of these tables.
+    ``detail``: for a statement that touches a table, its effect, if ``statement`` does not show it.
     """
 
     effect: Effect
@@ -96,7 +97,7 @@ class _Parser(Reader):
         return Meaning(Effect.HARMLESS, what)
 
     def redefines(self, what: str, *tables: TableName) -> Meaning:
-        """Like `touches`, for a statement after which a name may stand for another object."""
+        """Like `touches`, for a statement that may make a name refer to another object."""
         return replace(self.touches(what, *tables), redefines=tables)
 
     def other(self, what: str) -> Meaning:
@@ -119,7 +120,8 @@ a view or a stored program. SPATIAL INDEX is checked for earlier."""
 def meaning(statement: Statement, tracked: TrackedNames) -> Meaning:
     """Return what ``statement`` does to the tracked tables.
 
-    Transaction control (BEGIN, COMMIT, SAVEPOINT, XA and so on) is not handled here: it is NOT_UNDERSTOOD.
+    Transaction control (BEGIN, COMMIT, SAVEPOINT, XA and so on) is not handled here: the result for it is
+    NOT_UNDERSTOOD.
     """
     try:
         parser = _Parser(statement, tracked)
@@ -251,7 +253,8 @@ def _create(parser: _Parser) -> Meaning:
         return Meaning(Effect.HARMLESS, "CREATE TEMPORARY TABLE")
     with_rows = parser.tokens[-2:] == [Token("START", "START"), Token("TRANSACTION", "TRANSACTION")]
     if parser.if_exists() and not parser.statement.atomic and not with_rows:
-        # Applications run this at each start. The table already exists, so nothing happens.
+        # Applications run CREATE TABLE IF NOT EXISTS at each start. For a table that already exists, the statement does
+        # nothing.
         return Meaning(Effect.HARMLESS, "CREATE TABLE IF NOT EXISTS")
     return parser.touches("CREATE TABLE", parser.table())
 

@@ -1,12 +1,13 @@
 """Changes of a copied table's partitions that are accepted because they change no row.
 
-- ADD PARTITION adds an empty partition. With HASH partitions it redistributes the rows, like COALESCE PARTITION.
-- OPTIMIZE PARTITION rebuilds the whole table, whatever ALGORITHM says, and keeps each row in its partition. ANALYZE
+- ADD PARTITION adds an empty partition. If the table has HASH partitions, it redistributes the rows, like COALESCE
+PARTITION. - OPTIMIZE PARTITION rebuilds the whole table, whatever ALGORITHM says, and keeps each row in its partition.
+ANALYZE
   PARTITION only collects statistics.
 - REBUILD and REORGANIZE PARTITION move each row to the partition that it belongs to, and silently drop rows that belong
-  to none. There are no such rows if there were none at the beginning (`sources.mysql.tables.partitions`). If the last
-  of the new ranges is unbounded (MAXVALUE), every row has a partition. The server does not allow ranges to shrink this
-  way. A list may lose values, together with the rows that have them.
+  to none. There are no such rows if there were none at the recorded position (`sources.mysql.tables.partitions`). If
+  the last of the new ranges is unbounded (MAXVALUE), every row has a partition. The server does not allow a REORGANIZE
+  that shrinks the ranges. A REORGANIZE may remove values from a list; the rows with these values are then lost.
 - All of these except OPTIMIZE and ANALYZE compute the partition of each row, unless they add ranges or lists. These
   statements drop a row if the computation is an error in this session's sql_mode
   (`sources.mysql.tables.partition_expressions`).
@@ -42,7 +43,8 @@ def changes_partitions(reader: Reader) -> bool:
 
 
 def partition_change(reader: Reader, table: TableName, tracked: TrackedNames) -> IdentityEffect | str:
-    """Return the effect of such a change on the table's identity; or the reason why it may change rows, or "".
+    """Return the effect of a partition change on the table's identity. If the change may change rows, return the
+    reason, or "".
 
     :raises UnreadableError: the rest of the change is not understood.
     """

@@ -1,9 +1,9 @@
 """The names of the copied tables, for looking up the names that statements use.
 
-With ``lower_case_table_names``, the server folds names with its own tables: İ becomes i, and every character stays one
-character. So two names are treated as equal if they are equal character by character, ignoring case. A non-ASCII
-character that has case is treated as equal to any other such character. So a run may stop because of a table with a
-similar name, but no table is missed. The same rule is used where the server distinguishes case.
+With ``lower_case_table_names``, the server converts names to lower case with its own tables: İ becomes i, and every
+character stays a single character. So two names are treated as equal if they are equal character by character, ignoring
+case. A non-ASCII character that has case is treated as equal to any other such character. So a run may stop because of
+a table with a similar name, but no table is missed. The same rule is used where the server distinguishes case.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class TrackedNames:
     :param key_indexes: for each table, the name of the index that is its key.
     :param recomputed: tables in which values may change when the server copies them row by row.
     :param known_engines: tables that were InnoDB tables from the beginning of the window.
-    :param in_partitions: tables that had no row outside its partition at the beginning of the window.
-    :param may_lack_partitions: tables for which a session may find no partition for a row.
+    :param in_partitions: tables in which every row belonged to a partition at the beginning of the window.
+    :param may_lack_partitions: tables with rows for which some sessions may find no partition.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TrackedNames:
         return self._key_indexes.get(name, "")
 
     def is_recomputed(self, name: TableName) -> bool:
-        """Return whether a row-by-row copy of the table may have other values."""
+        """Return whether values of the table may change when the server copies the table row by row."""
         return name in self._recomputed
 
     def has_known_engine(self, name: TableName) -> bool:
@@ -70,7 +70,7 @@ class TrackedNames:
         return name in self._in_partitions
 
     def may_lack_partitions(self, name: TableName) -> bool:
-        """Return whether a session that computes the partitions of the table's rows may find none for some rows."""
+        """Return whether some sessions may find no partition for a row of the table."""
         return name in self._may_lack_partitions
 
     def first_in(self, schema: str) -> TableName | None:

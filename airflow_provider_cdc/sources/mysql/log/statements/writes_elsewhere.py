@@ -1,14 +1,15 @@
-"""Finds the one table that a statement-logged change writes to, if the text of the statement alone shows it.
+"""Finds the target of a change that was logged as a statement, if the statement's text shows its only target table.
 
-An example is pt-table-checksum: it reads a copied table and writes its counts into its own table, in a statement, so
-that each replica computes its own counts. The server's list of the schemas that a statement opened does not say which
-of them it wrote to. The text does, if all of it is understood. So a single INSERT, REPLACE, UPDATE or DELETE whose
-target is named with its schema writes to that table and to no other, except through:
+An example is pt-table-checksum: in one statement, it reads a copied table and writes counts into its own table, and
+each replica executes the statement to compute its own counts. The server's list of the schemas that a statement opened
+does not say to which of them it wrote. The text of the statement shows this, if all of the text is understood. So a
+single INSERT, REPLACE, UPDATE or DELETE whose target is named with its schema writes to that table and to no other,
+except through:
 
-- functions: only built-in functions without side effects are accepted. The server takes an unqualified name that is
-  directly followed by a parenthesis for the built-in function, even if a stored function has the same name.
-- cascades: the server then lists no schemas (``Statement.schemas``), and the statement is not accepted.
-- triggers and views: the text does not show them, so the server is asked (``mysql.statement_writes``).
+- functions: only built-in functions without side effects are accepted. If an unqualified name is directly followed by a
+parenthesis, the server calls the built-in function, even if a stored function has the same name. - cascades: the server
+then lists no schemas (``Statement.schemas``), and the statement is not accepted. - triggers and views: the text does
+not show them, so the run queries the server for them (``mysql.statement_writes``).
 
 A statement with anything unknown is not accepted: the run stops, as for any other change that was logged as a
 statement.
@@ -32,15 +33,16 @@ FUNCTIONS = frozenset(
     "RTRIM SHA2 SIGN SUBSTR SUBSTRING SUM TO_BASE64 TRIM TRUNCATE UCASE UNHEX UNIX_TIMESTAMP UPPER "
     "UTC_TIMESTAMP".split()
 )
-"""Functions that are built into every version and have no side effects. MD5 and SHA1 are excluded: since 9.6 they are a
-component, and without it the names may belong to stored functions. A test checks each function on a server."""
+"""Functions that are built into every version and have no side effects. MD5 and SHA1 are excluded: since 9.6 they are
+in a component, and on a server without the component these names may belong to stored functions. A test checks each
+function on a server."""
 _BEFORE_PARENTHESES = frozenset(
     "AND AS BETWEEN BY CASE CHAR DECIMAL DISTINCT DIV ELSE EXISTS HAVING IN INDEX KEY LIKE NOT ON OR SELECT THEN "
     "VALUES WHEN WHERE XOR".split()
 )
 """Reserved words that may be followed by a parenthesis and are not function names."""
 _UNKNOWN = frozenset("DUMPFILE FROM INTO JOIN LATERAL OUTFILE PROCEDURE RETURNING STRAIGHT_JOIN TABLE WITH".split())
-"""Words that may introduce more tables, or other places to write to. FROM is handled before these are checked."""
+"""Words that may introduce more tables, or other places to write to. FROM is handled before these words are checked."""
 _AFTER_TABLE = frozenset("FOR GROUP HAVING LIMIT LOCK ON ORDER UNION WHERE".split())
 _INDEX_HINTS = ("FORCE", "IGNORE", "USE")
 _UNKNOWN_SIGNS = frozenset(":;?{}\\")
@@ -49,15 +51,15 @@ _POINT = Token(".")
 
 @dataclass(frozen=True)
 class Write:
-    """``table`` is written to; ``read`` are the tables that are read and are not copied."""
+    """The tables of a statement. ``table``: the target. ``read``: the tables that are read and are not copied."""
 
     table: TableName
     read: tuple[TableName, ...]
 
 
 def write_of(statement: Statement, tracked: TrackedNames) -> Write | None:
-    """Return the table that a statement writes to, if it is a single table in a schema without copied tables; None if
-    unknown."""
+    """Return the table that a statement writes to, if it is a single table in a schema without copied tables, else
+    None."""
     settings = statement.backslash_escapes and not statement.ansi_quotes and statement.charset in _CHARSETS
     if statement.schemas is None or not settings or any(sign in statement.text for sign in ("/*!", "/*+")):
         return None
@@ -96,7 +98,7 @@ class _Parser(Reader):
     def table(self) -> TableName:
         name = super().table()
         if "." in name.schema:
-            # In the summary, the text of this name would be the name of another table.
+            # Reject the name, because its text in the summary would be the name of another table.
             raise UnreadableError
         return name
 
@@ -116,8 +118,8 @@ class _Parser(Reader):
             raise UnreadableError
 
     def _check_numbers(self) -> None:
-        """Check that no keyword hides directly after a number. For the server, a number may end inside a word: 1.5FROM,
-        1.e5FROM, 1e5FROM."""
+        """Check that no keyword directly follows a number. The server also accepts a number that ends inside a word:
+        1.5FROM, 1.e5FROM, 1e5FROM."""
         for at, token in enumerate(self.tokens):
             behind = at > 1 and self.tokens[at - 1] == _POINT and self.tokens[at - 2].word.isdecimal()
             if token.word and not token.word.isdecimal() and (behind or token.word[0].isdecimal()):

@@ -1,9 +1,9 @@
-"""CRC-32 of binary log events: the polynomial of zlib, over an event without its last four bytes.
+"""Computes the CRC-32 of binary log events, with zlib's polynomial, over an event without its last four bytes.
 
 The tables allow the loop to process sixteen bytes per step ("slicing", Kounavis and Berry, 2005). Each step depends on
-the one before it. So two strands of longer events are processed alternately, and are combined only at their ends: the
-CRC is linear, so the CRC of the first strand can be shifted past the second (as in zlib's crc32_combine). The kernel
-exists because most events are so short that a call from Python to zlib would cost more than the computation.
+the one before it. So a longer event is split into two strands, whose steps alternate. The two CRCs are combined at the
+end: the CRC is linear, so the CRC of the first strand can be shifted past the second (as in zlib's crc32_combine). The
+kernel exists because most events are so short that a call from Python to zlib would cost more than the computation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _make_tables() -> Bytes:
     tables = [first]
     for _ in range(_SLICES - 1):
         tables.append(tables[-1] >> 8 ^ first[tables[-1] & 0xFF])
-    # A byte of a CRC changes like one of the last four bytes of data that are followed by as many zero bytes.
+    # Zero bytes change a byte of a CRC in the same way as they change one of the last four bytes of data.
     moved = list(reversed(tables[:4]))
     for _ in range(_STRAND_BYTES - 4):
         moved = [table >> 8 ^ first[table & 0xFF] for table in moved]

@@ -1,7 +1,7 @@
 """The stream of a binary log file: its connection and its packets.
 
-The bytes are received into a small buffer that fits into the CPU cache. From the buffer, the bytes are copied, without
-the packet headers, into ``Dump.data``, which then has the same bytes as the file. Protocol:
+This module receives bytes into a small buffer that fits into the CPU cache. Then it copies them, without the packet
+headers, into ``Dump.data``. So ``Dump.data`` has the same bytes as the file. Protocol:
 https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_binlog_dump.html.
 """
 
@@ -122,7 +122,7 @@ class Dump:
         self._connection.drop()
 
     def abandon(self) -> None:
-        """Make a ``fill`` that waits in another thread fail at once. Closing the session would not wake it up."""
+        """Make a ``fill`` that waits in another thread fail at once. Closing the session would not wake that thread."""
         with suppress(OSError):
             # Shut down the plain socket: shutdown() of a TLS socket would discard the state that the other thread uses.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)

@@ -1,4 +1,4 @@
-"""Sends the request for a part of the log. The answer is read elsewhere (``dump.py``)."""
+"""Sends the request for a part of the log; ``dump.py`` reads the answer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NON_BLOCK = 0x01
 NO_GTIDS = bytes(8)
 """An empty GTID set in its encoding: the number of sources is 0."""
 GTIDS_OFF = "AUTO_POSITION"
-"""Part of the server's message if its gtid_mode does not allow COM_BINLOG_DUMP_GTID."""
+"""A part of the server's error message for a gtid_mode that does not allow COM_BINLOG_DUMP_GTID."""
 CANNOT_READ_LOG = 1236
 """Error code of the server if it does not have the file, or has no event at the position."""
 
