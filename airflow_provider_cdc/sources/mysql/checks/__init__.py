@@ -1,1 +1,1 @@
-"""The checks of a MySQL server, its tables and its log, as declarations grouped by subject."""
+"""Declarations of the checks of a MySQL server, its tables and its log, grouped by subject."""

@@ -1,4 +1,5 @@
-"""The contexts of the checks. Each query that several checks need runs once, when the first check needs its result."""
+"""The contexts that checks receive. A query that several checks need runs only once, when the first of them needs the
+result."""
 
 from __future__ import annotations
 
@@ -43,7 +44,8 @@ class ServerContext:
 
     @cached_property
     def may_be_replica(self) -> bool:
-        """Whether the rules for a replica apply; also True if the user lacks the privilege to find out."""
+        """Whether the rules for a replica apply. The result is also True if the user lacks the privilege to find
+        out."""
         return self.replicated or is_replica(self.connection) is not False
 
     @cached_property
@@ -56,9 +58,9 @@ class ServerContext:
 
     @cached_property
     def filters(self) -> tuple[set[str], set[str]] | None:
-        """The schemas of binlog_do_db and of binlog_ignore_db.
+        """Return the schemas of binlog_do_db and of binlog_ignore_db.
 
-        None: the server has no log, or the user lacks the privilege; other checks report both.
+        None: the server has no log, or the user lacks the privilege to query them; other checks report both problems.
         """
         try:
             status = log_status(self.connection)
@@ -70,7 +72,7 @@ class ServerContext:
 
 @dataclass(kw_only=True)
 class RunContext(ServerContext):
-    """The server on which a run continues.
+    """A server on which a run is to continue, and the state that the run recorded when it began.
 
     :param expected: the server's identity, as the run recorded it.
     :param position: the position after which the run needs the log.
@@ -82,12 +84,12 @@ class RunContext(ServerContext):
 
     @cached_property
     def state(self) -> Mapping[str, str]:
-        """The present identity and settings of the server (`server.state`)."""
+        """Return the current identity and settings of the server (`server.state`)."""
         return state(self.connection)
 
     @cached_property
     def here(self) -> RunSettings:
-        """Settings that reach the server that answered, whether or not it is the expected one."""
+        """Return connection settings for the server that answered, even if it is not the expected one."""
         return RunSettings.of(self.settings, self.state)
 
     @cached_property
@@ -101,7 +103,7 @@ class RunContext(ServerContext):
 
 @dataclass(kw_only=True)
 class TablesContext(ServerContext):
-    """The tables that a run copies. The function that looks up the tables fills it in.
+    """The tables that a run copies. The function that looks up the tables fills in this context.
 
     :param unreadable: problems of tables that the user may not read completely.
     :param hidden: problems of tables whose parents are not all known (`cascades.with_parents`).

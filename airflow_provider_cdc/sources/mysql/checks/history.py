@@ -1,7 +1,7 @@
-"""Checks of the server on which a run began, and of its log since then.
+"""Checks of the server on which a run began, and of the server's log since the beginning of the run.
 
-These checks raise errors instead of yielding problems. The class of the error says whether the run can continue or the
-server's history has been replaced.
+These checks raise errors instead of yielding problems, because the class of the error says whether the run can continue
+or the server's history has been replaced.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Checks of the conditions that must have held since a past position for a copy to be exact there (`GoesBack`).
+"""Checks whether a copy can be exact at a past position (`GoesBack`): some conditions must have held since then.
 
 The rows are read now and rewound to the position. For settings that the log does not show, the checks use the time at
-which they were last set, and the server's start: their values before the start are unknown. Each problem names the
-earliest time from which, as far as that problem is concerned, a copy is possible.
+which the settings were last set, and the start time of the server: the values before the start are unknown. Each
+problem names the earliest time at which this problem does not prevent a copy.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ from airflow_provider_cdc.sources.mysql.tables.replaced import made_since
 
 _WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
 _BREAKS = 20
-"""The maximum number of statements to search for that a copy cannot go back beyond. The log may have more, and later
-ones."""
+"""The maximum number of statements that `_last_break` finds. The log may have more, and later, statements that prevent
+a copy."""
 
 
 @dataclass(frozen=True)
 class Past:
     """A position in the past.
 
-    :param moment: everything that the log does not show must be unchanged since this time. All changes that the run
-        rewinds were committed after this time.
-    :param until: a table that was created before this time may have had its present identity at the position. None:
-        this holds for every table.
+    :param moment: everything that the log does not show must be unchanged since this time. The run rewinds only changes
+        that were committed after this time.
+    :param until: a table that was created before this time may have had its current identity at the position already.
+        None: every table may.
     """
 
     prefix: Prefix
@@ -75,7 +75,7 @@ class PastContext(PositionContext):
 
 
 def _replica_since(context: PositionContext) -> Iterable[Problem]:
-    """Apply the rules for a replica if the server was one since the position.
+    """Apply the rules for a replica if the server was a replica at any time since the position.
 
     A promoted server does not report that it was a replica. But its log names the servers whose transactions it
     applied.
@@ -137,7 +137,7 @@ def _crashed_since(context: PastContext) -> Iterable[Problem]:
 
 
 def _statements(context: PastContext) -> Iterable[Problem]:
-    """Yield the last statement in the log since the position that a copy cannot go back beyond.
+    """Yield the last logged statement since the position that prevents a copy as of an earlier time.
 
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
@@ -177,7 +177,7 @@ def _later(when: datetime) -> str:
 def _last_break(
     settings: ConnectionSettings, prefix: Prefix, end: LogPlace, files: Mapping[str, int], tables: Sequence[Table]
 ) -> tuple[CdcError, datetime] | None:
-    """Return the last statement since ``prefix`` that a copy cannot go back beyond, and the time of its commit."""
+    """Return the last statement since ``prefix`` that prevents a copy as of an earlier time, and its commit time."""
     last = None
     # Rows of a parent may be deleted every second, and each one found requires another scan of the log.
     for _ in range(_BREAKS):
@@ -210,7 +210,7 @@ def _first_break(
                 return error, LogPlace(walker.summary.segment.name, walker.position)
             prepared.add(walker)
             summaries.append(walker.summary)
-    # Return the first one; the caller then searches the log after it.
+    # Return the first such statement; the caller then searches the log after it.
     lost: list[tuple[CdcError, LogPlace]] = []
     lost += prepared.without_rows(settings, list(files), prefix.place, prefix.position)
     try:
@@ -221,12 +221,12 @@ def _first_break(
 
 
 class _Look(PreparedWalker):
-    """Walker that stops at the statements at which a run at a past position would stop."""
+    """Walks the log and stops at the statements at which a run at a past position would stop."""
 
     def _bad_rows(self, code: int, table: TableName) -> None:
-        # SHAPE: the log also has the statement that changed the columns, and the search finds that statement.
-        # DIFFERENCES: only images after a change can hold partial JSON. Only tables without a key need those images,
-        # and not every such event has partial JSON.
+        # Ignore SHAPE: the log also has the statement that changed the columns, and the search finds that statement.
+        # Ignore DIFFERENCES: only images after a change can contain partial JSON. Only tables without a key need these
+        # images, and not every event of this type contains partial JSON.
         if code not in (walk_state.SHAPE, walk_state.DIFFERENCES):
             super()._bad_rows(code, table)
 

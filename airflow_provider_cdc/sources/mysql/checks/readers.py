@@ -1,4 +1,5 @@
-"""The checks that sessions and readers make as part of other work, and where each one raises its error."""
+"""Declarations of the checks that sessions and readers make during other work, with the place where each raises its
+error."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks of the patterns and options that a run is given."""
+"""Checks of the patterns and options of a run."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Checks of the server settings that exactness depends on.
 
-The settings that the log itself shows (row image, format) are checked again on each event, because a session can have
+The log itself shows some settings (row image, format). They are checked again on each event, because a session can set
 its own values.
 """
 
@@ -22,7 +22,7 @@ _SINCE_IT_BEGAN = (Moment.EACH_STEP, Moment.ROLL_FORWARD)
 
 @dataclass(frozen=True)
 class _Rule:
-    """A global variable, its allowed values, and the reason why other values are wrong.
+    """The rule for a global variable: its allowed values, and the reason why other values are wrong.
 
     :param absent: the value to assume if the server does not have the variable.
     :param of_replicas: the rule applies to replicas only.

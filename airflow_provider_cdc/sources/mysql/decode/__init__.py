@@ -1,1 +1,1 @@
-"""Decoding of values: from the bytes of rows and of log images to Arrow arrays, with the same result from both."""
+"""Decodes values from the bytes of result rows and of log images to Arrow arrays; both give the same arrays."""

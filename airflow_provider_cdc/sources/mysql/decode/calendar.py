@@ -20,7 +20,8 @@ DAY_MICROS = 86_400_000_000
 
 @inner
 def pack_datetime(year: int, month: int, day: int, hour: int, minute: int, second: int, micro: int) -> int:
-    """Pack a DATETIME like the server: fields from the largest unit down, so that values sort. Fields may be zero."""
+    """Pack a DATETIME as the server does, with the largest unit in the highest bits, so that values sort. Fields may be
+    zero."""
     date = ((year * 13 + month) << 5) | day
     time = (hour << 12) | (minute << 6) | second
     return (((date << 17) | time) << 24) | micro
@@ -72,7 +73,8 @@ def _days_in_month(year: int, month: int) -> int:
 
 
 def text_of(packed: int) -> str:
-    """Return a packed DATETIME as MySQL prints it: ``2024-02-31 00:00:00``, with a fraction if it has one."""
+    """Return the text of a packed DATETIME as MySQL prints it: ``2024-02-31 00:00:00``, and the fraction if it is not
+    zero."""
     months, day = packed >> 46, packed >> 41 & 31
     hour, minute, second, micro = packed >> 36 & 31, packed >> 30 & 63, packed >> 24 & 63, packed & 0xFF_FFFF
     fraction = f".{micro:06}" if micro else ""

@@ -1,4 +1,4 @@
-"""Cells: the intermediate form into which both of MySQL's binary formats are decoded, for conversion to Arrow.
+"""Cells, the intermediate form of values between MySQL's two binary formats and Arrow.
 
 First, the *locate* kernel of a format (``rows``, ``images``) finds every value of a batch of rows. Then, for each
 column, a kernel converts the values to cells. ``columns.finish`` builds the Arrow array, in the same way for both
@@ -54,7 +54,8 @@ from airflow_provider_cdc.sources.mysql.tables.types import ColumnType
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells of one column, as Arrow buffers. ``validity`` is None without NULLs, ``offsets`` for fixed widths."""
+    """The values of one column in their intermediate form, as Arrow buffers. ``validity`` is None if the column has no
+    NULLs, and ``offsets`` is None for values of fixed width."""
 
     rows: int
     nulls: int
@@ -63,11 +64,11 @@ class Cells:
     offsets: pa.Buffer | None = None
 
     def int64(self) -> Int64s:
-        """Return the values of a family with 64-bit cells; 0 for NULLs."""
+        """Return the values of a column whose family has 64-bit cells. The value of a NULL is 0."""
         return np.frombuffer(self.values, np.int64, self.rows)
 
     def valid(self) -> Bytes:
-        """Return ``validity`` as an array for kernels; empty without NULLs."""
+        """Return ``validity`` as an array for kernels. The array is empty if there are no NULLs."""
         return np.empty(0, np.uint8) if self.validity is None else np.frombuffer(self.validity, np.uint8)
 
     def own_validity(self) -> Bytes:
@@ -77,12 +78,12 @@ class Cells:
 
 
 def fixed_cells(located: Located, index: int, values: pa.Buffer) -> Cells:
-    """Return the cells of column ``index`` with these values."""
+    """Return the cells of the column with number ``index``, made from the fixed-width ``values``."""
     return Cells(located.rows, int(located.nulls[index]), located.validity(index), values)
 
 
 def number_cells(located: Located, index: int, column: ColumnType, width: int) -> Cells:
-    """Return numbers of ``width`` bytes, widened to their Arrow type where it is wider."""
+    """Return numbers of ``width`` bytes as cells. If the Arrow type is wider, the numbers are widened."""
     cell = column.arrow.bit_width // 8
     values = pa.allocate_buffer(located.rows * cell)
     out = np.frombuffer(values, np.uint8)
@@ -146,7 +147,7 @@ def check(bad: int, column: ColumnType, what: str) -> None:
 
 @kernel
 def copy_fixed(data: Bytes, starts: Int32s, rows: int, width: int, out: Bytes) -> None:
-    """Copy values of 1, 2, 4 or 8 bytes unchanged; 0 for NULL."""
+    """Copy values of 1, 2, 4 or 8 bytes unchanged. Write 0 for NULL."""
     if width == 8:
         for row in range(rows):
             start = starts[row]
@@ -175,7 +176,7 @@ def _widen(data: Bytes, starts: Int32s, rows: int, width: int, sign: int, out: B
 
 @kernel
 def load_integers(data: Bytes, starts: Int32s, rows: int, width: int, out: Int64s) -> None:
-    """Load little-endian unsigned integers of ``width`` (at most 8) bytes; 0 for NULL."""
+    """Load little-endian unsigned integers of ``width`` (at most 8) bytes. Write 0 for NULL."""
     for row in range(rows):
         start = starts[row]
         out[row] = load_le(data, start, width) if start >= 0 else 0

@@ -36,8 +36,8 @@ def finish(
     :param nulled: by column name, the number of values that the policy made null; this call adds to it.
     :param odd: receives the values that the Arrow type cannot hold if the policy is ``error``. The array has 1970-01-01
         or the empty text instead. Text that cannot be decoded is also recorded with the policy ``string``.
-    :raises ValueNotRepresentable: a value cannot be held by the Arrow type, such as a zero date, the policy is
-        ``error``, and ``odd`` is None.
+    :raises ValueNotRepresentable: the Arrow type cannot hold a value, such as a zero date; only with the policy
+        ``error``, and if ``odd`` is None.
     :raises DecodeError: a NULL in a NOT NULL column, an enum or set value that is not a member, or a vector whose size
         is not a whole number of floats.
     """
@@ -131,12 +131,12 @@ def _moments(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] |
 
 
 def _bits_of(cells: Cells) -> Bytes:
-    """Return one byte per row: 1 if it has a value."""
+    """Return one byte per row: 1 if the row has a value, 0 if it is NULL."""
     return np.unpackbits(cells.own_validity(), count=cells.rows, bitorder="little")
 
 
 def _counted(column: ColumnType, cells: Cells) -> tuple[pa.Buffer, int]:
-    """Return days or microseconds since 1970, and the first row whose date is not in the calendar."""
+    """Return the days or microseconds since 1970 of each row, and the first row whose date is not in the calendar."""
     if column.family is Family.DATE:
         values = pa.allocate_buffer(cells.rows * 4)
         return values, _to_days(cells.int64(), cells.valid(), np.frombuffer(values, np.int32))

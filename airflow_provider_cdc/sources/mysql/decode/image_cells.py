@@ -206,8 +206,8 @@ def _unpack_times(data: Bytes, starts: Int32s, rows: int, fraction: int, out: In
         start = int(starts[row])
         value = 0
         if start >= 0:
-            # One signed number with the fraction in its low bits. In a negative time, the fields borrow from each
-            # other.
+            # The value is one signed number with the fraction in its low bits, so parse it as a whole: in a negative
+            # time, the fields borrow from each other.
             whole = load_be(data, start, 3 + fraction) - (0x80_0000 << (8 * fraction))
             size = -whole if whole < 0 else whole
             fields = size >> (8 * fraction)

@@ -1,4 +1,4 @@
-"""Row images of the binary log: finding their end, and decoding them.
+"""Finds the end of row images of the binary log, and decodes the images.
 
 An image begins with a bitmap of ``(columns + 7) // 8`` bytes. Bit ``c % 8`` of byte ``c // 8`` is set if column ``c``
 is NULL. The fields of the columns that are not NULL follow, each either of fixed width or after a length prefix, as
@@ -83,7 +83,7 @@ def decode_images(
     names: Collection[str] | None = None,
     odd: list[OddValue] | None = None,
 ) -> pa.RecordBatch:
-    """Decode rows from their images, with exactly the result that ``rows.StatementReader`` has for these rows.
+    """Decode rows from their images. The result is exactly the same as that of ``rows.StatementReader`` for these rows.
 
     :param images: one image per row, no nulls.
     :param nulled: by column, the number of values that the policy ``null`` made null; this call adds to it.
@@ -108,7 +108,8 @@ def decode_images(
     noted: list[OddValue] = []
 
     def place_for(column: ColumnType) -> list[OddValue] | None:
-        # Values that are published as text do not stop the run. Only the conditions treat these values as null.
+        # A value that is published as text does not stop the run. Only the table's conditions treat such a value as
+        # null.
         return noted if column.policy == "error" or odd is not None else None
 
     decoded = {
@@ -130,7 +131,7 @@ def decode_images(
 def _key_beside(
     table: Table, images: pa.BinaryArray, batch: pa.RecordBatch, odd: list[OddValue]
 ) -> tuple[pa.RecordBatch, list[OddValue]]:
-    """Return a batch that has the key columns, and its odd values."""
+    """Return a batch that contains the key columns, and the odd values of the batch."""
     if set(table.key) <= set(batch.schema.names):
         return batch, odd
     odd_in_key: list[OddValue] = []
@@ -141,7 +142,7 @@ def _key_beside(
 def skip_image(
     data: Bytes, position: int, end: int, prefixes: Int32s, widths: Int32s, slots: Int32s, ranges: Int64s
 ) -> int:
-    """Find the end of one image. Other kernels can call this.
+    """Find the end of one image. Other kernels can call this function.
 
     :param data: ``uint8[::1]``. Nothing outside ``data[position:end]`` is read. The caller guarantees
         ``0 <= position`` and ``end <= len(data)``.
@@ -173,7 +174,7 @@ def skip_image(
             ranges[2 * slot] = field
             ranges[2 * slot + 1] = field + length
         field += length
-    # The bounds of the values are checked here, all at once, because the values are not read.
+    # Check the bounds of all values here at once; this is sufficient because the values are not read.
     return field if field <= end else TRUNCATED
 
 
@@ -210,7 +211,7 @@ def _locate_images(
             lengths[column, row] = length
             totals[column] += length
             field += length
-        # The bounds of the values are checked here, all at once. The values have not been read yet.
+        # Check the bounds of all values here at once; this is early enough because no value has been read yet.
         if field != end:
             return row
     return -1

@@ -34,7 +34,7 @@ def printed(column: ColumnType, cells: Cells) -> Cells:
 
 
 def without_no_dates(cells: Cells) -> Cells:
-    """Return packed dates, with nulls for those that are not in the calendar."""
+    """Return the packed dates, with nulls instead of dates that are not in the calendar."""
     validity = cells.own_validity()
     nulled = _clear_no_dates(cells.int64(), validity)
     return Cells(cells.rows, cells.nulls + nulled, pa.py_buffer(validity), cells.values)

@@ -54,8 +54,9 @@ def next_payload(buffer: Bytes, position: int, filled: int, sequence: int) -> tu
 
     :param filled: the end of the received bytes; nothing after it is read.
     :param sequence: the sequence number that the packet must have.
-    :returns: a code. With ``FOUND``, also the end of the payload (it starts at ``position + 4``), the offset of the
-        next packet, and its number. With ``NEEDS_BYTES`` and ``BAD_SEQUENCE``, nothing was changed.
+    :returns: a code. With ``FOUND``, also the end of the payload (the payload starts at ``position + 4``), and the
+        offset and the sequence number of the next packet. With ``NEEDS_BYTES`` and ``BAD_SEQUENCE``, nothing was
+        changed.
     """
     packet, number, length = position, sequence, _MOST
     while length == _MOST:
@@ -94,8 +95,8 @@ def locate_rows(
 ) -> int:
     """Locate the values of all complete rows between ``STATE_POSITION`` and ``STATE_FILLED``.
 
-    Nothing outside this range is read. Call this again after receiving more bytes. ``cells.Located`` describes the
-    arrays that are filled.
+    Nothing outside this range is read. Call this function again after receiving more bytes. ``cells.Located`` describes
+    the arrays that are filled.
 
     :param widths: ``ColumnType.row_width`` of each column.
     :returns: one of the codes above. The state is then at the packet that was not used or is malformed.
@@ -166,7 +167,8 @@ def locate_rows(
             store32(flat_starts, slot, position)
             position += length
             slot += capacity
-        # The bounds of values of fixed width are checked here, all at once. None of these values has been read yet.
+        # Check the bounds of all values of fixed width here at once; this is early enough because none of them has been
+        # read yet.
         if position != end:
             break
         packet, sequence = following, number

@@ -1,4 +1,4 @@
-"""Prepared statements on a PyMySQL connection, which has no API for them. Parameters are sent in binary, never in SQL.
+"""Prepared statements on a PyMySQL connection (PyMySQL has no API for them). Parameters are sent in binary, not as SQL.
 
 Source: MySQL's "Client/Server Protocol", pages COM_STMT_PREPARE, COM_STMT_EXECUTE and COM_STMT_CLOSE.
 """

@@ -96,7 +96,8 @@ def _parse_decimals(
         low = high = 0
         if start >= 0:
             length = int(lengths[row])
-            # A sign, a point, and a zero before the point, which the precision does not include.
+            # The text may have three characters that the precision does not count: a sign, a point, and a zero before
+            # the point.
             if length == 0 or length > precision + 3:
                 return row
             end = start + length

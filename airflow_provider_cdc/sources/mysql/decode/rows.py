@@ -30,8 +30,8 @@ from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
 from airflow_provider_cdc.sources.mysql.tables.types import arrow_schema, column_types
 
 _BATCH_ROWS = 65_560
-"""This is not a large power of two, because all locations of a row would then compete for the same set of the CPU
-cache."""
+"""The maximum number of rows per batch. It is not a large power of two: otherwise, all locations of a row would compete
+for the same set of the CPU cache."""
 _BATCH_CELLS = 1_000_000
 """Limits the memory for the locations of values in rows of a wide table, at 8 bytes per value."""
 
@@ -42,9 +42,9 @@ class StatementReader:
     The session must be from ``session.connect(reading=True)``. Statements stay prepared for the next ``read`` with the
     same condition, until ``close`` or the end of the session.
 
-    ``nulled``: by column, the number of values that the policy ``null`` has made null so far. ``odd``: values of the
-    last batch that the policy ``error`` replaced with a placeholder, and others that the table's condition treats as
-    null.
+    ``nulled``: by column, the number of values that the policy ``null`` has made null so far. ``odd``: the values of
+    the last batch that were replaced with a placeholder under the policy ``error``, and other values that the table's
+    condition treats as null.
 
     :raises ConfigurationError: the session would convert text or shift times; or a type is not in the table of types.
     """
@@ -58,7 +58,8 @@ class StatementReader:
         self._name = str(table.name)
         self._types = column_types(table)
         looked_at = table.selection.where.columns if table.selection.where is not None else ()
-        # Values that are published as text do not stop the run. Only the condition treats these values as null.
+        # A value that is published as text does not stop the run. Only the table's condition treats such a value as
+        # null.
         self._noted = [column.policy == "error" or column.name in looked_at for column in self._types]
         self._widths = np.array([column.row_width for column in self._types], np.int32)
         self._statements: dict[str, PreparedStatement] = {}
@@ -77,9 +78,9 @@ class StatementReader:
     def read(self, where: str, params: Sequence[KeyValue]) -> Iterator[pa.RecordBatch]:
         """Yield the rows for which ``where`` is true, in batches of ``schema``.
 
-        The memory is limited to some megabytes, or a few times the largest row. If the iterator is abandoned before its
-        end, the session is closed, because the server would continue to send. The session is also closed after any
-        error that the server did not report itself.
+        The memory use is limited to some megabytes, or to a few times the size of the largest row. If the iterator is
+        abandoned before its end, the session is closed, because the server would continue to send. The session is also
+        closed after any error that the server did not report itself.
 
         :param where: an SQL condition with a ``?`` for each of ``params``; empty: all rows.
         :raises SourceUnavailable: the session broke.
@@ -128,7 +129,7 @@ class StatementReader:
         return f"SELECT {columns} FROM {_rows_of(self._table)}{condition}"
 
     def _locate(self) -> tuple[Located, bool]:
-        """Receive and locate rows until the buffer is full or there are enough. Also return whether more rows will
+        """Receive and locate rows until the buffer is full or a batch is complete. Also return whether more rows will
         come."""
         stream, count = self._stream, len(self._types)
         stream.make_room()

@@ -1,4 +1,4 @@
-"""The result of a statement, received from the socket into one large buffer that is reused."""
+"""Receives the result of a statement from the socket into one large, reused buffer."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _BUFFER = 4 << 20
 _LARGEST = 2**31 - 1
 """Offsets in the buffer are stored in 32 bits."""
 _SLACK = 32
-"""Number of bytes after the received ones that a kernel may read, so that it can copy short values in words."""
+"""The buffer has this many extra bytes at the end: a kernel copies short values in words, so it may read past the
+received bytes."""
 _UNSIGNED_FLAG = 32
 _SMALL = 1 << 20
-"""Only rows have packets larger than this."""
+"""The maximum size in bytes of packets other than rows."""
 MOST_WARNINGS = 65_535
 
 
 class ResultStream:
-    """The packets of a session's results, one result after another, from its socket.
+    """Receives the packets of a session's results from the socket, one result after another.
 
     The kernels of ``packets`` use ``buffer`` and ``state``. ``ended``: the server will send nothing more. ``warnings``:
     the number of warnings of the last complete result; the server counts at most `MOST_WARNINGS`.
@@ -50,7 +51,7 @@ class ResultStream:
         self._view = memoryview(self.buffer.data)[: self._size]
 
     def open(self, columns: Sequence[ColumnType]) -> None:
-        """Start to receive the result of the statement that was just sent, and check that it has these columns.
+        """Start to receive the result of the statement that was just sent, and check that the result has these columns.
 
         :raises pymysql.MySQLError: the server answered with an error, or the session broke.
         :raises SchemaChanged: the result has other columns.
@@ -102,7 +103,7 @@ class ResultStream:
     def grow(self) -> None:
         """Double the buffer, because a row does not fit.
 
-        :raises DecodeError: a row has 2 GiB.
+        :raises DecodeError: a row has 2 GiB or more.
         """
         if self._size == _LARGEST:
             raise DecodeError("a row has 2 GiB or more, which no Arrow array holds", where=self._where)
@@ -161,7 +162,7 @@ class ResultStream:
 
 
 def _count(head: bytes) -> int:
-    """Return the number of columns in a result, from its first packet. A table has at most 4096."""
+    """Return the number of columns in a result, from its first packet. A table has at most 4096 columns."""
     if len(head) == 3 and head[0] == 0xFC:
         return int.from_bytes(head[1:], "little")
     if len(head) != 1 or not 0 < head[0] < 0xFB:

@@ -1,4 +1,4 @@
-"""Converts text from the character set of its column to UTF-8.
+"""Converts text from the character set of the column to UTF-8.
 
 Rows of a SELECT and images of the log both contain text in its stored form. So both are converted here, with the same
 result as the server's own conversion.
@@ -34,7 +34,8 @@ _LEAD_OF_TWO = -3
 _SINGLE_SHIFT_3 = 0x8F
 """In EUC, the first byte of a character of three bytes."""
 _BEYOND_UTF8 = {1: 0x80, 3: 0xF0, 4: 0x100}
-"""By maximum character size in bytes: bytes from this value on occur in no character of that size or smaller."""
+"""For a maximum character size in bytes: bytes from this value on do not occur in characters of this size or
+smaller."""
 
 
 def to_utf8(
@@ -107,7 +108,7 @@ def with_bytes_shown(
 def _decoded(
     where: str, charset: str, ends: Int32s, data: Bytes, marks: Bytes, *, apart: bool
 ) -> tuple[pa.Buffer, pa.Buffer] | None:
-    """Return the result of `to_utf8`; None if the values are already UTF-8."""
+    """Return the result of `to_utf8`. None: the values are already UTF-8."""
     known, rows = CHARSETS[charset], len(ends) - 1
     if known.unit == 1 and known.ascii and (len(data) == 0 or int(data.max()) < 0x80):
         return None
@@ -117,8 +118,7 @@ def _decoded(
         return _by_codec(ends, data, marks)
     out_offsets = pa.allocate_buffer((rows + 1) * 4)
     out_ends = np.frombuffer(out_offsets, np.int32)
-    # As UTF-8, one byte becomes at most three bytes, two or three bytes become at most three, and four bytes at most
-    # four.
+    # In UTF-8, a character of one to three bytes takes at most three bytes, and a character of four bytes at most four.
     size = len(data) * (3 if known.unit == 1 else 2 if known.unit == 2 else 1)
     _check_size(where, size)
     out = pa.allocate_buffer(size)
@@ -211,8 +211,8 @@ def _tables(charset: str, apart: bool) -> tuple[Int32s, Int32s, Int32s]:
 
 
 def _keep_one_code_each(known: Charset, *tables: Int32s) -> None:
-    """Keep one code per character in all ``tables``: its ASCII code, otherwise the code that the codec writes,
-    otherwise the first one.
+    """Keep one code per character in all ``tables``: the ASCII code if there is one, otherwise the code that the codec
+    writes, otherwise the first code.
 
     ASCII is copied unchanged (`_decoded`), so no other code may stand for an ASCII character. The server itself
     converts a backslash to the two bytes 815F of sjis.

@@ -1,8 +1,8 @@
 """Detects values that the server left out because they are longer than its ``max_allowed_packet``.
 
-In that case, the result of a function (for example, of a VIRTUAL column) is NULL, and a JSON document is the empty
-text. The statement does not fail; there is only a warning. The log has no such limit. So a copy would have the document
-in some rows and nothing in others.
+Instead of such a value, the server returns NULL for the result of a function (for example, in a VIRTUAL column), and
+the empty text for a JSON document. The statement does not fail; there is only a warning. The log has no such limit. So
+a copy would contain the value in rows from the log, but not in rows from a SELECT.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from airflow_provider_cdc.sources.mysql.tables.generated import has_bounded_resu
 
 
 def check_whole(connection: Connection, table: Table, warnings: int) -> None:
-    """Check that no warning of the last statement says that a value was left out.
+    """Check that the server left out no value in the result of the last statement, according to the statement's
+    warnings.
 
     :param warnings: the number of warnings.
     :raises ConfigurationError: a value was left out, or there were too many warnings to be sure.

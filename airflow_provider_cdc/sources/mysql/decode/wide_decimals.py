@@ -1,9 +1,8 @@
-"""DECIMAL values with more than the 38 digits that an Arrow decimal holds. The cells of such values are the text that
-MySQL prints.
+"""Decodes DECIMAL columns of more than 38 digits, the maximum of an Arrow decimal, to the text that MySQL prints.
 
 The text consists of a minus sign if the value is negative, the digits before the point (at least one; with ZEROFILL as
-many as the column has), and, if the column has a scale, a point and that many digits. Both formats are first converted
-to the same digits, which are then printed.
+many as the column has), and, if the column has a scale, a point and that many digits. The module first converts both
+binary formats to the same digits, and then prints the digits.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _MOST = 38
 
 
 def wide_row_cells(located: Located, index: int, column: ColumnType) -> Cells:
-    """Return the cells of a column of a batch of result rows, in which a decimal is text.
+    """Return the cells of a column of a batch of result rows. In result rows, decimals are sent as text.
 
     :raises DecodeError: a value is not of the column's type.
     """
@@ -52,7 +51,7 @@ def wide_row_cells(located: Located, index: int, column: ColumnType) -> Cells:
 
 
 def wide_image_cells(located: Located, index: int, column: ColumnType) -> Cells:
-    """Return the cells of a column of a batch of images, in which a decimal is stored as groups of digits.
+    """Return the cells of a column of a batch of images. In images, decimals are stored as groups of digits.
 
     :raises DecodeError: a value is not of the column's type.
     """
@@ -147,7 +146,7 @@ def _copy_numbers(
             negative = position < end and load8(data, position) == _MINUS
             if negative:
                 position += 1
-            # The place of the point or, without a scale, the end.
+            # The offset of the point; if the scale is 0, the offset of the end.
             point = end - scale - 1 if scale else end
             if point < position or point == end - scale == position:
                 return row

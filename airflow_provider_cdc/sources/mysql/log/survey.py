@@ -61,9 +61,9 @@ def looked_through(
     segments: Sequence[LogSegment],
     walker_of: Callable[[LogSegment], Walker],
 ) -> Iterator[Iterator[tuple[Walker, ExactnessError | None]]]:
-    """Open an iterator that gives, for each segment in order, its walker and the error at which it stopped, or None.
+    """Open an iterator over the segments, in order: the walker of each one, and the error at which it stopped, or None.
 
-    A caller that leaves the block early stops the reading.
+    Leaving the block early stops the reading.
 
     :raises CdcError: of another kind than `ExactnessError`: the log of a segment could not be read.
     """

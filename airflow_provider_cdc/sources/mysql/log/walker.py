@@ -1,6 +1,6 @@
 """Reads the events of binary log files. The kernel in ``walk.py`` handles the frequent events, this module the rest.
 
-The kernel returns at every event that it cannot handle. An event that this module does not know stops the run.
+The kernel returns at every event that it cannot handle. An event unknown to this module, too, stops the run.
 """
 
 from __future__ import annotations
@@ -46,8 +46,7 @@ class LogWalker:
     """Computes the net change of a log file, and of the files after it (`go_on`), from events that arrive in pieces.
 
     :param file: the name of the file.
-    :param start: the position in the file at which reading starts; the events that the server generates before it do
-        not count.
+    :param start: the position of the first event that comes from the file and is not generated for this reader.
     :param stop: the position to stop at; None: the end of the file.
     :param initial: transactions in this set are ignored.
     :param summary: receives the outcomes of XA transactions and the statements that write to tables.
@@ -280,8 +279,7 @@ class LogWalker:
             self._breaks(refusals.not_understood(effect.statement, self.where))
 
     def _remember(self, found: Meaning) -> None:
-        """Record the tables that the statement writes to or redefines. `steps.statement_writes` checks them for the
-        whole window."""
+        """Record the tables that the statement writes to or redefines; `steps.statement_writes` checks them later."""
         summary = self._summary
         if found.write is not None:
             table, read = found.write.table, set(found.write.read)
@@ -380,8 +378,8 @@ class LogWalker:
         self._payload_position = -1
 
     def _breaks(self, error: CdcError) -> None:
-        """Raise ``error``, except in an XA transaction that is ignored so far. There, only store the error, because the
-        commit decides whether the changes count."""
+        """Raise ``error``. In an XA transaction that is ignored so far, only store the error: the commit decides
+        whether the changes count."""
         if self.xa.open is None or not self.state[walk_state.IGNORED]:
             raise error
         self.xa.open.error = self.xa.open.error or error

@@ -42,10 +42,10 @@ _OPEN_ARRAY, _CLOSE_ARRAY = ord("["), ord("]")
 
 @kernel
 def write_documents(data: Any, offsets: Any, valid: Any, first: int, out: Any, ends: Any, status: Any) -> int:
-    """Write the texts of the values from `first` on, and the end of each, until one cannot be written.
+    """Write the texts of the values from `first` on, and the end of each text. Stop at a value that cannot be written.
 
-    Return the index of that value; `status` then has the code and the byte within the value. If all were written,
-    return the number of values.
+    Return the index of the value at which writing stopped; `status` then has the error code and the offset of the byte
+    within the value. If all values were written, return the number of values.
     """
     stack = np.empty((MAX_DEPTH, _FRAME), np.int64)
     for index in range(first, len(valid)):
@@ -71,10 +71,12 @@ def _write_document(data: Any, begin: int, end: int, stack: Any, out: Any, pos: 
     # The value to write: its type, the start of its body, and the limit for its end.
     kind, at, bound = np.int64(data[begin]), begin + 1, end
     is_inlined = False
-    # The container around it: its type, start, end, end of entries, number of elements, and how many are left.
+    # The container around the value: its type, start, end, end of entries, number of elements, and number of elements
+    # left.
     holder, base, limit, bodies, count, left = kind, at, at, at, at, at
     depth = 0
-    # If values shared their bytes, the text could be exponentially long. The server never stores such documents.
+    # Count the unread bytes, to reject documents in which values share bytes: their text could be exponentially long.
+    # The server never stores such documents.
     unread = end - begin
     while True:
         status[1] = at
@@ -195,7 +197,8 @@ def _write_fixed(kind: int, data: Any, at: int, out: Any, pos: int) -> int:
 
 @inner
 def _sized(data: Any, at: int, bound: int) -> tuple[int, int]:
-    """Return the start and length of a body that follows its length (groups of 7 bits, lowest first); or a code."""
+    """Return the start and the length of a body whose length precedes it (in groups of 7 bits, lowest first), or a
+    code."""
     length = 0
     for index in range(5):
         if at + index >= bound:

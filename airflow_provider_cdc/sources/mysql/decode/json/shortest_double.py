@@ -1,7 +1,8 @@
 """Computes the shortest decimal digits that read back as a given double, in a kernel.
 
-If several decimals of the shortest length round to the double, the result is the nearest of them; if two are equally
-near, the even one. ``repr`` and MySQL print the same digits (both use David Gay's dtoa).
+If several decimals of the shortest length round to the double, the result is the nearest of them. If two of them are
+equally near, the result is the one with an even last digit. ``repr`` and MySQL print the same digits (both use David
+Gay's dtoa).
 
 The algorithm is Schubfach (Raffaello Giulietti, "The Schubfach way to render doubles", 2020). It scales the double and
 the two ends of its rounding interval by a power of ten, with 128 bits, so that the interval spans between one and ten
@@ -43,7 +44,8 @@ _EIGHT_ZEROS = np.uint64(100_000_000)
 
 @inner
 def shortest(bits: int) -> tuple[int, int]:
-    """Return digits and an exponent so that the double is ± digits · 10**exponent. The digits do not end in 0.
+    """Return the shortest digits and the exponent with which ± digits · 10**exponent reads back as the double. The
+    digits do not end in 0.
 
     :param bits: the IEEE 754 bits (uint64) of a finite double other than zero; the sign is ignored.
     """
@@ -64,7 +66,8 @@ def shortest(bits: int) -> tuple[int, int]:
     value = _scaled(high, low, middle << shift)
     right = _scaled(high, low, (middle + _U2) << shift)
     if significand & _U1:
-        # Ties round to the even significand, so the interval of an odd one does not include its ends.
+        # Ties round to the even significand, so the interval of a double with an odd significand does not include its
+        # ends.
         scaled_lower += _U1
         right -= _U1
 

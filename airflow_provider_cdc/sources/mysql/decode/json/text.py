@@ -1,6 +1,7 @@
-"""Converts MySQL's binary JSON, as row images of the log contain it, to the text that a SELECT of the column prints.
+"""Converts the binary JSON in row images of the log to the text that a SELECT of the column prints.
 
-The kernel of ``json.document`` converts the values of a column. This module raises errors for values that it rejects.
+The kernel of ``json.document`` converts the values of a column. This module raises an error for a value that the kernel
+rejects.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Kernels that write scalars of binary JSON as MySQL prints them, each into a buffer.
 
-Every writer takes the position to write at. The writer returns the position after the text, or one of the codes below,
-which are all negative. Before it writes, the writer checks that the text fits. The caller guarantees that the bytes to
-read exist.
+Every writer takes the position to write at, and returns the position after the text or a negative code (below). Before
+it writes, the writer checks that the text fits. The caller guarantees that the bytes to read exist.
 """
 
 from __future__ import annotations
@@ -138,7 +137,7 @@ def _has_special(word: int) -> bool:
 
 @inner
 def write_integer(value: int, is_signed: bool, out: Any, pos: int) -> int:
-    """Write an integer. `value` is the int64 with the 64 bits of the number, which is signed or not."""
+    """Write an integer. `value` is an int64 that contains the 64 bits of the signed or unsigned number."""
     if pos + 20 > len(out):
         return FULL
     magnitude = np.uint64(value)
@@ -153,9 +152,9 @@ def write_integer(value: int, is_signed: bool, out: Any, pos: int) -> int:
 def write_double(bits: int, out: Any, pos: int) -> int:
     """Write the shortest digits that read back as the double with these IEEE 754 bits (uint64).
 
-    The layout is that of the server's ``my_gcvt``. The form ``d.ddde-N`` is used if the point would be more than 14
-    zeros to the left of the digits, or at or beyond the 16th place with nothing after it. Otherwise there is no
-    exponent, and at least one digit on either side of the point.
+    The layout is the same as in the server's ``my_gcvt``. The form ``d.ddde-N`` is used in two cases: there would be
+    more than 14 zeros between the point and the digits, or the point would be at or after the 16th place with no digits
+    after it. Otherwise there is no exponent, and at least one digit on either side of the point.
     """
     if (bits >> np.uint64(52)) & _INFINITE == _INFINITE:
         return BAD_DOUBLE

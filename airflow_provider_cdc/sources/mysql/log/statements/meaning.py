@@ -120,7 +120,7 @@ a view or a stored program. SPATIAL INDEX is checked for earlier."""
 def meaning(statement: Statement, tracked: TrackedNames) -> Meaning:
     """Return what ``statement`` does to the tracked tables.
 
-    Transaction control (BEGIN, COMMIT, SAVEPOINT, XA and so on) is not handled here: the result for it is
+    This function does not handle transaction control (BEGIN, COMMIT, SAVEPOINT, XA and so on); it returns
     NOT_UNDERSTOOD.
     """
     try:

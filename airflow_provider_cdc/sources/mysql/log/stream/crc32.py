@@ -1,9 +1,10 @@
 """Computes the CRC-32 of binary log events, with zlib's polynomial, over an event without its last four bytes.
 
 The tables allow the loop to process sixteen bytes per step ("slicing", Kounavis and Berry, 2005). Each step depends on
-the one before it. So a longer event is split into two strands, whose steps alternate. The two CRCs are combined at the
-end: the CRC is linear, so the CRC of the first strand can be shifted past the second (as in zlib's crc32_combine). The
-kernel exists because most events are so short that a call from Python to zlib would cost more than the computation.
+the one before it. So longer events are processed in pairs of strands, whose steps alternate. The two CRCs of a pair are
+combined at the end of the strands: the CRC is linear, so the CRC of the first strand can be shifted past the second (as
+in zlib's crc32_combine). The kernel exists because most events are so short that a call from Python to zlib would cost
+more than the computation.
 """
 
 from __future__ import annotations
