@@ -165,7 +165,7 @@ def open_reader(
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
-    """Return a bound on the transactions that any read could have seen that has ended by now.
+    """Return a bound on the transactions that the finished reads could have seen.
 
     The bound is the end of the log (``log_history.LogPlace``), because a transaction is written to the log before it
     becomes visible. A visible transaction may still be missing from ``@@gtid_executed``. In that case it is in

@@ -1,8 +1,8 @@
 """Changes of a copied table's partitions that are accepted because they change no row.
 
 - ADD PARTITION adds an empty partition. If the table has HASH partitions, it redistributes the rows, like COALESCE
-PARTITION. - OPTIMIZE PARTITION rebuilds the whole table, whatever ALGORITHM says, and keeps each row in its partition.
-ANALYZE
+  PARTITION.
+- OPTIMIZE PARTITION rebuilds the whole table, whatever ALGORITHM says, and keeps each row in its partition. ANALYZE
   PARTITION only collects statistics.
 - REBUILD and REORGANIZE PARTITION move each row to the partition that it belongs to, and silently drop rows that belong
   to none. There are no such rows if there were none at the recorded position (`sources.mysql.tables.partitions`). If

@@ -7,9 +7,9 @@ single INSERT, REPLACE, UPDATE or DELETE whose target is named with its schema w
 except through:
 
 - functions: only built-in functions without side effects are accepted. If an unqualified name is directly followed by a
-parenthesis, the server calls the built-in function, even if a stored function has the same name. - cascades: the server
-then lists no schemas (``Statement.schemas``), and the statement is not accepted. - triggers and views: the text does
-not show them, so the run queries the server for them (``mysql.statement_writes``).
+  parenthesis, the server calls the built-in function, even if a stored function has the same name.
+- cascades: the server then lists no schemas (``Statement.schemas``), and the statement is not accepted.
+- triggers and views: the text does not show them, so the run queries the server for them (``mysql.statement_writes``).
 
 A statement with anything unknown is not accepted: the run stops, as for any other change that was logged as a
 statement.
