@@ -52,7 +52,7 @@ class Decision:
 
 
 def decision_of(run: Run) -> Decision:
-    """Return the commit record of a run that has its commit.
+    """Return the commit record of a committed run.
 
     :raises ManifestError: the record is not of this run.
     """
