@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_provider_cdc.core.copies.head import Copy
+from airflow_provider_cdc.core.copies.head import Copy, position_of
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.feed import Feed
 from airflow_provider_cdc.core.run.place import Place
@@ -124,6 +124,26 @@ class LatestCopy:
     columns: tuple[str, ...] = ()
     history: Mapping[str, Any] = field(default_factory=dict)
     missed_as_of: str = ""
+
+    @classmethod
+    def of(cls, table: TableName, head: Copy, path: str, files: Sequence[str]) -> LatestCopy:
+        """Return the copy that the record ``head`` describes, with its ``files`` (URIs) in ``path``."""
+        return cls(
+            table=str(table),
+            run_id=head.run_id,
+            path=path,
+            files=tuple(files),
+            rows=head.rows,
+            position=position_of(head),
+            as_of=head.as_of,
+            recorded_at=head.recorded_at,
+            published_at=head.published_at,
+            source=head.source,
+            where=head.where,
+            columns=head.columns,
+            history=head.history,
+            missed_as_of=head.missed_as_of,
+        )
 
     @property
     def locations(self) -> list[str]:

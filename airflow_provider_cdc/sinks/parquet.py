@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.copies.head import Copy, position_of
+from airflow_provider_cdc.core.copies.head import Copy
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging, difference
@@ -209,22 +209,7 @@ class ParquetSink:
                 where=path,
                 hint=f"another program removed them: also remove {LATEST} in the table's folder, and trigger a new run",
             )
-        return LatestCopy(
-            table=str(table),
-            run_id=head.run_id,
-            path=path,
-            files=tuple(map(folder.uri_of, listed_files)),
-            rows=head.rows,
-            position=position_of(head),
-            as_of=head.as_of,
-            recorded_at=head.recorded_at,
-            published_at=head.published_at,
-            source=head.source,
-            where=head.where,
-            columns=head.columns,
-            history=head.history,
-            missed_as_of=head.missed_as_of,
-        )
+        return LatestCopy.of(table, head, path, [*map(folder.uri_of, listed_files)])
 
     def _place(self, publication: Publication, change: TableChange) -> None:
         """Move the files of one table to their final folder. Afterwards, the folder has exactly these files."""
@@ -234,7 +219,7 @@ class ParquetSink:
             self._move(publication.staging, folder, change.added, kept_paths, place_of(change.table, change.base))
         except (OSError, pa.ArrowException) as error:
             raise PublishIncomplete(
-                f"a file could not be put in place: {error}", where=self._lake.uri_of(folder), hint=_INCOMPLETE
+                f"could not move a file to its final folder: {error}", where=self._lake.uri_of(folder), hint=_INCOMPLETE
             ) from error
         self.place_feed(publication, change)
 

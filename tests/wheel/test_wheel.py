@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc import __version__
-from hatch_build import with_absolute_links
+from harness.package_readme import with_absolute_links
 
 ROOT = Path(__file__).parents[2]
 

@@ -83,8 +83,7 @@ def _snapshot(step: Step) -> SnapshotResult:
         check_still(step.source, entry.table)
     if rolled := sum(bool(entry.base) for entry in step.tables):
         say(f"snapshot: {counted(rolled, 'table')} not read, but rolled forward from the last copies")
-    # If touched rows of some table are read again, touched rows of the tables that are rolled forward are read again,
-    # too.
+    # A run that reads touched rows again does so for all of its tables, also for those that are rolled forward.
     tables = [entry.table for entry in step.tables if not entry.base or entry.at_upper]
     if not tables:
         return _nothing_read(step)

@@ -25,7 +25,6 @@ from airflow_provider_cdc.core.copies.head import (
     Copy,
     decode_copy,
     is_of_another_source,
-    position_of,
 )
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.place import Place
@@ -197,22 +196,7 @@ class IcebergSink:
         if loaded is None or snapshot is None or head is None:
             return None
         files = data_files_of(Transaction(loaded), snapshot)
-        return LatestCopy(
-            table=str(table),
-            run_id=head.run_id,
-            path=head.path,
-            files=tuple(sorted(files)),
-            rows=head.rows,
-            position=position_of(head),
-            as_of=head.as_of,
-            recorded_at=head.recorded_at,
-            published_at=head.published_at,
-            source=head.source,
-            where=head.where,
-            columns=head.columns,
-            history=head.history,
-            missed_as_of=head.missed_as_of,
-        )
+        return LatestCopy.of(table, head, head.path, sorted(files))
 
     @answered("catalog")
     def publish(self, publication: Publication) -> dict[TableName, PublishedCopy]:

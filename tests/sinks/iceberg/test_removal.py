@@ -101,6 +101,20 @@ def test_another_program_s_tag_keeps_the_snapshot_and_its_files(lake: Lake) -> N
     assert ids == [1, 1, 1]
 
 
+def once_before_a_commit(act: Callable[[], object]) -> Callable[[Callable[[], Any], str], Any]:
+    """Return a wrapper of commits that acts once, right before the first commit of the table ``shop.orders``."""
+    began = False
+
+    def meanwhile(commit: Callable[[], Any], table: str) -> Any:
+        nonlocal began
+        if not began and table == "shop.orders":
+            began = True
+            act()
+        return commit()
+
+    return meanwhile
+
+
 def test_a_run_that_commits_during_a_removal_keeps_its_files(lake: Lake) -> None:
     """The removal of the base requires what the run requires, so one of both comes first."""
     first = lake.stage(1)
@@ -108,18 +122,10 @@ def test_a_run_that_commits_during_a_removal_keeps_its_files(lake: Lake) -> None
     lake.sink.publish(lake.stage(3))
     # Older than the head, so that the head does not change.
     second = lake.stage(2, before=first)
-    began = False
-
-    def meanwhile(commit: Callable[[], Any], table: str) -> Any:
-        nonlocal began
-        if not began and table == "shop.orders":
-            began = True
-            lake.sink.publish(second)
-        return commit()
 
     lake.sink.withdraw(first.run_id, ORDERS)
     with pytest.MonkeyPatch.context() as patch:
-        commits_fail(patch, meanwhile)
+        commits_fail(patch, once_before_a_commit(lambda: lake.sink.publish(second)))
         lake.sink.remove(first.run_id, ORDERS, first.tables[0].added)
     assert sorted(row["id"] for row in rows_at(lake, second.run_id)) == [1, 1, 2, 2, 2]
 
@@ -129,17 +135,9 @@ def test_a_removal_during_a_commit_refuses_it(lake: Lake) -> None:
     lake.sink.publish(first)
     lake.sink.publish(lake.stage(3))
     second = lake.stage(2, before=first)
-    began = False
-
-    def meanwhile(commit: Callable[[], Any], table: str) -> Any:
-        nonlocal began
-        if not began and table == "shop.orders":
-            began = True
-            remove(lake, first)
-        return commit()
 
     with pytest.MonkeyPatch.context() as patch:
-        commits_fail(patch, meanwhile)
+        commits_fail(patch, once_before_a_commit(lambda: remove(lake, first)))
         with pytest.raises(Exception, match="is gone"):
             lake.sink.publish(second)
     assert f"cdc-{second.run_id}" not in iceberg_table(lake).metadata.refs

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.sources.postgres.catalog.not_null import HAS_NO_NULL
+from airflow_provider_cdc.sources.postgres.catalog.schema import HAS_NO_NULL
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 NO_ROOM = "HASH partitions with all remainders, or ranges from MINVALUE to MAXVALUE that leave no gap"

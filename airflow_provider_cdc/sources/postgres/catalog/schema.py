@@ -10,9 +10,18 @@ from itertools import chain
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.postgres.catalog import publication_scope, view_definitions
-from airflow_provider_cdc.sources.postgres.catalog.not_null import HAS_NO_NULL
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import read_types
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
+
+HAS_NO_NULL = """(a.attnotnull AND NOT EXISTS (
+    SELECT FROM pg_catalog.pg_constraint never_checked WHERE never_checked.conrelid = a.attrelid
+    AND never_checked.contype = 'n' AND never_checked.conkey = ARRAY[a.attnum] AND NOT never_checked.convalidated))"""
+"""An SQL condition on a row ``a`` of pg_attribute. It is true if the column is NOT NULL and the server has checked all
+rows of the table.
+
+Since PostgreSQL 18, a NOT NULL constraint may be NOT VALID. Then ``attnotnull`` is set, although older rows may contain
+a NULL. So code that relies on NOT NULL uses this condition, and never ``attnotnull`` alone.
+"""
 
 RENAMED = "another table has its name now"
 REWRITTEN = "was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
