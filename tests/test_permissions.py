@@ -21,10 +21,9 @@ if TYPE_CHECKING:
 
 PASSWORD = "c0rrect-horse-battery"
 PAGE = (Path(__file__).parents[1] / "docs/permissions.md").read_text().partition("## PostgreSQL")[2]
-ROLE, PUBLICATION, FULL = (
+ROLE, OWNERSHIP, PUBLICATION, FULL = (
     re.sub("--.*", "", one).replace("…", PASSWORD) for one in re.findall(r"```sql\n(.*?)```", PAGE, re.DOTALL)
 )
-(ON_DATABASE,) = re.findall(r"`(GRANT CREATE ON DATABASE app TO copier)`", PAGE)
 pytestmark = pytest.mark.long
 
 
@@ -33,7 +32,7 @@ def app(postgres: PostgresServer) -> Iterator[PostgresServer]:
     """A server with the database, the schema and the tables of the page, whose owner is another role."""
     postgres.query("CREATE DATABASE app")
     postgres.query(
-        "CREATE ROLE owner; CREATE SCHEMA shop AUTHORIZATION owner; SET ROLE owner;"
+        "CREATE ROLE shop_owner; CREATE SCHEMA shop AUTHORIZATION shop_owner; SET ROLE shop_owner;"
         "CREATE TABLE shop.orders (id int PRIMARY KEY); CREATE TABLE shop.customers (id int PRIMARY KEY);"
         "INSERT INTO shop.orders VALUES (1), (2); INSERT INTO shop.customers VALUES (5)",
         database="app",
@@ -41,7 +40,7 @@ def app(postgres: PostgresServer) -> Iterator[PostgresServer]:
     postgres.query(ROLE, database="app")
     yield postgres
     slots = postgres.drop_database("app")
-    postgres.query("DROP ROLE copier; DROP ROLE owner")
+    postgres.query("DROP ROLE copier; DROP ROLE shop_owner")
     assert not slots, slots
 
 
@@ -58,7 +57,7 @@ def test_the_user_of_the_page_copies(
         app.query(FULL + FULL.replace("shop.orders", "shop.customers"), database="app")
     if way == "as the owner":
         reached = settings(app)
-        app.query(f"GRANT owner TO copier; {ON_DATABASE}", database="app")
+        app.query(OWNERSHIP, database="app")
     else:
         reached = settings(app, publication="copies")
         app.query(PUBLICATION, database="app")
