@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.sources.postgres.catalog.types import NAMES_OF_OBJECTS
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
@@ -100,3 +100,9 @@ def altering(connection: Connection, tables: Iterable[Table]) -> set[str]:
     """Return the ids of the unfinished transactions that alter the type of a column, or a part of such a type."""
     oids = {column.details["oid"] for table in tables for column in table.columns if column.details.get("definition")}
     return {xid for (xid,) in query(connection, _ALTERING, (list(oids),))} if oids else set()
+
+
+def label_oids(columns: Iterable[Column]) -> list[int]:
+    """Return the OIDs of the labels of all enums in the types of columns, as they were when the columns were read."""
+    versions = " ".join(str(column.details.get("labels", "")) for column in columns)
+    return sorted({int(version.partition("/")[0]) for version in versions.split()})

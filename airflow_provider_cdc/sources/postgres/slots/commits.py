@@ -25,12 +25,14 @@ PLUGIN = "test_decoding"
 PART_BYTES = 256 * 2**20
 """Bytes of log that one call decodes. The server stores the result of a call on its disk until the call returns."""
 
+# The server reports BEGIN at the position of the transaction's first record. It streams a large transaction in blocks,
+# and reports the first block at the position of the transaction's first change.
 _COMMITS = """
 SELECT lsn::text, (extract(epoch FROM substring(data FROM '\\(at (.*)\\)$')::timestamptz) * 1000000)::int8,
-    substring(data FROM ' ([0-9]+) \\(at ')
+    substring(data FROM ' ([0-9]+)(?: \\(at .*)?$')
 FROM pg_logical_slot_get_changes(%s, %s, NULL, 'include-xids', 'on', 'include-timestamp', 'on',
     'skip-empty-xacts', 'off', 'stream-changes', 'on')
-WHERE data ~ '^(COMMIT|committing streamed transaction) '
+WHERE data ~ '^(BEGIN|opening a streamed block for transaction TXN|COMMIT|committing streamed transaction TXN) '
 """
 
 
@@ -38,14 +40,17 @@ WHERE data ~ '^(COMMIT|committing streamed transaction) '
 class Commit:
     """The commit of a transaction.
 
-    ``end`` is the end of the commit record. ``at`` is the commit time in microseconds since 1970. ``xid`` is the id of
-    the transaction, as the catalog shows it (``xmin``). If logical replication applied the transaction, the commit time
-    is the time on the server that first committed it.
+    - ``end``: the end of the commit record.
+    - ``at``: the commit time in microseconds since 1970. If logical replication applied the transaction, this is the
+      time on the server that first committed it.
+    - ``xid``: the id of the transaction, as the catalog shows it (``xmin``).
+    - ``begin``: a position that no change of the transaction is before.
     """
 
     end: Lsn
     at: int
-    xid: str = ""
+    xid: str
+    begin: Lsn
 
 
 def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Generator[Commit]:
@@ -82,8 +87,12 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
         while at < end:
             # Each call decodes some transactions again: those that were open at the position where the call begins.
             part = max(PART_BYTES, _decoded_again(connection, copy))
+            begins: dict[str, Lsn] = {}
             for lsn, when, xid in query(connection, _COMMITS, (copy, str(min(end, Lsn(int(at) + part))))):
-                yield Commit(Lsn.parse(lsn), when, xid)
+                if when is None:
+                    begins.setdefault(xid, Lsn.parse(lsn))
+                else:
+                    yield Commit(Lsn.parse(lsn), when, xid, begins[xid])
             before, at = at, _confirmed(connection, copy)
             if at <= before:
                 return

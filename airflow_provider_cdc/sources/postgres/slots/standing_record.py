@@ -268,15 +268,16 @@ def states_of(connection: Connection, name: str, tables: Sequence[Table]) -> dic
 def shapes_of(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
     """Return a digest of each table, by table name, that ignores some changes.
 
-    In contrast to `states_of`, the digest does not include NOT NULL or the versions of the catalog rows of the table
-    and its columns. So it stays the same if privileges, defaults or NOT NULL change, or if a rename is undone.
-    `catalog_versions` finds out when these catalog rows were changed last.
+    In contrast to `states_of`, the digest does not include NOT NULL, the labels of enums, or the versions of the
+    catalog rows of the table and its columns. So it stays the same if privileges, defaults, NOT NULL or labels change,
+    or if a rename is undone. `catalog_versions` finds out when these catalog rows were changed last.
     """
 
     def shaped(table: Table) -> Table:
-        columns = [
-            replace(column, nullable=True, details={**column.details, "version": ""}) for column in table.columns
-        ]
+        columns = []
+        for column in table.columns:
+            details = {name: detail for name, detail in column.details.items() if name != "labels"}
+            columns.append(replace(column, nullable=True, details={**details, "version": ""}))
         return replace(table, columns=tuple(columns), details={**table.details, "version": ""})
 
     return _digests(connection, name, [shaped(table) for table in tables])
