@@ -267,8 +267,8 @@ class Sink(Protocol):
         """The time for which readers may still use a copy after `withdraw`. The copy is removed only after this
         time."""
 
-    def withdraw(self, run_id: str, table: TableName) -> None:
-        """Stop directing new readers to a copy that is not the latest one."""
+    def withdraw(self, copies: Sequence[tuple[str, TableName]]) -> None:
+        """Stop directing new readers to copies that are not the latest ones. Each copy is a run id and a table."""
 
     def remove(
         self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()

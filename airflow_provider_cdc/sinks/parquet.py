@@ -112,7 +112,7 @@ class ParquetSink:
     def copy_folder(self, run_id: str, table: TableName) -> Storage:
         return self._lake.folder(*place_of(table, run_id).split("/"))
 
-    def withdraw(self, run_id: str, table: TableName) -> None:
+    def withdraw(self, copies: Sequence[tuple[str, TableName]]) -> None:
         """Do nothing: readers find copies by ``_latest.json``, which names the latest copy."""
 
     def copy_uri(self, run_id: str, table: TableName) -> str:

@@ -222,7 +222,7 @@ def test_files_of_the_copy_before_are_kept_and_the_new_copy_stands_alone(lake: L
     if lake.format == "iceberg":
         # Copies share files, so one that goes leaves those that another one has.
         for change in first.tables:
-            lake.sink.withdraw(first.run_id, change.table)
+            lake.sink.withdraw([(first.run_id, change.table)])
             lake.sink.remove(first.run_id, change.table, change.added)
     else:
         for table in TABLES:
@@ -281,13 +281,13 @@ def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next_call(la
         with pytest.MonkeyPatch.context() as patch:
             interrupt_at(patch, number)
             try:
-                lake.sink.withdraw(publication.run_id, ORDERS)
+                lake.sink.withdraw([(publication.run_id, ORDERS)])
                 lake.sink.remove(publication.run_id, ORDERS, publication.tables[0].added)
                 interrupted = False
             except Interrupted:
                 pass
         assert not (newer and interrupted) or publication.run_id in lake.sink.copies(ORDERS)
-        lake.sink.withdraw(publication.run_id, ORDERS)
+        lake.sink.withdraw([(publication.run_id, ORDERS)])
         lake.sink.remove(publication.run_id, ORDERS, publication.tables[0].added)
         assert publication.run_id not in lake.sink.copies(ORDERS), f"interrupted at change {number}"
         assert [*others] <= lake.sink.copies(ORDERS)

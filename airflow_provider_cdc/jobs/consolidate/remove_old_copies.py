@@ -6,7 +6,7 @@ The run is already published, so a failure here does not fail the run: the next 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
 
@@ -86,7 +86,7 @@ class _Retention:
         # Refresh the list after the marks are written, so that a run that began meanwhile either sees the marks or is
         # in the new list.
         self._runs.refresh()
-        for old_copy in copies_to_remove:
+        for old_copy in self._withdraw(copies_to_remove):
             self._attempt(self._uri(old_copy), partial(self._remove, old_copy))
         # A failure here must not prevent the report of what was removed.
         self._attempt(self._scratch.uri, self._remove_folders)
@@ -113,13 +113,27 @@ class _Retention:
     def _uri(self, one: Expired) -> str:
         return self._sink.copy_folder(one.run.run_id, one.table).uri
 
-    def _remove(self, one: Expired) -> None:
+    def _withdraw(self, copies: Sequence[Expired]) -> list[Expired]:
+        """Withdraw all copies that no run uses, together, and return these copies."""
+        withdrawn: list[Expired] = []
+        for old_copy in copies:
+            self._attempt(self._uri(old_copy), partial(self._add_unused, old_copy, withdrawn))
+        try:
+            self._sink.withdraw([(old_copy.run.run_id, old_copy.table) for old_copy in withdrawn])
+        except _MAY_FAIL as error:
+            self._left |= {self._uri(old_copy): f"the removal failed: {error}" for old_copy in withdrawn}
+            return []
+        return withdrawn
+
+    def _add_unused(self, one: Expired, unused: list[Expired]) -> None:
         if not is_latest(self._run, one.table, self._sink):
             return
         if user := self._runs.user_of(one.run.run_id, one.table):
             self._left[self._uri(one)] = in_use(user)
             return
-        self._sink.withdraw(one.run.run_id, one.table)
+        unused.append(one)
+
+    def _remove(self, one: Expired) -> None:
         if datetime.now(UTC) - marked_since(one.run, one.table) < self._sink.grace:
             self._waiting += 1
             return

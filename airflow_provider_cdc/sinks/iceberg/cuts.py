@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -225,15 +225,16 @@ def commit_cut(
     raise PublishIncomplete("other runs keep committing cuts", where=where, hint=_AGAIN)
 
 
-def remove_rows(catalog: Catalog, namespace: str, identifier: str, snapshot_id: int) -> None:
-    """Remove a snapshot of one table from all cuts, so that no new reader uses it.
+def remove_rows(catalog: Catalog, namespace: str, snapshots: Collection[tuple[str, int]]) -> None:
+    """Remove snapshots from all cuts, so that no new reader uses them. Each is an Iceberg table's identifier and a
+    snapshot id.
 
     :raises PublishIncomplete: other runs keep committing cuts.
     """
     for _ in range(_ROUNDS):
         table = load_table(catalog, (*namespace.split("."), NAME))
         existing = [] if table is None else rows_of(table)
-        remaining = [row for row in existing if (row.identifier, row.snapshot_id) != (identifier, snapshot_id)]
+        remaining = [row for row in existing if (row.identifier, row.snapshot_id) not in snapshots]
         if table is None or len(remaining) == len(existing):
             return
         updates, requirements = _stage(table, remaining, "", existing[-1].cut)

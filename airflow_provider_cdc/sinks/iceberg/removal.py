@@ -13,6 +13,7 @@ PyIceberg's own snapshot expiry is not used: it deletes no files, and rejects sn
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -49,11 +50,16 @@ class _Doomed:
     files: tuple[str, ...]
 
 
-def withdraw(catalog: Catalog, namespace: str, table: Table, run_id: str) -> None:
-    """Remove a run's snapshot of one table from the cuts."""
-    snapshot = table.metadata.snapshot_by_name(tag_of(run_id))
-    if snapshot is not None:
-        remove_rows(catalog, namespace, name_of(table.name()), snapshot.snapshot_id)
+def withdraw(catalog: Catalog, namespace: str, copies: Sequence[tuple[Table, str]]) -> None:
+    """Remove snapshots from the cuts, in one commit. Each copy is a table and the id of the run that made the
+    snapshot."""
+    snapshots = {
+        (name_of(table.name()), snapshot.snapshot_id)
+        for table, run_id in copies
+        if (snapshot := table.metadata.snapshot_by_name(tag_of(run_id))) is not None
+    }
+    if snapshots:
+        remove_rows(catalog, namespace, snapshots)
 
 
 def remove_snapshot(catalog: Catalog, table: Table, run_id: str, lake: Storage, record: str) -> None:

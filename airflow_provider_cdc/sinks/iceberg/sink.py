@@ -295,10 +295,13 @@ class IcebergSink:
         return remaining
 
     @answered("catalog")
-    def withdraw(self, run_id: str, table: TableName) -> None:
-        loaded = self._table(table)
-        if loaded is not None:
-            withdraw(self._catalog, self._namespace, loaded, run_id)
+    def withdraw(self, copies: Sequence[tuple[str, TableName]]) -> None:
+        tables = {table: self._table(table) for table in {table for _, table in copies}}
+        withdraw(
+            self._catalog,
+            self._namespace,
+            [(loaded, run_id) for run_id, table in copies if (loaded := tables[table]) is not None],
+        )
 
     def difference(self, run_id: str, table: TableName, file: StagedFile) -> str:
         folders = [self.copy_folder(run_id, table), *self.folders(run_id, table)]

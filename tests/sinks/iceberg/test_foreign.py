@@ -98,7 +98,7 @@ def test_the_run_after_a_compaction_is_right(lake: Lake) -> None:
     assert ids_of(iceberg_table(lake)) == [7, 7, 7]
     assert [row["id"] for row in rows_at(lake, first.run_id)] == [3, 3, 3]
     # Its files are still there, also where nothing of the main branch names them.
-    lake.sink.withdraw(first.run_id, ORDERS)
+    lake.sink.withdraw([(first.run_id, ORDERS)])
     lake.sink.remove(first.run_id, ORDERS, first.tables[0].added)
     assert sorted(row["id"] for row in rows_at(lake, second.run_id)) == [3, 3, 5, 5, 5]
 

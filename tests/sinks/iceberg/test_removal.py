@@ -40,7 +40,7 @@ def named_files(lake: Lake, schema: str = "shop", name: str = "orders") -> set[s
 
 
 def remove(lake: Lake, run: Publication) -> None:
-    lake.sink.withdraw(run.run_id, ORDERS)
+    lake.sink.withdraw([(run.run_id, ORDERS)])
     lake.sink.remove(run.run_id, ORDERS, run.tables[0].added)
 
 
@@ -77,7 +77,7 @@ def test_a_removal_that_is_killed_at_any_step_is_completed(lake: Lake, step: int
 
 def test_readers_of_cuts_are_led_away_before_anything_goes(lake: Lake) -> None:
     runs = chain(lake, 2)
-    lake.sink.withdraw(runs[0].run_id, ORDERS)
+    lake.sink.withdraw([(runs[0].run_id, ORDERS)])
     rows = plain_catalog(lake.storage).load_table("cdc.cdc_cuts").scan().to_arrow().to_pylist()
     assert {(row["run_id"], row["table"]) for row in rows} == {
         (runs[0].run_id, str(LINES)),
@@ -123,7 +123,7 @@ def test_a_run_that_commits_during_a_removal_keeps_its_files(lake: Lake) -> None
     # Older than the head, so that the head does not change.
     second = lake.stage(2, before=first)
 
-    lake.sink.withdraw(first.run_id, ORDERS)
+    lake.sink.withdraw([(first.run_id, ORDERS)])
     with pytest.MonkeyPatch.context() as patch:
         commits_fail(patch, once_before_a_commit(lambda: lake.sink.publish(second)))
         lake.sink.remove(first.run_id, ORDERS, first.tables[0].added)
@@ -164,6 +164,17 @@ def test_files_that_a_run_wrote_and_did_not_publish_are_cleaned(lake: Lake) -> N
     assert lake.seen() == [[2, 2, 2]] * 2
 
 
+def test_all_copies_of_a_run_are_withdrawn_by_one_commit(lake: Lake) -> None:
+    runs = [lake.stage(number, 1) for number in (1, 2, 3)]
+    for run in runs:
+        lake.sink.publish(run)
+    before = plain_catalog(lake.storage).load_table("cdc.cdc_cuts")
+    lake.sink.withdraw([(run.run_id, table) for run in runs[:2] for table in TABLES])
+    after = plain_catalog(lake.storage).load_table("cdc.cdc_cuts")
+    assert len(after.metadata.snapshots) == len(before.metadata.snapshots) + 1
+    assert {row["run_id"] for row in after.scan().to_arrow().to_pylist()} == {runs[2].run_id}
+
+
 @pytest.mark.long
 def test_manifests_and_metadata_do_not_grow_with_the_runs(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuts, "GRACE", timedelta())
@@ -172,8 +183,8 @@ def test_manifests_and_metadata_do_not_grow_with_the_runs(lake: Lake, monkeypatc
         runs.append(lake.stage(number, 1, before=runs[-1] if runs else None))
         lake.sink.publish(runs[-1])
         if number > 2:
+            lake.sink.withdraw([(runs[-3].run_id, table) for table in TABLES])
             for table in TABLES:
-                lake.sink.withdraw(runs[-3].run_id, table)
                 lake.sink.remove(runs[-3].run_id, table, ())
     loaded = iceberg_table(lake)
     head = loaded.metadata.snapshot_by_name("main")
