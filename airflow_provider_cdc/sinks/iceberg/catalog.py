@@ -20,6 +20,7 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
+from sqlalchemy.exc import DBAPIError
 
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri
@@ -43,6 +44,8 @@ _PART = re.compile(r'(?:^|\.)(?:"((?:[^"]|"")+)"|([^".]+))', re.DOTALL)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _CLIENTS = ("requests", "urllib3", "sqlalchemy", "sqlite3", "psycopg", "psycopg2", "botocore", "thrift")
 """The packages that PyIceberg uses to reach a catalog. Their errors are errors of the catalog."""
+_OPENINGS = 4
+"""How often to open a catalog in a database. Each of its tables can make one opening fail."""
 _REFUSALS = (ForbiddenError, UnauthorizedError, OAuthError)
 
 
@@ -59,7 +62,7 @@ def open_catalog(settings: CatalogSettings | None, lake: Storage) -> Catalog:
         )
     try:
         properties = properties_of(settings)
-        return load_catalog(properties.pop("catalog_name", CATALOG_NAME), **properties)
+        return _load(properties.pop("catalog_name", CATALOG_NAME), properties)
     except ConfigurationError:
         raise
     except Exception as error:
@@ -117,7 +120,16 @@ def _beside(lake: Storage) -> Catalog:
         )
     lake.make_folder()
     path = lake.path(BESIDE_THE_TABLES)
-    return load_catalog(CATALOG_NAME, type="sql", uri=f"sqlite:///{quote(path)}", warehouse=uri.plain)
+    return _load(CATALOG_NAME, {"type": "sql", "uri": f"sqlite:///{quote(path)}", "warehouse": uri.plain})
+
+
+def _load(name: str, properties: Mapping[str, str]) -> Catalog:
+    """Open a catalog. A catalog in a database creates its tables when it is first opened, and fails if another process
+    creates them at the same time."""
+    for _ in range(_OPENINGS - 1 if properties["type"] == "sql" else 0):
+        with suppress(DBAPIError):
+            return load_catalog(name, **properties)
+    return load_catalog(name, **properties)
 
 
 def check_location(folder: Storage) -> None:
