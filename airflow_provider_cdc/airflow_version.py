@@ -20,6 +20,6 @@ def check() -> None:
     if numbers < OLDEST:
         oldest = ".".join(map(str, OLDEST))
         raise ConfigurationError(
-            f"airflow-provider-cdc needs Apache Airflow {oldest} or later, and this is {airflow.__version__}",
+            f"airflow-provider-cdc needs Apache Airflow {oldest} or later, but this is {airflow.__version__}",
             hint=f"pip install 'apache-airflow>={oldest}'",
         )

@@ -205,8 +205,8 @@ def _check_unambiguous(latest: LatestCopy, since: str) -> None:
             f"the source was set back, and {since} may belong to the history that ended with the copy of run "
             f"{ended[-1].run_id}; no changes lead from that history to the present one",
             where=latest.table,
-            hint="give the run_id of the copy; if the copy is older than the set-back, read the latest copy as a "
-            "whole, and from then on the changes since that copy",
+            hint="give the run_id of the copy. If the copy was made before the source was set back, read the whole "
+            "latest copy once; then read the changes since the latest copy",
         )
 
 

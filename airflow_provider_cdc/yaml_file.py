@@ -78,7 +78,7 @@ def read_yaml(path: Path) -> Value:
         return Value(Place(str(path), node.start_mark.line + 1), _plain(node), node)
     except OSError as error:
         raise ConfigurationError(
-            f"the file cannot be read: {error.strerror}", where=str(path), hint="correct its path or its permissions"
+            f"the file cannot be read: {error.strerror}", where=str(path), hint="correct the file's path or permissions"
         ) from None
     except (yaml.YAMLError, ValueError) as error:
         mark = getattr(error, "problem_mark", None)

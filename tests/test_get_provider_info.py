@@ -154,7 +154,7 @@ def test_an_airflow_that_is_too_old_is_refused_by_name(module: str, dag_runner: 
         [sys.executable, "-c", code], env=dag_runner.environment, capture_output=True, text=True, check=False
     )
     assert result.returncode == 1
-    assert "needs Apache Airflow 3.1.5 or later, and this is 3.1.4" in result.stderr
+    assert "needs Apache Airflow 3.1.5 or later, but this is 3.1.4" in result.stderr
 
 
 def test_the_oldest_airflow_is_the_same_everywhere() -> None:

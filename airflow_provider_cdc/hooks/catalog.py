@@ -39,7 +39,7 @@ class CdcCatalogHook(BaseHook):
             connection = self.get_connection(self.catalog_conn_id)
         except AirflowNotFoundException as error:
             raise ConfigurationError(
-                "the connection does not exist", where=where, hint="create it with the type cdc_catalog"
+                "the connection does not exist", where=where, hint="create the connection with the type cdc_catalog"
             ) from error
         if connection.conn_type != self.conn_type:
             raise ConfigurationError(

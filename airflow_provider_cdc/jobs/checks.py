@@ -7,14 +7,14 @@ from airflow_provider_cdc.core.checks import Check, Moment, Raised
 CHECKS: tuple[Check[None], ...] = (
     Check(
         "run.same-kind",
-        "The connection is of the kind of source that the run began on.",
+        "The connection has the same kind of source as when the run began.",
         (),
         "correct the connection, or trigger a new run",
         raised_by=(Raised(Moment.EACH_STEP, "jobs.runtime.step:run_step"),),
     ),
     Check(
         "run.one-beginning",
-        "If a run is started again, at most one of its starts is published.",
+        "If a run is started again, at most one of these starts publishes copies.",
         (),
         "clear lock_and_record and the tasks after it",
         raised_by=(
@@ -31,7 +31,8 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.odd-values",
-        "A value that no Arrow type holds is published according to `unrepresentable`, or the window removes its row.",
+        "If no Arrow type holds a value, the value is published according to `unrepresentable`, unless a change in "
+        "the window removes its row.",
         (),
         "set unrepresentable, or correct the value",
         raised_by=(
@@ -41,21 +42,21 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.rows-again",
-        "A row that is read again is found exactly if it exists according to the log (again).",
+        "With `again`: a row that is read again is found if, and only if, it exists according to the log.",
         (),
         "REINDEX the index of the key, and trigger a new run",
         raised_by=(Raised(Moment.READS_ENDED, "jobs.snapshot.reread:ReadAgain._table"),),
     ),
     Check(
         "run.prepared",
-        "The rows of a prepared transaction that commits in the window are in the log.",
+        "If a prepared transaction commits in the window, its rows are in the log.",
         (),
         "trigger a new run",
         raised_by=(Raised(Moment.LOG_READ, "jobs.extract_delta.step:_read_window"),),
     ),
     Check(
         "run.rows-of-the-log",
-        "Every row that the log removes from a keyless table was read.",
+        "If the log removes a row from a table without a key, the run has read this row.",
         (),
         "trigger a new run; if it recurs, report it with the server's version",
         raised_by=(
@@ -65,8 +66,8 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.rows-of-the-copy",
-        "Each changed row of a copy that is rolled forward is, bit for bit, the old row in the log, and exists exactly "
-        "if it exists according to the log.",
+        "When a copy is rolled forward, each changed row in the copy equals the old row in the log bit for bit. The "
+        "row is in the copy if, and only if, it exists according to the log.",
         (),
         "read the table in full (refresh=full)",
         raised_by=(
@@ -76,7 +77,7 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.files",
-        "Each file, read to its last byte, matches its record.",
+        "Each file matches its record. The check reads the whole file.",
         (),
         "clear the task that wrote the file, or trigger a new run",
         raised_by=(

@@ -157,8 +157,8 @@ _WHEN = (Moment.PREFLIGHT,)
 ALLOWED: tuple[Check[ParametersContext], ...] = (
     Check(
         "run.allowed",
-        "The DAG's author allows the connection and the target. A connection or folder that is not allowed is not "
-        "accessed.",
+        "The DAG's author allows the connection and the target. The run accesses no other connection and no other "
+        "folder.",
         _WHEN,
         "use an allowed connection and target, or ask the DAG's author to list them (source_conn_ids, targets)",
         _errors_of(_allowed, "parameter target"),
@@ -185,7 +185,7 @@ PLACES: tuple[Check[ParametersContext], ...] = (
         "target.catalog",
         "The catalog of the tables can be reached.",
         _WHEN,
-        "correct catalog_conn_id: the Test button of the connection creates and drops a namespace",
+        "correct catalog_conn_id. To test the connection, use its Test button, which creates and drops a namespace",
         _errors_of(_catalog, "parameter catalog_conn_id"),
     ),
     Check(
@@ -232,7 +232,7 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
     ),
     Check(
         "run.kind",
-        "No option is set that only another kind of source supports.",
+        "This kind of source supports all options that are set.",
         (),
         "leave the option at its default",
         raised_by=(Raised(Moment.PREFLIGHT, "operators.parameters:check_kind"),),
@@ -250,8 +250,8 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
     ),
     Check(
         "run.base",
-        "A copy that is rolled forward is complete, belongs to the same history, covers the same part of the table, "
-        "and has the same published types.",
+        "A copy is rolled forward only if it is complete, and has the same history, the same part of the table and "
+        "the same published types as the run.",
         (),
         "read the table in full (refresh=full)",
         raised_by=(

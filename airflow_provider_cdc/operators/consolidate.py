@@ -71,10 +71,10 @@ class ConsolidateOperator(SparkStepOperator):
         say_other_target(self.log, run, self.source_conn_id)
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
-                "%s is published at %s, but _latest.json still names a newer copy, which was published before this "
-                "one. The newer copy has a later position or belongs to a later history of the source (if neither can "
-                "be compared, it was recorded later). Readers of _latest.json see the newer copy. If the source was "
-                "set back during this run, the next run detects it.",
+                "%s is published at %s, but _latest.json still names a newer copy of another run. The newer copy has "
+                "a later position or belongs to a later history of the source. (If positions and histories cannot be "
+                "compared, the copy that was recorded later is the newer one.) Readers of _latest.json see the newer "
+                "copy. If the source was set back during this run, the next run detects this.",
                 table,
                 result["published"][table],
             )
@@ -107,7 +107,7 @@ class ConsolidateOperator(SparkStepOperator):
         published = sorted(found["published"].items())
         lines = [f"  {name}: {counted(rows[name], 'row')} in {uri}" for name, uri in published[:SHOWN_COPIES]]
         if len(published) > SHOWN_COPIES:
-            lines.append(f"  and {len(published) - SHOWN_COPIES:,} more: see the XCom published")
+            lines.append(f"  and {len(published) - SHOWN_COPIES:,} more; the XCom `published` lists all of them")
         self.log.info(
             "%s published, exact at %s %s:\n%s",
             counted(len(published), "copy", "copies"),

@@ -177,7 +177,10 @@ def release_of_task(context: Context) -> None:
             run = task.own_run(context)
         elif not hasattr(task, "target"):
             # There is no XCom run_uri: lock_and_record was skipped or marked, or the XCom was removed.
-            _log.info("Cannot tell which run this task belongs to (no XCom run_uri): released when the DAG run ends")
+            _log.info(
+                "Cannot tell which run this task belongs to (no XCom run_uri). The run's slot and publication "
+                "are released when the DAG run ends"
+            )
             return
         else:
             lake = lake_of(task.target, task.source_conn_id)

@@ -71,7 +71,7 @@ def _unclear(argument: str, message: str) -> ConfigurationError:
         return ConfigurationError(
             f"cannot render the template: {message}",
             where=f"argument {argument}",
-            hint="correct the template; the Templates reference of Airflow lists the names that it may use",
+            hint="correct the template. The Templates reference of Airflow lists the names that a template may use",
         )
     return ConfigurationError(
         f"the template uses {lacking}, but this run was triggered without a logical date",

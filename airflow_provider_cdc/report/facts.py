@@ -75,7 +75,9 @@ def report_of(run: Run, dag_run: DagRunName) -> Report:
     ]
     if done.skipped:
         why = tuple(sorted(done.skipped.items()))
-        sections.append(Section("Left out", ("table", "reason"), why, "Their folders keep their earlier copies."))
+        sections.append(
+            Section("Left out", ("table", "reason"), why, "The folders of these tables keep the earlier copies.")
+        )
     if run.manifest.options.keep:
         sections.append(_removed(read_removed(run.folder), run.manifest.options))
     if nulls := _nulls(read, done):
@@ -161,12 +163,12 @@ def _reading(run: Run, done: ConsolidateResult) -> Iterator[Section]:
     if table is None:
         return
     name = str(table.name)
-    others = ", and neither do those of the other tables" if len(done.published) > 1 else ""
+    others = ", and the files of the other tables never change either" if len(done.published) > 1 else ""
     yield Section(
         f"Reading {name}",
         (),
         (),
-        f"The files of a copy never change{others}. The folder of this one is {done.published[name]}.",
+        f"The files of a copy never change{others}. The folder of this copy is {done.published[name]}.",
         snippets=tuple(snippets_of(table, run.manifest.lake, done.published[name])),
     )
 

@@ -29,7 +29,7 @@ def snippets_of(table: Table, lake: str, copy: str) -> Iterator[Snippet]:
     arguments += [f"where={part.condition!r}"] if part.condition else []
     arguments += [f"columns={list(part.columns)!r}"] if part.columns else []
     yield Snippet(
-        "The latest copy, made by any run (Python, with this package)",
+        "The latest copy, published by any run (Python, with this package)",
         "from airflow_provider_cdc.lake import open_dataset, read_latest\n\n"
         f"rows = open_dataset(read_latest({', '.join(arguments)})).to_table()",
     )

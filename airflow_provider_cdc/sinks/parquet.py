@@ -207,7 +207,8 @@ class ParquetSink:
             raise ManifestError(
                 f"the latest copy lacks {len({*listed_files} - {*present}) or 'all'} of its files",
                 where=path,
-                hint=f"another program removed them: also remove {LATEST} in the table's folder, and trigger a new run",
+                hint=f"another program removed these files: also remove {LATEST} in the table's folder, and trigger a "
+                "new run",
             )
         return LatestCopy.of(table, head, path, [*map(folder.uri_of, listed_files)])
 

@@ -54,87 +54,87 @@ class SnapshotTaskGroup(TaskGroup):
         taken literally, including dots and stars.
     :param target: The folder to publish in, as an absolute path or a URI (``file:///…``, ``s3://…``, ``gs://…``,
         ``abfs://…``, ``hdfs://…``) without query, fragment or user info. Airflow and Spark must both reach it.
-        ``{source}`` in it stands for ``source_conn_id``: a folder holds the copies of one source.
-    :param where: Conditions by table name or pattern: only the rows are copied that fulfil the condition at the run's
-        position (``{"shop.orders": "status = 'open' and created >= '2026-01-01'"}``). The syntax is a subset of SQL.
-        Text compares by code point. Such copies have a folder of their own.
+        ``{source}`` in the path stands for ``source_conn_id``, because a folder can hold the copies of only one source.
+    :param where: Conditions by table name or pattern (``{"shop.orders": "status = 'open' and created >=
+        '2026-01-01'"}``). Only rows that fulfil the condition at the run's position are copied. The syntax is a subset
+        of SQL. Text is compared by code point. Copies with a condition have a separate folder.
     :param columns: Columns to publish, by table name or pattern, in addition to the key columns (``{"shop.orders":
-        ["id", "status"]}``). Such copies have a folder of their own.
-    :param scratch: The folder for the files of runs in progress and for their records, written as ``target`` is. Empty:
-        ``_runs`` in the target. It may be in another store: files are then copied when they are published. Only runs
-        with the same ``scratch`` roll each other's copies forward. ``targets`` must allow it, too.
-    :param consistency: How the tables are read. ``watermark``: in chunks at any time, without a lock; needs a key.
-        ``lock`` (MySQL): a lock of milliseconds, then one transaction. ``exported`` (PostgreSQL): all tasks read in one
-        exported snapshot. ``again`` (PostgreSQL): like ``watermark``, but without ``REPLICA IDENTITY FULL``: touched
-        rows are read again in one short snapshot, at which the whole run is exact. ``auto``: ``watermark``, and
-        ``lock`` or ``exported`` for tables without a key; on PostgreSQL, ``again`` if a table lacks ``REPLICA IDENTITY
-        FULL``.
+        ["id", "status"]}``). Copies of selected columns have a separate folder.
+    :param scratch: The folder for the files and records of runs in progress, in the same form as ``target``. Empty:
+        ``_runs`` in the target. The folder may be in another store; then files are copied when they are published. Only
+        runs with the same ``scratch`` roll each other's copies forward. ``targets`` must allow this folder, too.
+    :param consistency: How the tables are read. ``watermark``: in chunks, each at its own time, without a lock. The
+        tables need a key. ``lock`` (MySQL): the tables are locked for milliseconds, then read in one transaction.
+        ``exported`` (PostgreSQL): all tasks read in one exported snapshot. ``again`` (PostgreSQL): like ``watermark``,
+        for tables without ``REPLICA IDENTITY FULL``. The run reads touched rows again in one short snapshot, and the
+        whole run is exact at this snapshot. ``auto``: ``watermark``, but ``lock`` or ``exported`` for tables without a
+        key. On PostgreSQL, ``auto`` means ``again`` if a table lacks ``REPLICA IDENTITY FULL``.
     :param unrepresentable: How to treat values that no Arrow type holds, such as ``0000-00-00``, ``infinity``, or bytes
         that are not a valid character. ``error`` stops the run if such a value is in the copy. ``null`` publishes null
-        and counts the values. ``string`` publishes such columns as text, and such bytes as ``0x…``.
-    :param missing_past: How to treat a run that cannot be exact at the end of its interval (which the DAG ``nightly``
-        supplies as ``as_of``): ``present`` copies the present, and reports this in the logs, in ``_latest.json``, in
-        the event and in the report (``missed_as_of``); ``fail`` stops the run. With ``present``, ``on_table_error`` =
-        ``skip`` leaves out only tables that never have a past. If the time cannot be reached, runs of Airflow's
-        Backfill and runs with an explicit ``as_of`` always stop.
+        and counts the values. ``string`` publishes the columns of such values as text, and invalid bytes as ``0x…``.
+    :param missing_past: How to treat a run that cannot be exact at the end of its interval. (The DAG ``nightly``
+        supplies this end as ``as_of``.) ``present`` copies the current state, and reports this in the logs, in
+        ``_latest.json``, in the event and in the report (``missed_as_of``). ``fail`` stops the run. With ``present``,
+        ``on_table_error`` = ``skip`` leaves out only tables that can never be copied as of a past time. If the time
+        cannot be reached, runs of Airflow's Backfill and runs with an explicit ``as_of`` always stop.
     :param spark_conn_id: Connection to Spark: local, standalone, or any cluster in client mode.
     :param spark_conf: Spark properties. They are visible in the process list: do not put secrets there.
-    :param shared_app_seconds: The Spark application of a step also runs the next steps while it is younger than this,
-        so that a small run starts one application instead of three. 0: each step has its own.
-    :param chunk_rows: Approximate number of rows that one statement reads. It is raised if a table would have more than
-        10,000 chunks, or a run more than 50,000.
+    :param shared_app_seconds: If the Spark application of a step has run for fewer seconds than this, it also runs the
+        next step. A small run thus starts one application instead of three. 0: each step starts its own application.
+    :param chunk_rows: Approximate number of rows that one statement reads. The number is raised if a table would have
+        more than 10,000 chunks, or a run more than 50,000.
     :param chunk_pause: Seconds that a reader pauses after each chunk, to reduce the load on the source; below 900.
     :param as_of: The point at which the copy is exact: a time with its zone (``2026-01-31T00:00:00Z``), a date (00:00
-        UTC of that day), a GTID set or an LSN, as far back as the log reaches (PostgreSQL: the log that the
-        ``standing_slot`` retains). Empty: now. A time includes everything that was committed up to it.
-    :param as_of_wait_seconds: Seconds to wait for the first commit after the time in ``as_of``. Until there is one, the
-        next commit may still belong to that time.
+        UTC of that day), a GTID set or an LSN. Empty: now. The log must reach back to this point (PostgreSQL: the log
+        that the ``standing_slot`` retains). A time includes everything that was committed up to that time.
+    :param as_of_wait_seconds: Seconds to wait for a commit after the time in ``as_of``. Until then, a commit could
+        belong to this time.
     :param standing_slot: PostgreSQL: A name, such as ``nightly``, for a replication slot that stays on the server from
-        run to run. It retains the log that ``as_of`` and ``refresh`` need. Empty: no standing slot. Runs with the same
-        name share the slot. It uses disk space on the server, and stays until it is dropped.
-    :param standing_slot_hours: PostgreSQL: Hours of log that the standing slot retains. When a run is published, it
-        releases older log, except the log since the last copies that ``refresh`` is to roll forward (for a week at
-        most).
-    :param refresh: ``full``: all tables are read. ``auto``: the last copy of a table is rolled forward with the changes
-        in the log, at the cost of these changes, where that is exact; other tables are read in full, and the log of
-        ``preflight`` gives the reason. ``changes``: like ``auto``, but a table that would have to be read in full stops
-        the run. On PostgreSQL, ``auto`` and ``changes`` need a ``standing_slot``.
-    :param changes: With each copy that is rolled forward, also publish every row change between the last copy and this
-        one, in commit order. It needs ``refresh``. It stops the run if the last copy of a table cannot be rolled
-        forward; a table without a copy begins with its first one. On PostgreSQL it needs ``REPLICA IDENTITY FULL``.
-    :param keep: Number of copies to keep of each table. A run that has published the latest copies removes older copies
-        of its tables, whichever run made them. 0 keeps all copies.
-    :param keep_days: Also keep every copy that was published in the last so many days, however many newer copies there
-        are. Requires ``keep``. 0: only the number of copies counts.
-    :param lock_wait_seconds: Seconds that one try to take a lock may block other sessions.
-    :param lock_tries: How often a run tries to take a lock.
+        run to run. The slot retains the log that ``as_of`` and ``refresh`` need. Empty: no standing slot. Runs with the
+        same name share the slot. The slot uses disk space on the server, and stays until you drop it.
+    :param standing_slot_hours: PostgreSQL: Hours of log that the standing slot retains. After publishing, a run
+        releases older log. The log that ``refresh`` needs to roll the last copies forward is retained longer, for a
+        week at most.
+    :param refresh: ``full``: all tables are read. ``auto``: if the result is exact, the last copy of a table is rolled
+        forward with the changes in the source's log, instead of reading the whole table. Other tables are read in full,
+        and the task log of ``preflight`` gives the reason. ``changes``: like ``auto``, but the run stops if a table
+        would have to be read in full. On PostgreSQL, ``auto`` and ``changes`` need a ``standing_slot``.
+    :param changes: With each copy that is rolled forward, also publish all row changes since the last copy, in commit
+        order. Requires ``refresh``. The run stops if the last copy of a table cannot be rolled forward. If a table has
+        no copy, its changes begin at the first copy. PostgreSQL tables need ``REPLICA IDENTITY FULL``.
+    :param keep: Number of copies to keep of each table. After a run has published the latest copies, it removes older
+        copies of its tables, including copies of other runs. 0 keeps all copies.
+    :param keep_days: Number of days: copies that were published within this time are kept, even if there are more than
+        ``keep`` copies. Requires ``keep``. 0: only the number of copies counts.
+    :param lock_wait_seconds: Seconds for which one attempt to take a lock may block other sessions.
+    :param lock_tries: Number of times that a run tries to take a lock.
     :param lock_pause_seconds: Seconds between two tries.
-    :param lock_through_read: MySQL: Hold the lock until the table is read (needed on servers whose read views require
-        it).
-    :param slot_wait_seconds: PostgreSQL: Seconds that slot creation may wait for open write transactions to end. It
+    :param lock_through_read: MySQL: Hold the lock until the table is read. Some servers need this for a consistent read
+        view.
+    :param slot_wait_seconds: PostgreSQL: Seconds that slot creation may wait for open write transactions to end. This
         blocks no other session.
-    :param keep_slot: PostgreSQL: Do not drop the publication and the slot when the run is published, so that you can
-        stream on from ``initial_lsn``. You then have to drop them yourself.
+    :param keep_slot: PostgreSQL: Keep the publication and the slot after the run is published, so that another program
+        can stream the changes from ``initial_lsn`` on. You must then drop the publication and the slot yourself.
     :param format: The format of the copies. ``parquet``: a folder of Parquet files for each copy, and ``_latest.json``.
-        ``iceberg``: one snapshot of an Iceberg table for each copy, and one cut for each run: a reader of a cut sees
-        all tables at one position. It needs the extra ``iceberg``.
+        ``iceberg``: one snapshot of an Iceberg table for each copy, and one cut for each run. A reader of a cut sees
+        all tables at one position. This format needs the extra ``iceberg``.
     :param catalog_conn_id: Connection of type ``cdc_catalog`` to the catalog of the Iceberg tables. Empty: a SQLite
-        catalog in the file ``_catalog.db`` of the target, which must be on a local disk.
-    :param table_name: The names of the Iceberg tables, with their namespace: ``{schema}`` and ``{table}`` stand for
-        those of the source, ``{source}`` for its connection.
-    :param on_table_error: How to treat tables that cannot be copied (no transactions, no key where one is needed, no
-        ``REPLICA IDENTITY FULL``, a type or a value without an Arrow type): ``fail`` stops the run; ``skip`` leaves
-        them out, names them in the logs, and lists them with the reasons in the XCom ``skipped``.
-    :param plan_only: Check everything, show what a run would do and about how long it would take, and copy nothing. The
-        tasks after ``preflight`` are skipped.
+        catalog in the file ``_catalog.db`` of the target. The target must then be on a local disk.
+    :param table_name: A template for the names of the Iceberg tables, with the namespace. ``{schema}`` and ``{table}``
+        stand for the schema and the table in the source, ``{source}`` for the id of the source's connection.
+    :param on_table_error: How to treat tables that cannot be copied. A table may lack transactions, a key or ``REPLICA
+        IDENTITY FULL``, or may have a type or a value that no Arrow type holds. ``fail`` stops the run. ``skip`` leaves
+        these tables out, names them in the logs, and lists them with the reasons in the XCom ``skipped``.
+    :param plan_only: Check everything, and show what a run would do and its approximate duration. Nothing is copied.
+        The tasks after ``preflight`` are skipped.
     :param source_conn_ids: The connections that ``source_conn_id`` may name. ``*`` matches any run of characters. None:
-        any connection. Any user who may trigger the DAG fills in its params, but the tasks run with Airflow's rights:
-        set this and ``targets`` if ``source_conn_id`` or ``target`` is a template.
-    :param targets: The allowed folders for ``target`` and ``scratch``. Folders below them are allowed, too. They are
-        compared part by part: ``*`` matches any run of characters in one part; ``*`` alone matches any target. None:
-        any target.
-    :param strict_conf: Reject DAG runs whose conf has keys that are not params of the DAG. Otherwise misspelt keys are
-        ignored.
+        any connection. Every user who may trigger the DAG can set its params, but the tasks run with Airflow's rights.
+        So set ``source_conn_ids`` and ``targets`` if ``source_conn_id`` or ``target`` is a template.
+    :param targets: The allowed folders for ``target`` and ``scratch``. Their subfolders are allowed, too. Paths are
+        compared part by part, and ``*`` matches any run of characters in one part. ``*`` alone matches any target.
+        None: any target.
+    :param strict_conf: Reject a DAG run if its conf has keys that are not params of the DAG. If false, misspelt keys
+        are ignored.
     :param group_id: id of the group.
     :param prefix_group_id: whether the ids of the tasks begin with the id of the group. If a DAG has several of these
         groups, all but one need it.

@@ -134,16 +134,16 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
         return
     if (ended := own.ended_by(run_id)) is not None:
         _log.warning(
-            "%s: the source was set back after the copy of run %s: %s. This run's copy begins a new history. It "
-            "supersedes all earlier copies, whatever their positions are.",
+            "%s: the source was set back after the copy of run %s: %s. This run's copy begins a new history, and "
+            "supersedes all earlier copies, even copies with later positions.",
             table,
             ended.run_id,
             ended.why,
         )
     elif own.unproven and own.unproven not in (_TAKEN_OVER.why, _PROMOTED.why) and trace_of(copy).mark:
         _log.warning(
-            "%s: cannot tell whether the source was set back after the copy of run %s: %s. Copies are compared by "
-            "their positions.",
+            "%s: cannot tell whether the source was set back after the copy of run %s: %s. Only the positions decide "
+            "which copy is newer.",
             table,
             copy.run_id,
             own.unproven,

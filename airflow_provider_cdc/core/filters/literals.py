@@ -98,9 +98,11 @@ def _check(leaf: Term, kind: pa.DataType, text: str) -> None:
                 "use only IS [NOT] NULL with it, and filter the rest when reading",
             )
         if text != PLAIN and leaf.op in _ORDERED:
-            raise NotComparable(f"a {text} has no order here", "compare it with =, <> or IN")
+            raise NotComparable(f"a {text} can only be tested for equality", "compare the column with =, <> or IN")
     elif leaf.op == LIKE:
-        raise NotComparable(f"it is published as {kind}, which is not text", "compare it with =, <, >, IN or BETWEEN")
+        raise NotComparable(
+            f"it is published as {kind}, which is not text", "compare the column with =, <, >, IN or BETWEEN"
+        )
     for literal in leaf.literals:
         value = value_of(literal, plain)
         if text == UUID and leaf.op != LIKE and not _UUID.fullmatch(value.as_py()):

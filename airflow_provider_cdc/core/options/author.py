@@ -18,22 +18,24 @@ class AuthorOptions:
         accepts=PATTERNS,
         fixed=True,
         help="The connections that `source_conn_id` may name. `*` matches any run of characters. None: any connection. "
-        "Any user who may trigger the DAG fills in its params, but the tasks run with Airflow's rights: set this and "
-        "`targets` if `source_conn_id` or `target` is a template.",
+        "Every user who may trigger the DAG can set its params, but the tasks run with Airflow's rights. So set "
+        "`source_conn_ids` and `targets` if `source_conn_id` or `target` is a template.",
         example='a list such as ["cdc_*"]',
     )
     targets: Sequence[str] | None = option(
         None,
         accepts=PATTERNS,
         fixed=True,
-        help="The allowed folders for `target` and `scratch`. Folders below them are allowed, too. They are compared "
-        "part by part: `*` matches any run of characters in one part; `*` alone matches any target. None: any target.",
+        help="The allowed folders for `target` and `scratch`. Their subfolders are allowed, too. Paths are compared "
+        "part by part, and `*` matches any run of characters in one part. `*` alone matches any target. None: any "
+        "target.",
         example='a list such as ["s3://bucket/lake"]',
     )
     strict_conf: bool = option(
         False,
         accepts=FLAG,
         fixed=True,
-        help="Reject DAG runs whose conf has keys that are not params of the DAG. Otherwise misspelt keys are ignored.",
+        help="Reject a DAG run if its conf has keys that are not params of the DAG. If false, misspelt keys are "
+        "ignored.",
         example="true or false",
     )

@@ -169,7 +169,7 @@ CONNECTION_OR_EMPTY = Accepted(
     "the id of a connection, or empty", str | None, {"type": ["string", "null"]}, lambda value: value or ""
 )
 TABLE_TEMPLATE = Accepted(
-    "a template of the names of tables",
+    "a template for table names",
     Annotated[str, msgspec.Meta(pattern=r"\S\.\S")],
     {"type": "string", **expecting("a name with its namespace, such as {schema}.{table}", pattern=r"\S\.\S")},
 )

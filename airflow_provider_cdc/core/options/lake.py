@@ -24,22 +24,22 @@ class LakeOptions:
         ),
         title="Format",
         section=FOLDED,
-        help="The format of the copies. `parquet`: a folder of Parquet files for each copy, and "
-        "`_latest.json`. `iceberg`: one snapshot of an Iceberg table for each copy, and one cut for each run: a reader "
-        "of a cut sees all tables at one position. It needs the extra `iceberg`.",
+        help="The format of the copies. `parquet`: a folder of Parquet files for each copy, and `_latest.json`. "
+        "`iceberg`: one snapshot of an Iceberg table for each copy, and one cut for each run. A reader of a cut sees "
+        "all tables at one position. This format needs the extra `iceberg`.",
         example="parquet or iceberg",
     )
     catalog_conn_id: str = option(
         "",
         accepts=CONNECTION_OR_EMPTY,
         help="Connection of type `cdc_catalog` to the catalog of the Iceberg tables. Empty: a SQLite catalog in the "
-        "file `_catalog.db` of the target, which must be on a local disk.",
+        "file `_catalog.db` of the target. The target must then be on a local disk.",
         example="text such as cdc_catalog",
     )
     table_name: str = option(
         "{schema}.{table}",
         accepts=TABLE_TEMPLATE,
-        help="The names of the Iceberg tables, with their namespace: `{schema}` and `{table}` stand for those of the "
-        "source, `{source}` for its connection.",
+        help="A template for the names of the Iceberg tables, with the namespace. `{schema}` and `{table}` stand for "
+        "the schema and the table in the source, `{source}` for the id of the source's connection.",
         example="text such as raw.{schema}_{table}",
     )

@@ -73,11 +73,12 @@ class TableOptions:
         ),
         title="Consistency",
         section=FOLDED,
-        help="How the tables are read. `watermark`: in chunks at any time, without a lock; needs a key. `lock` "
-        "(MySQL): a lock of milliseconds, then one transaction. `exported` (PostgreSQL): all tasks read in one "
-        "exported snapshot. `again` (PostgreSQL): like `watermark`, but without `REPLICA IDENTITY FULL`: touched rows "
-        "are read again in one short snapshot, at which the whole run is exact. `auto`: `watermark`, and `lock` or "
-        "`exported` for tables without a key; on PostgreSQL, `again` if a table lacks `REPLICA IDENTITY FULL`.",
+        help="How the tables are read. `watermark`: in chunks, each at its own time, without a lock. The tables need a "
+        "key. `lock` (MySQL): the tables are locked for milliseconds, then read in one transaction. `exported` "
+        "(PostgreSQL): all tasks read in one exported snapshot. `again` (PostgreSQL): like `watermark`, for tables "
+        "without `REPLICA IDENTITY FULL`. The run reads touched rows again in one short snapshot, and the whole run is "
+        "exact at this snapshot. `auto`: `watermark`, but `lock` or `exported` for tables without a key. On "
+        "PostgreSQL, `auto` means `again` if a table lacks `REPLICA IDENTITY FULL`.",
         example="auto (recommended)",
     )
     unrepresentable: str = option(
@@ -90,7 +91,7 @@ class TableOptions:
         section=FOLDED,
         help="How to treat values that no Arrow type holds, such as `0000-00-00`, `infinity`, or bytes that are not a "
         "valid character. `error` stops the run if such a value is in the copy. `null` publishes null and counts the "
-        "values. `string` publishes such columns as text, and such bytes as `0x…`.",
+        "values. `string` publishes the columns of such values as text, and invalid bytes as `0x…`.",
         example="error (recommended)",
     )
 
@@ -111,14 +112,14 @@ class LockPolicy:
         5,
         name="lock_wait_seconds",
         accepts=WHOLE_SECONDS,
-        help="Seconds that one try to take a lock may block other sessions.",
+        help="Seconds for which one attempt to take a lock may block other sessions.",
         example="a number such as 5",
     )
     tries: int = option(
         12,
         name="lock_tries",
         accepts=COUNT,
-        help="How often a run tries to take a lock.",
+        help="Number of times that a run tries to take a lock.",
         example="a number such as 12",
     )
     pause_seconds: float = option(
@@ -133,14 +134,14 @@ class LockPolicy:
         name="lock_through_read",
         accepts=FLAG,
         feature="lock_through_read",
-        help="Hold the lock until the table is read (needed on servers whose read views require it).",
+        help="Hold the lock until the table is read. Some servers need this for a consistent read view.",
         example="true or false",
     )
     slot_wait_seconds: int = option(
         600,
         accepts=WHOLE_SECONDS,
         feature="slots",
-        help="Seconds that slot creation may wait for open write transactions to end. It blocks no other session.",
+        help="Seconds that slot creation may wait for open write transactions to end. This blocks no other session.",
         example="a number such as 600",
     )
 
@@ -154,8 +155,8 @@ class StepOptions:
         accepts=COUNT,
         title="Rows per chunk",
         section=FOLDED,
-        help="Approximate number of rows that one statement reads. It is raised if a table would have more than 10,000 "
-        "chunks, or a run more than 50,000.",
+        help="Approximate number of rows that one statement reads. The number is raised if a table would have more "
+        "than 10,000 chunks, or a run more than 50,000.",
         example="a number such as 100000",
     )
     chunk_pause: float = option(
@@ -169,15 +170,14 @@ class StepOptions:
         accepts=AS_OF,
         title="As of",
         help="The point at which the copy is exact: a time with its zone (`2026-01-31T00:00:00Z`), a date (00:00 UTC "
-        "of that day), a GTID set or an LSN, as far back as the log reaches (PostgreSQL: the log that the "
-        "`standing_slot` retains). Empty: now. A time includes everything that was committed up to it.",
+        "of that day), a GTID set or an LSN. Empty: now. The log must reach back to this point (PostgreSQL: the log "
+        "that the `standing_slot` retains). A time includes everything that was committed up to that time.",
         example="a time such as 2026-01-31T00:00:00Z",
     )
     as_of_wait_seconds: int = option(
         600,
         accepts=WHOLE_SECONDS,
-        help="Seconds to wait for the first commit after the time in `as_of`. Until there is one, the next commit may "
-        "still belong to that time.",
+        help="Seconds to wait for a commit after the time in `as_of`. Until then, a commit could belong to this time.",
         example="a number such as 600",
     )
     standing_slot: str = option(
@@ -186,17 +186,17 @@ class StepOptions:
         feature="standing_slot",
         title="Standing slot",
         section=FOLDED,
-        help="A name, such as `nightly`, for a replication slot that stays on the server from run to run. It retains "
-        "the log that `as_of` and `refresh` need. Empty: no standing slot. Runs with the same name share the slot. It "
-        "uses disk space on the server, and stays until it is dropped.",
+        help="A name, such as `nightly`, for a replication slot that stays on the server from run to run. The slot "
+        "retains the log that `as_of` and `refresh` need. Empty: no standing slot. Runs with the same name share the "
+        "slot. The slot uses disk space on the server, and stays until you drop it.",
         example="a name such as nightly",
     )
     standing_slot_hours: int = option(
         48,
         accepts=COUNT,
         feature="standing_slot",
-        help="Hours of log that the standing slot retains. When a run is published, it releases older log, except the "
-        "log since the last copies that `refresh` is to roll forward (for a week at most).",
+        help="Hours of log that the standing slot retains. After publishing, a run releases older log. The log that "
+        "`refresh` needs to roll the last copies forward is retained longer, for a week at most.",
         example="a number such as 48",
     )
     refresh: str = option(
@@ -210,10 +210,10 @@ class StepOptions:
             ),
         ),
         title="Refresh",
-        help="`full`: all tables are read. `auto`: the last copy of a table is rolled forward with the changes in the "
-        "log, at the cost of these changes, where that is exact; other tables are read in full, and the log of "
-        "`preflight` gives the reason. `changes`: like `auto`, but a table that would have to be read in full stops "
-        "the run. On PostgreSQL, `auto` and `changes` need a `standing_slot`.",
+        help="`full`: all tables are read. `auto`: if the result is exact, the last copy of a table is rolled forward "
+        "with the changes in the source's log, instead of reading the whole table. Other tables are read in full, and "
+        "the task log of `preflight` gives the reason. `changes`: like `auto`, but the run stops if a table would have "
+        "to be read in full. On PostgreSQL, `auto` and `changes` need a `standing_slot`.",
         example="full, auto or changes",
     )
     changes: bool = option(
@@ -221,9 +221,9 @@ class StepOptions:
         accepts=FLAG,
         title="Publish the changes",
         section=FOLDED,
-        help="With each copy that is rolled forward, also publish every row change between the last copy and this one, "
-        "in commit order. It needs `refresh`. It stops the run if the last copy of a table cannot be rolled forward; a "
-        "table without a copy begins with its first one. On PostgreSQL it needs `REPLICA IDENTITY FULL`.",
+        help="With each copy that is rolled forward, also publish all row changes since the last copy, in commit "
+        "order. Requires `refresh`. The run stops if the last copy of a table cannot be rolled forward. If a "
+        "table has no copy, its changes begin at the first copy. PostgreSQL tables need `REPLICA IDENTITY FULL`.",
         example="true or false",
     )
     keep: int = option(
@@ -231,8 +231,8 @@ class StepOptions:
         accepts=COUNT_OR_NONE,
         title="Copies to keep",
         section=FOLDED,
-        help="Number of copies to keep of each table. A run that has published the latest copies removes older copies "
-        "of its tables, whichever run made them. 0 keeps all copies.",
+        help="Number of copies to keep of each table. After a run has published the latest copies, it removes older "
+        "copies of its tables, including copies of other runs. 0 keeps all copies.",
         example="a number such as 7",
     )
     keep_days: int = option(
@@ -240,8 +240,8 @@ class StepOptions:
         accepts=COUNT_OR_NONE,
         title="Days that copies stay",
         section=FOLDED,
-        help="Also keep every copy that was published in the last so many days, however many newer copies there are. "
-        "Requires `keep`. 0: only the number of copies counts.",
+        help="Number of days: copies that were published within this time are kept, even if there are more than `keep` "
+        "copies. Requires `keep`. 0: only the number of copies counts.",
         example="a number such as 30",
     )
     lock: LockPolicy = field(default_factory=LockPolicy)
@@ -251,8 +251,8 @@ class StepOptions:
         feature="slots",
         title="Keep the slot",
         section=FOLDED,
-        help="Do not drop the publication and the slot when the run is published, so that you can stream on from "
-        "`initial_lsn`. You then have to drop them yourself.",
+        help="Keep the publication and the slot after the run is published, so that another program can stream the "
+        "changes from `initial_lsn` on. You must then drop the publication and the slot yourself.",
         example="true or false",
     )
     lake: LakeOptions = field(default_factory=LakeOptions)
@@ -261,9 +261,9 @@ class StepOptions:
         accepts=one_of(ON_TABLE_ERROR, ("fail: stop the run", "skip: leave them out, and report them")),
         title="Tables that cannot be copied",
         section=FOLDED,
-        help="How to treat tables that cannot be copied (no transactions, no key where one is needed, no `REPLICA "
-        "IDENTITY FULL`, a type or a value without an Arrow type): `fail` stops the run; `skip` leaves them out, names "
-        "them in the logs, and lists them with the reasons in the XCom `skipped`.",
+        help="How to treat tables that cannot be copied. A table may lack transactions, a key or `REPLICA IDENTITY "
+        "FULL`, or may have a type or a value that no Arrow type holds. `fail` stops the run. `skip` leaves these "
+        "tables out, names them in the logs, and lists them with the reasons in the XCom `skipped`.",
         example="fail or skip",
     )
 
@@ -296,17 +296,17 @@ class RunOptions:
         title="Target",
         secret=True,
         help="The folder to publish in, as an absolute path or a URI (`file:///…`, `s3://…`, `gs://…`, `abfs://…`, "
-        "`hdfs://…`) without query, fragment or user info. Airflow and Spark must both reach it. `{source}` in it "
-        "stands for `source_conn_id`: a folder holds the copies of one source.",
+        "`hdfs://…`) without query, fragment or user info. Airflow and Spark must both reach it. `{source}` in the "
+        "path stands for `source_conn_id`, because a folder can hold the copies of only one source.",
         example="a URI such as file:///data/lake or s3://bucket/lake",
     )
     where: Mapping[str, str] | None = option(
         None,
         accepts=CONDITIONS,
         title="Rows (where)",
-        help="Conditions by table name or pattern: only the rows are copied that fulfil the condition at the run's "
-        "position (`{\"shop.orders\": \"status = 'open' and created >= '2026-01-01'\"}`). The syntax is a subset of "
-        "SQL. Text compares by code point. Such copies have a folder of their own.",
+        help='Conditions by table name or pattern (`{"shop.orders": "status = \'open\' and created >= '
+        "'2026-01-01'\"}`). Only rows that fulfil the condition at the run's position are copied. The syntax is "
+        "a subset of SQL. Text is compared by code point. Copies with a condition have a separate folder.",
         example='an object such as {"shop.orders": "created >= \'2026-01-01\'"}',
     )
     columns: Mapping[str, Sequence[str]] | None = option(
@@ -315,7 +315,7 @@ class RunOptions:
         title="Columns",
         section=FOLDED,
         help="Columns to publish, by table name or pattern, in addition to the key columns "
-        '(`{"shop.orders": ["id", "status"]}`). Such copies have a folder of their own.',
+        '(`{"shop.orders": ["id", "status"]}`). Copies of selected columns have a separate folder.',
         example='an object such as {"shop.orders": ["id", "status"]}',
     )
     scratch: str = option(
@@ -324,9 +324,9 @@ class RunOptions:
         title="Scratch",
         section=FOLDED,
         secret=True,
-        help="The folder for the files of runs in progress and for their records, written as `target` is. Empty: "
-        "`_runs` in the target. It may be in another store: files are then copied when they are published. Only runs "
-        "with the same `scratch` roll each other's copies forward. `targets` must allow it, too.",
+        help="The folder for the files and records of runs in progress, in the same form as `target`. Empty: `_runs` "
+        "in the target. The folder may be in another store; then files are copied when they are published. Only runs "
+        "with the same `scratch` roll each other's copies forward. `targets` must allow this folder, too.",
         example="a URI such as s3://bucket/scratch",
     )
     table: TableOptions = field(default_factory=TableOptions)
@@ -336,11 +336,11 @@ class RunOptions:
             (PRESENT, FAIL),
             ("present: copy the present, and report it", "fail: stop the run"),
         ),
-        help="How to treat a run that cannot be exact at the end of its interval (which the DAG `nightly` supplies as "
-        "`as_of`): `present` copies the present, and reports this in the logs, in `_latest.json`, in the event and in "
-        "the report (`missed_as_of`); `fail` stops the run. With `present`, `on_table_error` = `skip` leaves out only "
-        "tables that never have a past. If the time cannot be reached, runs of Airflow's Backfill and runs with an "
-        "explicit `as_of` always stop.",
+        help="How to treat a run that cannot be exact at the end of its interval. (The DAG `nightly` supplies this end "
+        "as `as_of`.) `present` copies the current state, and reports this in the logs, in `_latest.json`, in the "
+        "event and in the report (`missed_as_of`). `fail` stops the run. With `present`, `on_table_error` = `skip` "
+        "leaves out only tables that can never be copied as of a past time. If the time cannot be reached, runs of "
+        "Airflow's Backfill and runs with an explicit `as_of` always stop.",
         example="present or fail",
     )
     spark_conn_id: str = option(
@@ -362,8 +362,8 @@ class RunOptions:
     shared_app_seconds: float = option(
         60.0,
         accepts=SECONDS,
-        help="The Spark application of a step also runs the next steps while it is younger than this, so that a small "
-        "run starts one application instead of three. 0: each step has its own.",
+        help="If the Spark application of a step has run for fewer seconds than this, it also runs the next step. A "
+        "small run thus starts one application instead of three. 0: each step starts its own application.",
         example="a number such as 60",
     )
     steps: StepOptions = field(default_factory=StepOptions)
@@ -371,8 +371,8 @@ class RunOptions:
         False,
         accepts=FLAG,
         title="Show the plan only",
-        help="Check everything, show what a run would do and about how long it would take, and copy nothing. The tasks "
-        "after `preflight` are skipped.",
+        help="Check everything, and show what a run would do and its approximate duration. Nothing is copied. The "
+        "tasks after `preflight` are skipped.",
         example="true or false",
     )
 

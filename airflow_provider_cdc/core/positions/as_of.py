@@ -45,7 +45,7 @@ def parse(text: str) -> AsOf | None:
         return when.astimezone(UTC)
     except OverflowError:
         raise PositionError(
-            f"{text!r} is outside the years 1 to 9999 in UTC", hint="give a time to which the source's log reaches back"
+            f"{text!r} is outside the years 1 to 9999 in UTC", hint="give a time that the source's log still covers"
         ) from None
 
 

@@ -282,7 +282,7 @@ def _tsid(uuid: bytes | str, tag: str) -> _Tsid:
     if not _TAG.fullmatch(tag):
         raise PositionError(
             f"{tag!r} is not the tag of a GTID",
-            hint=f"give up to {MAX_TAG_LENGTH} of a-z, 0-9 and _, the first no digit, or '' for no tag",
+            hint=f"give up to {MAX_TAG_LENGTH} characters (a-z, 0-9, _), not beginning with a digit, or '' for no tag",
         )
     return uuid, tag.lower()
 

@@ -104,7 +104,7 @@ def begin(
         current = _current(folder)
         if current is None or not _goes_on(current, source, plans, options):
             raise
-        _log.info("A concurrent attempt has fixed the position; this attempt ended with: %s", error)
+        _log.info("A concurrent attempt has fixed the run's position. This attempt ended with: %s", error)
         return current
     manifest = Manifest(
         run_id=run_id,
@@ -168,23 +168,23 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: S
             _log.warning("The run begins anew: %s", error)
             return False
         if damaged := _damaged_bases(run, plans):
-            _log.warning("The run begins anew: the copy that was to be rolled forward is damaged: %s", damaged)
+            _log.warning("The run begins anew, because the copy that was to be rolled forward is damaged: %s", damaged)
             return False
     _log.info(
-        "The run began at %s: keeping %s %s", manifest.created_at, manifest.position_key, manifest.initial_position
+        "The run began at %s, and keeps %s %s", manifest.created_at, manifest.position_key, manifest.initial_position
     )
     tables = {_said(entry.table.name, entry.table.selection) for entry in manifest.tables}
     if tables != (wanted_tables := {_said(plan.table, plan.selection) for plan in plans}):
         _log.warning(
-            "The run keeps the tables that it began with, although the plan has changed (only in the run: %s; "
-            "only in the plan: %s). Trigger a new run to copy the tables of the plan.",
+            "The plan has changed, but the run keeps the tables that it began with (only in the run: %s; only in the "
+            "plan: %s). Trigger a new run to copy the tables of the plan.",
             ", ".join(sorted(tables - wanted_tables)) or "none",
             ", ".join(sorted(wanted_tables - tables)) or "none",
         )
     if differences := _other_options(run, plans, options):
         _log.warning(
-            "The run keeps the options that it began with, although they have changed (%s). Trigger a new run to use "
-            "the new options.",
+            "The options have changed (%s), but the run keeps the options that it began with. Trigger a new run to "
+            "use the new options.",
             "; ".join(differences),
         )
     return True

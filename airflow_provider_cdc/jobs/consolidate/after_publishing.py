@@ -61,4 +61,4 @@ def release_past(run: Run, settings: ConnectionSettings) -> None:
         give_up_past(open_source(settings), options)
     except CdcError as error:
         hours = counted(options.standing_slot_hours, "hour")
-        say(f"consolidate: could not advance the standing slot; it keeps more than {hours} of the log: {error}")
+        say(f"consolidate: could not advance the standing slot; the slot keeps more than {hours} of the log: {error}")

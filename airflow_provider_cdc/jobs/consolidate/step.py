@@ -121,10 +121,13 @@ def _consolidate(step: Step) -> ConsolidateResult:
     say_nulled("consolidate: restored as null", result.nulled)
     say(f"consolidate: {counted(result.files_rewritten, 'file')} rewritten, {result.files_adopted:,} kept as written")
     for name, why in result.superseded.items():
-        say(f"consolidate: WARNING: {name}: this copy begins a new history, and supersedes all earlier ones: {why}")
+        say(f"consolidate: WARNING: {name}: this copy begins a new history, and supersedes all earlier copies: {why}")
     for name, count in result.changes.items():
         if count is None:
-            say(f"consolidate: {name}: no change feed yet: this is the first copy; the next run's feed begins here")
+            say(
+                f"consolidate: {name}: this is the first copy, so there is no change feed yet. The feed of the next "
+                "run begins at this copy"
+            )
         else:
             start = decision.feeds[name].start
             say(f"consolidate: {name}: {counted(count, 'row change')}, from {start} to {result.position}")
@@ -156,11 +159,14 @@ def _commit(step: Step) -> Commit:
         step.run.refresh()
         if step.run.commit is None:
             raise
-        say(f"consolidate: a concurrent attempt has committed; this one completes it ({type(error).__name__}: {error})")
+        say(
+            "consolidate: a concurrent attempt has committed; this attempt completes its commit "
+            f"({type(error).__name__}: {error})"
+        )
         return step.run.commit
     commit = step.run.decide(Commit(step.token, rests_on, record))
     if commit.record != record:
-        say("consolidate: a concurrent attempt has committed; this one completes it")
+        say("consolidate: a concurrent attempt has committed; this attempt completes its commit")
         step.folder.delete_file(record)
     return commit
 
@@ -221,8 +227,8 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
     for table_name, copy in copies.items():
         if not copy.is_latest:
             say(
-                f"consolidate: WARNING: {table_name} is published, but a newer copy (of a later position or history) "
-                "stays the latest one"
+                f"consolidate: WARNING: {table_name} is published, but the latest copy is still a newer one (with a "
+                "later position or of a later history)"
             )
     run.note_latest({str(name): copy.is_latest for name, copy in copies.items()})
     return copies
@@ -256,7 +262,7 @@ def _stage(step: Step) -> Decision:
     orders = _orders(step, change, files, layers, [index for index in copied if index not in bases])
     touched = sum(change.keys(index) for index in copied)
     searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
-    say(f"consolidate: {counted(touched, 'key')} touched; searching {counted(searched, 'file')} for them")
+    say(f"consolidate: {counted(touched, 'key')} touched; searching {counted(searched, 'file')} for these keys")
     progress = Progress("consolidate", "task", len(orders), len(orders), note=ProgressFile(step.folder).note)
     with noting_damage(step, bases):
         outcomes = roll_forward(step, change, {index: bases[index] for index in copied if index in bases}, layers)

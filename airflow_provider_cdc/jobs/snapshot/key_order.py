@@ -63,8 +63,8 @@ def check_key_order(table: Table, extents: Iterable[Extent]) -> None:
         if disjoint or (greatest == least and before != after and len(table.key) > 1):
             continue
         raise CopyMismatch(
-            f"chunks {before} and {after} overlap: {table.key[0]} goes up to {greatest} in the first, and begins at "
-            f"{least} in the second",
+            f"chunks {before} and {after} overlap: in chunk {before}, {table.key[0]} goes up to {greatest}; in chunk "
+            f"{after}, {table.key[0]} begins at {least}",
             where=str(table.name),
             hint="nothing was published; report this with the table's definition and the server's version",
         )

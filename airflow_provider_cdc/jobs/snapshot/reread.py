@@ -143,8 +143,9 @@ class ReadAgain:
                         f"the log and the search by keys contradict each other for {counted(int(wrong.sum()), 'row')}: "
                         "a row that exists was not found, or a deleted row was found",
                         where=str(table.name),
-                        hint=f"check the index {table.key_index} with amcheck (an update of the operating system may "
-                        "have changed the sort order of its collation), REINDEX it, and trigger a new run",
+                        hint=f"check the index {table.key_index} with amcheck, REINDEX the index, and trigger a new "
+                        "run. (An update of the operating system may have changed the sort order of the index's "
+                        "collation.)",
                     )
                 doubtful.append(some.filter(pa.array(wrong)))
             incarnation = reader.settle()

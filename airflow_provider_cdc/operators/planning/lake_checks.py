@@ -52,8 +52,8 @@ def check_names(target: Storage, tables: Sequence[TableName]) -> None:
     problems = [
         Problem(
             _listed(same),
-            "their names differ only in case, which this store ignores: they would share one folder",
-            "copy them into different targets, in separate runs, or use a case-sensitive store",
+            "the names differ only in case, which this store ignores: the tables would share one folder",
+            "copy the tables into different targets, in separate runs, or use a case-sensitive store",
         )
         for same in alike
     ]
@@ -108,8 +108,8 @@ def check_not_of_a_deleted_dag_run(run: Run, options: StepOptions) -> None:
     manifest = run.manifest
     if is_published(run) and not (options.as_of and options.as_of == manifest.options.as_of):
         raise ManifestError(
-            f"a deleted DAG run with the same id and date began on {manifest.created_at}, and its copies are "
-            "published: this DAG run would copy nothing",
+            f"a deleted DAG run with the same id and date began on {manifest.created_at}, and its copies are already "
+            "published, so this DAG run would copy nothing",
             where=run.folder.uri,
             hint="trigger a DAG run with another run id and date",
         )
@@ -144,8 +144,8 @@ def tell_leftovers(scratch: Storage) -> None:
         return
     folders = [folder for leftover in leftovers[:SHOWN] for folder in leftover.folders]
     _log.warning(
-        "Begun more than %s ago and never published: %s. No reader uses their files. "
-        "If you will not clear their tasks any more, remove these folders%s:\n%s",
+        "These runs began more than %s ago and were never published: %s. No reader uses their files. Unless you "
+        "still want to clear tasks of these runs, remove these folders%s:\n%s",
         counted(OLD.days, "day"),
         counted(len(leftovers), "run"),
         f" (the first {SHOWN} runs)" if len(leftovers) > SHOWN else "",

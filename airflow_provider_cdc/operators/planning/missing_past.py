@@ -56,7 +56,8 @@ def say_missed_past(log: Any, missed: MissedPast | None) -> None:
     """Log a warning if a run is not exact at the time that its readers may expect."""
     if missed is not None:
         log.warning(
-            "AS_OF IS NOT MET: the copies are exact at the present of this run, not at %s (missing_past = present): %s",
+            "AS_OF IS NOT MET: the copies show the state at the time of this run, not at %s (missing_past = "
+            "present): %s",
             missed.as_of,
             missed.why,
         )

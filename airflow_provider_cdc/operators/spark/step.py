@@ -133,7 +133,8 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
             raise ManifestError(
                 f"the Spark app ended without an error, but {self.step} is not recorded as done",
                 where=run.uri,
-                hint="check the app's output above, and that the driver writes to the same storage as this task reads",
+                hint="check the application's output above, and check that the Spark driver and this task use the "
+                "same storage",
             )
         shown = records.encode(result)
         outputs = {name: shown.pop(name) for name in self.outputs}

@@ -105,7 +105,7 @@ def resolve(
         if excludes:
             left_out = {name for name in names if pattern.matches(name, fold)}
             if not left_out:
-                _log.info("The pattern %s excludes none of the tables that the patterns before it match.", text)
+                _log.info("The pattern %s excludes no table that an earlier pattern matches.", text)
             names -= left_out
             continue
         matches = [name for name in kinds if pattern.matches(name, fold)] or _read_otherwise(text, kinds, fold)
@@ -127,8 +127,8 @@ def resolve(
             problem = Problem(
                 str(name),
                 "the copy is a folder <schema>.<table>, and this name makes no folder that shows both parts",
-                f"exclude the table ({_NOT}{exactly(name)}), or rename it: no dot in the schema, no slash in either "
-                "part",
+                f"exclude the table ({_NOT}{exactly(name)}), or rename it: the schema must have no dot, and neither "
+                "schema nor table a slash",
                 # If the schema has a dot, `schema.table` may also be the name of another table.
                 "" if "." in name.schema else str(name),
             )

@@ -62,7 +62,7 @@ def problems_of(
 
 def gave_up(table: Table, why: str = "it took too long") -> None:
     """Log that the sample of a table was not completed. The values that were found before still count."""
-    _log.info("%s: sampling its rows before the run was given up: %s", table.name, why)
+    _log.info("%s: stopped checking a sample of the table's rows before the run: %s", table.name, why)
 
 
 def _problem(table: Table, column: str, count: int, rows: int, always: bool) -> Problem:

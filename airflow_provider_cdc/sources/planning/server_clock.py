@@ -40,7 +40,9 @@ def wait_for_clock(as_of: datetime, server_time: Callable[[], datetime]) -> None
             )
         if not logged:
             _log.info(
-                "The server's clock is %.1f s behind as_of (%s): waiting for it", (as_of - now).total_seconds(), as_of
+                "The server's clock is %.1f s behind as_of (%s): waiting until the clock reaches as_of",
+                (as_of - now).total_seconds(),
+                as_of,
             )
             logged = True
         time.sleep(min(_POLL_SECONDS, (as_of - now).total_seconds() + 0.01))

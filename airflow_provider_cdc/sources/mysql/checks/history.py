@@ -72,7 +72,8 @@ def _same_transactions(context: RunContext) -> Iterable[Problem]:
 HISTORY: tuple[Check[RunContext], ...] = (
     Check(
         "mysql.same-server",
-        "The server on which the run began answers, and has executed all transactions of the run's position.",
+        "The run is still connected to the server on which it began. The server has executed all transactions of the "
+        "run's position.",
         _WHEN,
         _FIRST_SERVER,
         _same_server,
@@ -80,14 +81,14 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "mysql.start-on-record",
-        "The run has recorded when the server was last started before the run began.",
+        "The run has recorded the time of the server's last start before the run began.",
         _WHEN,
         _NEW_RUN,
         _start_on_record,
     ),
     Check(
         "mysql.same-log",
-        "The log file in which the run began has not been replaced, and has not lost its end.",
+        "The log file in which the run began has been neither replaced nor truncated.",
         _WHEN,
         BEGIN_ANEW,
         _same_log,
@@ -95,7 +96,7 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "mysql.no-crash",
-        "No crash has undone what the run read, and the server was restarted at most once.",
+        "No crash of the server has undone rows that the run read. The server was restarted at most once.",
         _WHEN,
         BEGIN_ANEW,
         _no_crash,
@@ -103,7 +104,7 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "mysql.log-kept",
-        "The server has executed all transactions of the run's position, and still has the log after it.",
+        "The server has executed all transactions of the run's position, and still has the log after this position.",
         _WHEN,
         "trigger a new run, and raise binlog_expire_logs_seconds so that the server keeps the log until the run ends",
         _log_kept,
@@ -111,8 +112,8 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "mysql.same-transactions",
-        "The transactions of the run's position are the same ones, not other transactions with the same GTIDs after a "
-        "restored backup.",
+        "The GTIDs in the run's position still belong to the same transactions. After a restored backup, other "
+        "transactions may have these GTIDs.",
         _WHEN,
         BEGIN_ANEW,
         _same_transactions,

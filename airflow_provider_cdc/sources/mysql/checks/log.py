@@ -64,7 +64,7 @@ def _retention(context: TablesContext) -> Iterable[Problem]:
 LOG: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.log-filters",
-        "The log contains all changes to the copied schemas, whatever the default schema of the session.",
+        "The log contains all changes to the copied schemas, regardless of the default schema of the session.",
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
         _NO_FILTER,
         _filters,

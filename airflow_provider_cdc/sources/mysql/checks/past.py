@@ -124,8 +124,8 @@ def _purged_since(context: PastContext) -> Iterable[Problem]:
         yield Problem(
             "gtid_purged",
             f"contains transactions that are not in the position: {beyond}",
-            "ask for a later position: since then, these transactions were purged from the log, or gtid_purged was "
-            "set to include them",
+            "ask for a later position: since this position, these transactions were purged from the log, or "
+            "gtid_purged was set to include them",
         )
 
 
@@ -234,7 +234,8 @@ class _Look(PreparedWalker):
 REPLICATED: tuple[Check[PositionContext], ...] = (
     Check(
         "mysql.past-replica",
-        "A server that applied transactions of other servers since the position has the settings of a replica.",
+        "If the server has applied transactions of other servers since the position, it has the settings that a "
+        "replica needs.",
         (*_WHEN, Moment.ROLL_FORWARD),
         "ask for a time after the settings were corrected",
         _replica_since,
@@ -244,7 +245,7 @@ REPLICATED: tuple[Check[PositionContext], ...] = (
 SINCE: tuple[Check[PastContext], ...] = (
     Check(
         "mysql.past-settings",
-        "Settings that the log does not show were not set since the position.",
+        "Settings that do not appear in the log were not changed since the position.",
         _WHEN,
         "ask for a later time",
         _set_since,

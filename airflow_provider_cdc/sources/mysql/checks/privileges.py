@@ -35,7 +35,7 @@ SERVER_PRIVILEGES: tuple[Check[ServerContext], ...] = (
 READ_PRIVILEGES: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.may-read-tables",
-        "The user may read all columns of the tables: the server silently omits columns without the privilege.",
+        "The user may read all columns of the tables. The server silently omits columns that the user may not read.",
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
         "GRANT SELECT on the tables to the user of the connection",
         _reads_tables,

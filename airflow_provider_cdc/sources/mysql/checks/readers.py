@@ -17,9 +17,9 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.session-values",
-        "Each session was reset after its login, and its variables keep the values that it set.",
+        "Each session was reset after its login. The session variables keep the values that the run set.",
         (),
-        "connect to the server itself: a proxy or pooler in between answers or changes SET",
+        "connect to the server directly: a proxy or connection pooler answers or changes SET statements",
         raised_by=(
             Raised(Moment.EACH_SESSION, "sources.mysql.server.session:_pin"),
             Raised(Moment.EACH_SESSION, "sources.mysql.server.driver:GuardedConnection"),
@@ -66,8 +66,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.definitions",
-        "The log has no DDL or TRUNCATE on a copied table, except statements that are known to change no row and no "
-        "meaning. Table maps in the log match the recorded columns.",
+        "The log has no DDL or TRUNCATE on a copied table, except statements that change neither rows nor the "
+        "meaning of their values. Table maps in the log match the recorded columns.",
         (),
         "leave the definitions of copied tables alone while a run lasts; trigger a new run",
         raised_by=(
@@ -90,14 +90,14 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.row-images",
-        "Each row event has all columns of its rows, and complete JSON documents where the run needs them.",
+        "Each row event has all columns of its rows. JSON documents are complete if the run needs them.",
         (),
         "let all sessions use binlog_row_image=FULL, and leave binlog_row_value_options empty",
         raised_by=(Raised(Moment.LOG_READ, f"{_REFUSALS}:bad_rows"),),
     ),
     Check(
         "mysql.statement-writes",
-        "No change that was logged as a statement can have reached a copied table.",
+        "Changes that were logged as statements, without rows, cannot have reached a copied table.",
         (),
         "let all sessions use binlog_format=ROW",
         raised_by=(
@@ -107,7 +107,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.cascades-logged",
-        "No foreign key changed rows of a copied table without a trace in the log.",
+        "If a foreign key changed rows of a copied table, the log contains these changes.",
         (),
         "trigger a new run at a time when no rows of the parent tables change for a minute",
         raised_by=(
@@ -117,15 +117,15 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.gtid-of-each",
-        "Every transaction in the log since the run began has a GTID, in every file: files after an anonymous "
-        "transaction begin with the same GTIDs as the files before it.",
+        "Every transaction in the log since the run began has a GTID. Every file is checked, because the GTIDs at "
+        "the start of a file do not show anonymous transactions in earlier files.",
         (),
         "set gtid_mode=ON, and trigger a new run",
         raised_by=(Raised(Moment.LOG_READ, f"{_REFUSALS}:unknown"),),
     ),
     Check(
         "mysql.known-events",
-        "The reader knows every event and every statement in the log.",
+        "The log reader knows every event and every statement in the log.",
         (),
         "report the event, with the server's version",
         raised_by=(

@@ -128,7 +128,7 @@ _RULES = (
 )
 _VARIABLES = tuple(rule.variable for _, _, rule in _RULES)
 
-_NO_PROXY = "connect to the server itself, or configure the proxy to forward connections unchanged"
+_NO_PROXY = "connect to the server directly, or configure the proxy to forward connections unchanged"
 
 
 def _proxy(context: ServerContext) -> Iterable[Problem]:
@@ -183,14 +183,14 @@ _LEAVE_ALONE = "correct the setting, do not change it during a run, and trigger 
 SETTINGS_SINCE: tuple[Check[RunContext], ...] = (
     Check(
         "mysql.settings-untouched",
-        "Settings that the log does not show were not set during the run, not even temporarily.",
+        "Settings that do not appear in the log were not changed during the run, not even temporarily.",
         _SINCE_IT_BEGAN,
         _LEAVE_ALONE,
         _set_since,
     ),
     Check(
         "mysql.settings-of-the-start",
-        "A restart did not change the log filters, the version, or the handling of foreign keys and names.",
+        "No restart of the server changed its log filters, its version, or its handling of foreign keys and names.",
         _SINCE_IT_BEGAN,
         _LEAVE_ALONE,
         _other_start,

@@ -60,7 +60,7 @@ def _unlogged_cascades(context: TablesContext) -> Iterable[Problem]:
 PARENTS: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.parents",
-        "All parent tables whose changes reach a copied table through unlogged foreign key actions are known.",
+        "The run knows all parent tables that change rows of a copied table through unlogged foreign key actions.",
         _WHEN,
         "grant SELECT on the parent tables, drop the foreign key, or leave the table out",
         _parents,
@@ -77,7 +77,7 @@ TABLES: tuple[Check[TablesContext], ...] = (
     ),
     Check(
         "mysql.key",
-        "A table that is read without a lock has a key that identifies its rows.",
+        "If a table is read without a lock, it has a key that identifies its rows.",
         (Moment.PREFLIGHT,),
         "add a primary key, or choose auto or lock",
         _keys,
@@ -88,7 +88,7 @@ TABLES: tuple[Check[TablesContext], ...] = (
 PARTITIONS: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.misplaced-rows",
-        "Every row is in the partition of its key, so that the chunk of the key includes the row.",
+        "Every row is in the partition that its key belongs to. Otherwise a chunk could omit the row.",
         _WHEN,
         "ALTER TABLE … REPAIR PARTITION, or leave the table out",
         _misplaced_rows,
@@ -98,7 +98,8 @@ PARTITIONS: tuple[Check[TablesContext], ...] = (
 CASCADES: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.unlogged-cascades",
-        "A table that foreign keys change without a trace in the log is read at one exact position.",
+        "If foreign keys change a table and the log does not show these changes, the table is read at one exact "
+        "position.",
         _WHEN,
         "choose auto or lock, or leave the table out",
         _unlogged_cascades,

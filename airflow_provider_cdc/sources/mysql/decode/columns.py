@@ -185,7 +185,7 @@ def _vectors(where: str, column: ColumnType, cells: Cells) -> pa.Array:
     assert cells.offsets is not None
     ends = np.frombuffer(cells.offsets, np.int32, cells.rows + 1)
     if (ends & 3).any():
-        raise DecodeError("a vector whose bytes are not a whole number of floats", where=where)
+        raise DecodeError("the length of a vector is not a whole number of floats", where=where)
     numbers = pa.Array.from_buffers(pa.float32(), int(ends[-1]) // 4, [None, cells.values])
     offsets = pa.py_buffer(ends >> 2)
     return pa.Array.from_buffers(column.arrow, cells.rows, [cells.validity, offsets], cells.nulls, children=[numbers])

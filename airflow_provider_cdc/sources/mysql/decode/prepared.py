@@ -30,7 +30,8 @@ class PreparedStatement:
         head = connection.packet().get_all_data()
         if len(head) < _HEAD_BYTES or head[0] != 0:
             raise DecodeError(
-                f"the server did not prepare the statement: x'{head[:16].hex()}'", hint="check for a proxy in between"
+                f"the server did not prepare the statement: x'{head[:16].hex()}'",
+                hint="check for a proxy between this machine and the server",
             )
         self._id, columns, self._parameters = struct.unpack_from("<IHH", head, 1)
         for definitions in (self._parameters, columns):

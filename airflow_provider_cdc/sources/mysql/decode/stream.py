@@ -68,7 +68,9 @@ class ResultStream:
             definitions = [_definition(self._payload(_SMALL)) for _ in range(_count(head))]
         except (ValueError, IndexError, struct.error) as error:
             raise DecodeError(
-                f"not the result of a statement: {error}", where=self._where, hint="check for a proxy in between"
+                f"not the result of a statement: {error}",
+                where=self._where,
+                hint="check for a proxy between this machine and the server",
             ) from error
         self._payload(_SMALL)  # EOF, which the driver did not ask the server to omit
         if definitions != [_expected(column) for column in columns]:
@@ -106,7 +108,7 @@ class ResultStream:
         :raises DecodeError: a row has 2 GiB or more.
         """
         if self._size == _LARGEST:
-            raise DecodeError("a row has 2 GiB or more, which no Arrow array holds", where=self._where)
+            raise DecodeError("a row has 2 GiB or more, but an Arrow array holds less", where=self._where)
         filled = self.state[packets.STATE_FILLED]
         self._size = min(2 * self._size, _LARGEST)
         old = self.buffer

@@ -55,20 +55,20 @@ def bad_rows(code: int, table: TableName, where: str) -> CdcError:
     where = f"{table} at {where}"
     if code == walk_state.CASCADES:
         return CascadeNotLogged(
-            "a row was deleted or its key was changed, and the server does not log the effects of foreign keys on rows "
-            "of copied tables that had not been read yet",
+            "a row was deleted or its key was changed. Through foreign keys, this may change rows of copied tables "
+            "that had not been read yet, and the server does not log such changes",
             where=where,
-            hint=f"{_NEW_RUN}, when the rows of this table do not change for a minute; MySQL 9.6 and later log it with "
-            "innodb_native_foreign_keys=OFF",
+            hint=f"{_NEW_RUN}, when the rows of this table do not change for a minute; MySQL 9.6 and later log these "
+            "changes with innodb_native_foreign_keys=OFF",
         )
     if code == walk_state.OTHERS_CASCADES:
         return CascadeNotLogged(
-            "rows were changed without logging the effects of foreign keys, although this server logs them: they were "
-            "replicated from a server that does not log them, or taken from its log; some tables that are being copied "
-            "have foreign keys that change rows",
+            "rows were changed without logging the effects of foreign keys, although this server logs these effects. "
+            "The changes were replicated from a server that does not log the effects, or taken from its log. Some "
+            "tables that are being copied have foreign keys that change rows",
             where=where,
-            hint="during a run, apply no changes from such servers (before MySQL 9.6, or with "
-            f"innodb_native_foreign_keys=ON); then {_NEW_RUN}",
+            hint="during a run, apply no changes from servers before MySQL 9.6 or with "
+            f"innodb_native_foreign_keys=ON; then {_NEW_RUN}",
         )
     if code == walk_state.NOT_WHOLE:
         return ImageNotWhole(

@@ -149,7 +149,7 @@ class _Look(Generic[Walker]):
         self._said = time.monotonic()
         done = sum(self._bytes)
         _log.info(
-            "Checking the log for anything that would stop a run, from %s on: %s of %s MiB (%d %%)",
+            "Checking the log from %s on for anything that would stop a run: %s of %s MiB (%d %%)",
             self._segments[0].name,
             f"{done // _MIB:,}",
             f"{self._total // _MIB:,}",

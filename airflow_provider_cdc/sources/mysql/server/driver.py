@@ -211,7 +211,7 @@ class GuardedConnection(_Driver):
                 "the server or proxy cannot reset a session (COM_RESET_CONNECTION), so the session may have state of "
                 "other sessions or of init_connect",
                 where=self._where,
-                hint="connect to the server itself, or configure the proxy to forward connections unchanged",
+                hint="connect to the server directly, or configure the proxy to forward connections unchanged",
             ) from error
 
     def _get_auth_plugin_handler(self, plugin_name: bytes) -> _Method:
@@ -224,7 +224,7 @@ class GuardedConnection(_Driver):
             raise DecodeError(
                 f"the server's answer has more than {ANSWER_BYTES:,} bytes",
                 where=self._where,
-                hint="look for a proxy in between, or copy fewer tables with one run",
+                hint="check for a proxy between this machine and the server, or copy fewer tables with one run",
             )
         if self._deadline is None:
             return super()._read_bytes(num_bytes)  # type: ignore[misc, no-any-return]
@@ -279,7 +279,7 @@ class GuardedConnection(_Driver):
             raise DecodeError(
                 f"the server's answer is malformed: {error}",
                 where=self._where,
-                hint="look for a proxy in between",
+                hint="check for a proxy between this machine and the server",
             ) from error
 
     def may_show_password(self, method: bytes) -> None:
@@ -387,5 +387,5 @@ def _no_protocol(where: str, what: object) -> ConfigurationError:
     return ConfigurationError(
         f"this address does not speak the MySQL protocol: {what}",
         where=where,
-        hint="correct host and port, and look for a proxy in between",
+        hint="correct host and port, and check for a proxy between this machine and the server",
     )

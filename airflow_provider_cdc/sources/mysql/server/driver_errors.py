@@ -93,7 +93,7 @@ def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
         return ConfigurationError(
             message,
             where=where,
-            hint="grant the missing privilege to the user of this connection; preflight names the GRANT",
+            hint="grant the missing privilege to the user of this connection; preflight shows the GRANT statement",
         )
     if code in _TOO_LARGE:
         return ConfigurationError(

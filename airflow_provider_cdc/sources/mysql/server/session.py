@@ -114,7 +114,7 @@ def _pin(settings: ConnectionSettings, connection: Connection, *, reading: bool)
         raise ConfigurationError(
             f"session variables do not keep the values that were set: {', '.join(wrong)}",
             where=settings.address,
-            hint="connect to the server itself: a proxy or connection pooler in between answers or changes SET",
+            hint="connect to the server directly: a proxy or connection pooler answers or changes SET statements",
         )
 
 
@@ -230,7 +230,7 @@ def _check_server(settings: RunSettings, connection: Connection) -> None:
         raise SourceReplaced(
             "a proxy answers instead of the server, and may forward statements to another server",
             where=settings.address,
-            hint="connect to the server itself, or configure the proxy to forward connections unchanged",
+            hint="connect to the server directly, or configure the proxy to forward connections unchanged",
         )
     if uuid != settings.server_uuid or settings.hostname not in ("", host):
         raise SourceReplaced(

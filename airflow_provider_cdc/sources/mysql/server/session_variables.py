@@ -58,8 +58,8 @@ PINNED: Mapping[str, Pinned] = {
     "autocommit": Pinned("1", "without autocommit, a session reads everything in the read view of its first statement"),
     "completion_type": Pinned(
         "'NO_CHAIN'",
-        "CHAIN begins a transaction at each COMMIT and ROLLBACK, so that the session continues in an old read view "
-        "(and rejects SET TRANSACTION); RELEASE ends the session at these statements",
+        "with CHAIN, each COMMIT or ROLLBACK begins a transaction, so the session continues in an old read view and "
+        "rejects SET TRANSACTION. With RELEASE, these statements end the session",
     ),
     "transaction_isolation": Pinned("'REPEATABLE-READ'", "READ UNCOMMITTED shows changes that are not in the log"),
     "transaction_read_only": Pinned("0", "sessions must not depend on the restrictions of read-only transactions"),
@@ -107,7 +107,9 @@ PINNED: Mapping[str, Pinned] = {
     "sql_big_selects": Pinned("1", "max_join_size would prevent reads of large tables"),
     "sql_buffer_result": Pinned("0", "each chunk would be written to a temporary table before its first row is sent"),
     "max_execution_time": Pinned("0", "the server would end long reads"),
-    "lock_wait_timeout": Pinned("60", "behind DDL that waits for a lock, all sessions wait, by default for a year"),
+    "lock_wait_timeout": Pinned(
+        "60", "while DDL waits for a lock (by default up to a year), all other sessions wait for the DDL"
+    ),
     "net_write_timeout": Pinned(IDLE_SECONDS, _IDLE),
     "net_read_timeout": Pinned(IDLE_SECONDS, _IDLE),
     "wait_timeout": Pinned(IDLE_SECONDS, _IDLE),

@@ -33,8 +33,8 @@ def has_reached(settings: ConnectionSettings, target: AsOf, seen: Reach | None =
     assert isinstance(target, datetime)
     clock = datetime.fromtimestamp(int(now) / 1_000_000, UTC)
     if clock <= target:
-        return Reach(False, f"by its clock it is {clock:%Y-%m-%d %H:%M:%S} UTC")
-    lacks = "nothing was committed after that time yet, and the next commit may still belong to it"
+        return Reach(False, f"the server's clock shows {clock:%Y-%m-%d %H:%M:%S} UTC")
+    lacks = "nothing was committed after that time yet, and a new commit may still get a timestamp up to that time"
     if seen is not None and not seen.reached and seen.at == str(here):
         return Reach(False, lacks, str(here))
     return Reach(has_commit_after(settings, target), lacks, str(here))

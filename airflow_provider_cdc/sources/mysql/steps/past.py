@@ -121,8 +121,8 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
         if not is_waiting:
             is_waiting = True
             _log.info(
-                "Nothing was committed after %s yet. Waiting up to %.0f s for the first commit after it: until then, "
-                "the next commit may still belong to that time",
+                "Nothing was committed after %s yet. Waiting up to %.0f s for the first later commit. Until then, a "
+                "new commit may still get a timestamp up to that time",
                 as_of,
                 wait_seconds,
             )
@@ -132,7 +132,7 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
                 "belong to that time",
                 where=settings.address,
                 hint="commit a transaction on the server, ask for an earlier time, or wait for longer "
-                "(as_of_wait_seconds); the task can be retried",
+                "(as_of_wait_seconds). The task can be retried",
             )
         time.sleep(_POLL_SECONDS)
     return Past(prefix, as_of, as_of)

@@ -315,6 +315,7 @@ def _take_lock(connection: Connection, names: Sequence[TableName], policy: LockP
     raise LockNotGranted(
         f"the read lock was not granted in {counted(policy.tries, 'try', 'tries')} of {policy.wait_seconds} s",
         where=", ".join(map(str, names)),
-        hint="end the transactions that hold the tables (performance_schema.metadata_locks shows them; "
-        "a prepared XA transaction counts, XA RECOVER), or allow more tries (lock_tries)",
+        hint="end the transactions that hold locks on the tables, or allow more tries (lock_tries). "
+        "performance_schema.metadata_locks shows these transactions. Prepared XA transactions hold locks, too: "
+        "XA RECOVER lists them",
     )

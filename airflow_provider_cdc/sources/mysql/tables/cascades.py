@@ -120,9 +120,11 @@ def watermark_problems(connection: Connection, tables: Iterable[Table]) -> list[
     return [
         Problem(
             str(table.name),
-            f"changes of {parents_of(table)} change its rows through foreign keys (ON DELETE or ON UPDATE CASCADE or "
-            f"SET NULL), and {unlogged_because(connection)}: with watermark, the copy would be wrong",
-            "choose auto or lock, clear preflight if it is older than the foreign key, or leave the table out",
+            f"through foreign keys (ON DELETE or ON UPDATE CASCADE or SET NULL), changes of {parents_of(table)} also "
+            f"change rows of this table, and {unlogged_because(connection)}. With the consistency watermark, the copy "
+            "would be wrong",
+            "choose auto or lock, or leave the table out. If the foreign key was created after preflight ran, clear "
+            "preflight",
             str(table.name),
         )
         for table in tables

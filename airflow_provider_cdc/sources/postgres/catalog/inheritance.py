@@ -31,9 +31,9 @@ def inheritance_problems(connection: Connection, tables: Sequence[Table]) -> Ite
         where, children = str(table.name), list(table.details["children"])
         out = f"leave the table out: add the pattern !{exactly(table.name)}"
         if table.details["oid"] in hypertables:
-            yield Problem(where, "is a TimescaleDB hypertable: its rows are in other tables, its chunks", out, where)
+            yield Problem(where, "is a TimescaleDB hypertable: its rows are in other tables (its chunks)", out, where)
         elif table.details["oid"] in distributed:
-            yield Problem(where, "is distributed by Citus: its rows are in other tables, its shards", out, where)
+            yield Problem(where, "is distributed by Citus: its rows are in other tables (its shards)", out, where)
         elif children:
             more = f" and {len(children) - _SHOWN} more" if len(children) > _SHOWN else ""
             yield Problem(

@@ -103,7 +103,8 @@ def identity_problem(table: Table) -> Problem | None:
     if table.details["kind"] in (VIEW, MATERIALIZED):
         return Problem(
             str(table.name),
-            "is a view, and the log has no changes of views: it is exact only at the position where it is read",
+            "is a view. The log has no changes of views, so a copy is exact only at the position at which the view "
+            "is read",
             "choose consistency auto, again or exported",
             str(table.name),
         )

@@ -45,7 +45,7 @@ def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]
         if not heap and kind != VIEW:
             yield Problem(
                 where,
-                f"{name} uses the access method {access}, whose rows may not stay at fixed places",
+                f"{name} uses the access method {access}, which may move rows to other places",
                 "leave the table out",
                 where,
             )

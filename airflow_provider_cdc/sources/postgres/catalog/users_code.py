@@ -286,7 +286,8 @@ def unplannable(connection: Connection, tables: Sequence[Table]) -> list[Problem
                 again = _planning_error(connection, [(table, leaf)], path)
                 if again is None:
                     _log.info(
-                        "%s is planned under search_path %s, because the pinned path fails: %s",
+                        "%s is planned under search_path %s, because planning fails under the search_path of the "
+                        "run's sessions: %s",
                         leaf.sql,
                         path,
                         said(error),

@@ -105,7 +105,7 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "postgres.same-server",
-        "The server is the one that the run began on, is on the same timeline, and has lost no log that it had.",
+        "The server and its timeline are the same as when the run began, and the server has lost no log.",
         _WHEN,
         "point the connection back to the first server, or trigger a new run on this one",
         _same_server,
@@ -113,7 +113,8 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "postgres.slot",
-        "The run's slots exist, are at the positions where they were created, and still have their log.",
+        "The run's slots exist, still have their log, and were not moved from the positions at which they were "
+        "created.",
         _WHEN,
         "do not use or drop slots named cdc_…, let the server keep more log, and trigger a new run",
         _slots,
@@ -121,7 +122,7 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "postgres.publication-untouched",
-        "The publication was not altered, even if the change was undone.",
+        "The publication was not altered during the run, not even temporarily.",
         _WHEN,
         "do not alter the publication during a run; trigger a new run",
         _publications,

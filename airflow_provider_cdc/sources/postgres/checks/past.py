@@ -174,7 +174,7 @@ def _keys(context: PastContext) -> Iterable[Problem]:
 PAST: tuple[Check[PastContext], ...] = (
     Check(
         "postgres.past-publication",
-        "The standing publication has every change of every row and column of the tables.",
+        "The standing publication publishes every change to every row and column of the tables.",
         _WHEN,
         "do not alter the standing publication; the next run repairs it",
         _publication,
@@ -195,14 +195,14 @@ PAST: tuple[Check[PastContext], ...] = (
     ),
     Check(
         "postgres.past-record",
-        "The tables have not been altered since the position, and the standing slot has covered them since then.",
+        "Since the position, the tables have not been altered, and the standing slot has covered all of them.",
         _WHEN,
         "ask for a later position",
         _record,
     ),
     Check(
         "postgres.past-key",
-        "A table has the key that its plan relies on.",
+        "A table that is planned with `watermark` still has its key.",
         _WHEN,
         "clear preflight and the tasks after it",
         _keys,

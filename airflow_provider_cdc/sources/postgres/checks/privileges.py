@@ -20,7 +20,8 @@ def _tables(context: UserContext) -> Iterable[Problem]:
 SERVER_PRIVILEGES: tuple[Check[UserContext], ...] = (
     Check(
         "postgres.may-read-log",
-        "The user may create slots, read from them, write marks to the log, and create a publication if none is named.",
+        "The user may create and read slots, and write messages to the log. If the connection names no publication, "
+        "the user may create one.",
         (Moment.PREFLIGHT,),
         "grant what the message says, or name a publication in the connection",
         _slots,
@@ -30,8 +31,8 @@ SERVER_PRIVILEGES: tuple[Check[UserContext], ...] = (
 TABLE_PRIVILEGES: tuple[Check[UserContext], ...] = (
     Check(
         "postgres.may-read-tables",
-        "The user may read the tables, with all of their partitions and copied columns, and publish them if no "
-        "publication is named.",
+        "The user may read the tables, with all of their partitions and copied columns. If the connection names no "
+        "publication, the user may also publish the tables.",
         (Moment.PREFLIGHT,),
         "GRANT SELECT on the tables; let their owner create a publication, or grant the owner's role",
         _tables,

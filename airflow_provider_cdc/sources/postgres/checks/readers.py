@@ -10,21 +10,21 @@ _NEW_RUN = "do not change the definitions of copied tables during a run; trigger
 READERS: tuple[Check[None], ...] = (
     Check(
         "postgres.session-values",
-        "A session has the settings that it was opened with.",
+        "The settings of a session are still those that it was opened with.",
         (),
         "connect to the server directly: a pooler drops the start-up options, or an event trigger changes the settings",
         raised_by=(Raised(Moment.EACH_SESSION, "sources.postgres.server.session_setup:check"),),
     ),
     Check(
         "postgres.slot-of-the-server",
-        "The slot was created on the server that the tables are read from.",
+        "The tables are read from the server on which the slot was created.",
         (),
         "point the connection to a single server, and trigger a new run",
         raised_by=(Raised(Moment.POSITION_FIXED, "sources.postgres.steps.snapshot:_check_made"),),
     ),
     Check(
         "postgres.schemas-at-the-position",
-        "The recorded tables are as they were at the run's position.",
+        "The run recorded the tables as they were at its position.",
         (),
         "wait until the DDL has ended, and trigger a new run",
         raised_by=(Raised(Moment.POSITION_FIXED, "sources.postgres.steps.snapshot:record_initial"),),
@@ -38,7 +38,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.tables-in-place",
-        "Each chunk is read from the recorded relation, which still has the recorded file and columns.",
+        "Each chunk is read from the relation that the run recorded. The relation still has the recorded file and "
+        "columns.",
         (),
         _NEW_RUN,
         raised_by=(
@@ -48,7 +49,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.tables-unchanged",
-        "The tables, types and partitions in the catalog are as recorded.",
+        "The tables, types and partitions in the catalog match the run's record.",
         (),
         _NEW_RUN,
         raised_by=(
@@ -58,7 +59,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.tables-in-the-view",
-        "In the exported snapshot, the tables are as recorded, and partitions added since are empty (again, exported).",
+        "With `again` or `exported`: in the exported snapshot, the tables are as recorded, and partitions that were "
+        "added later are empty.",
         (),
         _NEW_RUN,
         raised_by=(
@@ -78,7 +80,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.database-views-in-place",
-        "The tables that a database view reads were not altered, rewritten or truncated, and materialized views not "
+        "The tables that a database view reads were not altered, rewritten or truncated. Materialized views were not "
         "refreshed.",
         (),
         _NEW_RUN,
@@ -89,7 +91,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.no-crash",
-        "No crash undid rows that were read: a part of a table counts once the log is on disk past its last read.",
+        "No crash undid rows that were read. A part of a table counts as read only after the log up to its last read "
+        "is on disk.",
         (),
         "do nothing: the task reads these parts again",
         raised_by=(
@@ -99,14 +102,14 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.end-of-reads",
-        "The log still has the mark that was written at the end of the reads.",
+        "The log still has the message that the run wrote to it at the end of the reads.",
         (),
         "the server was put back to an earlier state: trigger a new run",
         raised_by=(Raised(Moment.LOG_READ, f"{_WALKER}.close"),),
     ),
     Check(
         "postgres.definitions",
-        "Each relation in the log is as in the recorded schema, and no copied relation was truncated.",
+        "The log shows each relation with the recorded schema, and no copied relation was truncated.",
         (),
         _NEW_RUN,
         raised_by=(
@@ -116,7 +119,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.row-images",
-        "The log has complete old rows (replica identity FULL), or (again) the keys of all touched rows.",
+        "The log has complete old rows (replica identity FULL) or, with the consistency `again`, the keys of all "
+        "touched rows.",
         (),
         "set the replica identity of the table and its partitions, and trigger a new run",
         raised_by=(
@@ -126,7 +130,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.known-messages",
-        "The reader knows every message in the log, and no message is damaged.",
+        "The log reader knows every message in the log, and no message is damaged.",
         (),
         "report the message with the server's version",
         raised_by=(
@@ -136,7 +140,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.standing-record",
-        "The standing slot has the log since the copy, its record lists the copy, and the table was not altered.",
+        "The standing slot has the log since the copy, and its record lists the copy. The table was not altered.",
         (),
         "the table is read in full, or rolled forward from another copy",
         raised_by=(

@@ -69,7 +69,7 @@ SETTINGS: tuple[Check[ServerContext], ...] = (
     ),
     Check(
         "postgres.damaged-pages",
-        "Damaged pages cause errors; they are neither skipped nor read as they are.",
+        "The server raises an error at a damaged page. It does not skip the page or use its contents.",
         _WHEN,
         "reset zero_damaged_pages and ignore_checksum_failure, and have the damage examined",
         _damaged_pages,

@@ -67,9 +67,9 @@ def _room(context: TablesContext) -> Iterable[Problem]:
 PUBLICATION: tuple[Check[TablesContext], ...] = (
     Check(
         "postgres.publication",
-        "The publication has every change of every row and column of the tables.",
+        "The publication publishes every change to every row and column of the tables.",
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
-        "alter the publication as the message says, or let the run create one",
+        "alter the publication as the message says, or let the run create a publication",
         _publication,
     ),
 )
@@ -77,7 +77,7 @@ PUBLICATION: tuple[Check[TablesContext], ...] = (
 LOCKS: tuple[Check[TablesContext], ...] = (
     Check(
         "postgres.locks",
-        "The server has room for the locks that dropping the run's publication takes.",
+        "The server has room for the locks that are needed to drop the run's publication.",
         (Moment.PREFLIGHT,),
         "raise max_locks_per_transaction, copy fewer of the tables at once, or name a publication in the connection",
         _locks,
@@ -87,7 +87,7 @@ LOCKS: tuple[Check[TablesContext], ...] = (
 ROOM: tuple[Check[TablesContext], ...] = (
     Check(
         "postgres.room",
-        "The server has the slots and senders that a run needs.",
+        "The server has enough free replication slots and WAL senders for a run.",
         (Moment.PREFLIGHT,),
         "raise max_replication_slots and max_wal_senders, or drop unused slots",
         _room,

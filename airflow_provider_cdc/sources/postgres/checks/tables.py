@@ -133,7 +133,7 @@ COLUMNS: tuple[Check[TablesContext], ...] = (
     ),
     Check(
         "postgres.key",
-        "A table that is read in parts, each at its own time, has a key that identifies its rows.",
+        "If the parts of a table are read at different times, the table has a key that identifies its rows.",
         (Moment.PREFLIGHT,),
         "add a primary key, or choose auto or exported",
         _keys,
@@ -141,7 +141,7 @@ COLUMNS: tuple[Check[TablesContext], ...] = (
     ),
     Check(
         "postgres.replica-identity",
-        "The log has the old rows of a table that is rewound.",
+        "If a table is rewound, the log has the old rows of this table.",
         (Moment.PREFLIGHT,),
         "ALTER TABLE … REPLICA IDENTITY FULL, or choose consistency auto or again",
         _rewound,
@@ -159,7 +159,7 @@ COLUMNS: tuple[Check[TablesContext], ...] = (
 RELATIONS: tuple[Check[TablesContext], ...] = (
     Check(
         "postgres.relations",
-        "The relations of a table are logged, keep rows at fixed places, and show all rows to this user.",
+        "The relations of a table are logged, are stored as heap tables, and show all rows to this user.",
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
         "ALTER TABLE … SET LOGGED, connect as the table's owner or ALTER ROLE … BYPASSRLS, or leave the table out",
         _relations,

@@ -185,7 +185,7 @@ class CopyStream:
         :raises DecodeError: a row has 2 GiB or more.
         """
         if self._size == _LARGEST:
-            raise DecodeError("a row has 2 GiB or more, which no Arrow array holds", where=self.where)
+            raise DecodeError("a row has 2 GiB or more, but an Arrow array holds less", where=self.where)
         filled = int(self.state[packets.STATE_FILLED])
         self._size = min(2 * self._size, _LARGEST)
         old = self.buffer

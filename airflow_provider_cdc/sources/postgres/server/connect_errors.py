@@ -86,8 +86,9 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
                 message,
                 where=where,
                 hint=f"GRANT CONNECT ON DATABASE {types.quote(settings.database)} TO {types.quote(settings.user)}; to "
-                f"read the log, also ALTER ROLE {types.quote(settings.user)} REPLICATION. If an event trigger ON login "
-                "(17 and later) raises this error, grant the privileges that its function needs",
+                f"read the log, also ALTER ROLE {types.quote(settings.user)} REPLICATION. If an event trigger ON "
+                "login (PostgreSQL 17 and later) raises this error, grant the privileges that the trigger's "
+                "function needs",
             )
         case "08P01" | "0A000" | "22023" | "42704":
             return ConfigurationError(
@@ -99,9 +100,10 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
             return ConfigurationError(
                 f"the server ends each session of this user at its start: {message}",
                 where=where,
-                hint="an event trigger ON login (17 and later) raises this error. The session has search_path = "
-                f"{types.SESSION_SETTINGS['search_path']}: qualify the names in the trigger's function with their "
-                "schemas, or ALTER FUNCTION … SET search_path = …; or exclude this connection's user in the trigger",
+                hint="an event trigger ON login (PostgreSQL 17 and later) raises this error. The session has "
+                f"search_path = {types.SESSION_SETTINGS['search_path']}: qualify the names in the trigger's "
+                "function with their schemas, or ALTER FUNCTION … SET search_path = …; or exclude this "
+                "connection's user in the trigger",
             )
         case "53300" | "53000" | "53400":
             return SourceUnavailable(message, where=where, hint="run fewer Spark tasks at once, or raise the limit")

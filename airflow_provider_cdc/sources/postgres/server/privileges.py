@@ -83,8 +83,8 @@ class Privileges:
                 Problem(
                     f"database {self._database}",
                     "this user may not create a publication in it",
-                    f"GRANT CREATE ON DATABASE {self._database} TO {self._user}, or name a publication that exists "
-                    "in the connection",
+                    f"GRANT CREATE ON DATABASE {self._database} TO {self._user}, or enter the name of an existing "
+                    "publication in the connection",
                 )
             )
         return problems

@@ -333,7 +333,7 @@ def _statement_error(where: str, state: str, told: str) -> CdcError:
         return ConfigurationError(
             told,
             where=where,
-            hint="grant the missing privilege to the user of this connection; preflight names the GRANT",
+            hint="grant the missing privilege to the user of this connection; preflight shows the GRANT statement",
         )
     if state in _CHANGED:
         return SchemaChanged(told, where=where, hint="the table changed since the run began: trigger a new run")
@@ -353,8 +353,9 @@ def _statement_error(where: str, state: str, told: str) -> CdcError:
         return TerminalError(
             told,
             where=where,
-            hint="a row, or in the log a changed row together with its old row, exceeds the server's limit of 1 GB for "
-            "one text: leave the table out; if it was a change in the log, refresh=full begins after it",
+            hint="a row exceeds the server's limit of 1 GB for one text. (In the log, a changed row counts together "
+            "with its old row.) Leave the table out. If a change in the log is too large, use refresh=full, "
+            "which begins after this change",
         )
     # If the connection was lost, the driver's error has no SQLSTATE.
     if not state or state.startswith(_LOST):

@@ -138,9 +138,9 @@ def check(settings: ConnectionSettings, row: Sequence[str | None]) -> None:
         raise ConfigurationError(
             f"the session does not have the settings that it was opened with: {row[0]}",
             where=settings.address,
-            hint="connect to the server directly, if a proxy such as a connection pooler drops start-up options; or, "
-            "if an event trigger ON login of the database (17 and later) changes the settings, exclude the user of "
-            "this connection in the trigger",
+            hint="if a proxy, such as a connection pooler, drops start-up options, connect to the server directly. "
+            "If an event trigger ON login of the database (PostgreSQL 17 and later) changes the settings, "
+            "exclude the user of this connection in the trigger",
         )
     if isinstance(settings, RunSettings):
         _check_server(settings, row[3:])
@@ -196,5 +196,5 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
         raise ExactnessError(
             f"was {expected[MEANING]!r} when the run began and is {meaning!r} now: money has another currency",
             where=MEANING,
-            hint="do not change it during a run; trigger a new run",
+            hint="do not change this setting during a run; trigger a new run",
         )

@@ -44,28 +44,28 @@ PINNED: Mapping[str, Pinned] = {
     "statement_timeout": Pinned("0", _LIMIT),
     "idle_in_transaction_session_timeout": Pinned("0", _LIMIT),
     "idle_session_timeout": Pinned("0", _LIMIT),
-    "lock_timeout": Pinned(
-        "1min", "a session that waits behind DDL, which itself waits for a lock, would wait forever"
-    ),
+    "lock_timeout": Pinned("1min", "a session would wait forever for a DDL statement that itself waits for a lock"),
     "exit_on_error": Pinned("off", "errors that the code expects and handles would end the session"),
     "default_transaction_isolation": Pinned("read committed", _TRANSACTION),
     "default_transaction_read_only": Pinned("off", _TRANSACTION),
     "default_transaction_deferrable": Pinned("off", _TRANSACTION),
     "quote_all_identifiers": Pinned(
         "off",
-        "ADBC recognizes a type by the printed name of its receive function; if that is quoted, it reads text as bytes",
+        "ADBC recognizes a type by the printed name of its receive function. If the server quotes this name, ADBC "
+        "reads text as bytes",
     ),
     "array_nulls": Pinned(
-        "on", "an array in a key is searched by its printed text, in which NULL must mean a null and not a word"
+        "on",
+        "an array in a key is searched by its printed text. In this text, NULL must mean a null, not the word NULL",
     ),
     "transform_null_equals": Pinned("off", "the SQL expressions that compute columns would be parsed differently"),
-    "enable_tidscan": Pinned("on", "a chunk is a range of blocks; each chunk would scan the whole table"),
+    "enable_tidscan": Pinned("on", "a chunk is a range of blocks, and each chunk would scan the whole table"),
     "timezone_abbreviations": Pinned(
         "Default", "AT TIME ZONE 'IST' in a database view or a virtual column would mean another zone"
     ),
     "gin_fuzzy_search_limit": Pinned(
         "0",
-        "a GIN index, also on plain numbers (btree_gin), would return only about this number of the matching rows",
+        "a GIN index (also on plain numbers, with btree_gin) would return only about this number of matching rows",
     ),
     "constraint_exclusion": Pinned(
         "off", "rows that violate a CHECK constraint would be left out where the constraint contradicts the query"
@@ -73,7 +73,7 @@ PINNED: Mapping[str, Pinned] = {
     "join_collapse_limit": Pinned("8", _SEARCH),
     "from_collapse_limit": Pinned("8", _SEARCH),
     "geqo": Pinned("off", _SEARCH),
-    "jit": Pinned("off", "compiling a plan that only scans takes longer than it saves"),
+    "jit": Pinned("off", "the plans only scan, and compiling such a plan takes more time than it saves"),
     "max_parallel_workers_per_gather": Pinned(
         "0", "a run would use more processes of the server than its own sessions"
     ),

@@ -79,7 +79,7 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
         except LogGone as error:
             # The slot still had the log since ``start`` when the caller checked.
             raise SourceUnavailable(
-                f"another run advanced the slot meanwhile: {error.message}",
+                f"another run advanced the slot in the meantime: {error.message}",
                 where=f"replication slot {slot}",
                 hint="retry the task",
             ) from error

@@ -120,9 +120,9 @@ def warn_of_harm(connection: Connection, name: str, tables: Sequence[Table]) -> 
     open_ended = {root for (root,) in query(connection, _OPEN_ENDED, (roots, name))}
     if named := [str(table.name) for table in trees if table.details["oid"] in open_ended]:
         _log.warning(
-            "The publication %s includes every future partition of %s. If such a partition has no primary key, the "
-            "server rejects UPDATE and DELETE in it until it gets REPLICA IDENTITY FULL. List the partitions instead: "
-            "FOR TABLE %s",
+            "The publication %s includes every future partition of %s. If a new partition has no primary key, the "
+            "server rejects UPDATE and DELETE in the partition until REPLICA IDENTITY FULL is set. To avoid this, "
+            "list the partitions instead: FOR TABLE %s",
             name,
             ", ".join(named),
             relations_sql(trees),

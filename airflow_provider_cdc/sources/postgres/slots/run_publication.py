@@ -83,7 +83,9 @@ def let_go(connection: Connection, name: str) -> None:
     listed = {oid: quote(schema, table) for oid, schema, table in rows}
     for oid, _, names in query(connection, IDENTIFYING, (list(listed),)):
         if names == []:
-            _log.warning("%s no longer has a replica identity: dropped it from the publication %s", listed[oid], name)
+            _log.warning(
+                "%s no longer has a replica identity: dropped the table from the publication %s", listed[oid], name
+            )
             execute(connection, f"ALTER PUBLICATION {quote(name)} DROP TABLE ONLY {listed[oid]}")
 
 

@@ -320,7 +320,7 @@ def _drop(connection: Connection, slot: str, publication: str) -> None:
     while slot and _drop_slot(connection, slot) is not None:
         if time.monotonic() > deadline:
             raise TransientError(
-                "a session that uses the slot does not end",
+                "a session that uses the slot has not ended",
                 where=f"replication slot {slot}",
                 hint=f"end that session, then run SELECT pg_drop_replication_slot('{slot}')",
             )

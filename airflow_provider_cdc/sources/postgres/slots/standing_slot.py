@@ -72,7 +72,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
     """
     if settings.options.get("publication"):
         raise ConfigurationError(
-            "a standing slot needs its own publication, to which tables can be added, but the connection names one",
+            "runs add tables to the publication of a standing slot, so the connection must not name a publication",
             where="parameter standing_slot",
             hint="use a connection whose user owns the tables and whose field publication is empty",
         )
@@ -124,7 +124,7 @@ def usable(connection: Connection, name: str) -> Standing | None:
     if not lost:
         return record
     _log.warning(
-        "THE PAST IS LOST: the next run creates the standing slot %s anew, and the past begins again then: %s",
+        "THE PAST IS LOST: the log up to now is no longer retained. The next run creates the standing slot %s anew: %s",
         name,
         lost,
     )
@@ -218,7 +218,7 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
             prefix = prefix_at(settings, name, marks, record.joins, oldest, record.wanted(slot.confirmed))
             mark = prefix.mark if prefix is not None else None
         except ConfigurationError as untold:
-            _log.info("The standing slot %s is advanced by the server's clock: %s", name, untold)
+            _log.info("Only the server's clock decides how far the standing slot %s is advanced: %s", name, untold)
             record, mark = _by_the_clock(connection, record, slot.confirmed, oldest)
             store(connection, name, record)
         if mark is None or (there := Lsn.parse(mark.position)) == slot.confirmed:
@@ -227,7 +227,7 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
         record = record.with_mark(mark)
         joins = tuple(join for join in record.joins if Lsn.parse(join.position) >= there)
         store(connection, name, replace(record, marks=record.since(there), joins=joins))
-        _log.info("The standing slot %s was advanced: its log older than %s is no longer kept", name, said(oldest))
+        _log.info("The standing slot %s was advanced: log that is older than %s is no longer kept", name, said(oldest))
 
 
 def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> None:
@@ -325,7 +325,7 @@ def _join(
             hint="wait until the DDL has ended, then clear the task",
         )
     if record is None:
-        _log.info("Created the standing slot %s: the past begins at %s, %s", name, position, said(at))
+        _log.info("Created the standing slot %s: it retains the log from %s, %s on", name, position, said(at))
         record = Standing(uuid4().hex, ground(connection), (Mark(str(position), at),))
     joined = dict(record.tables)
     for table in new:
@@ -334,7 +334,7 @@ def _join(
         shape = shapes[str(table.name)]
         since = (old.shape_position, old.shape_at) if old is not None and old.shape == shape else (str(position), at)
         joined[str(table.name)] = Joined(str(position), at, before[str(table.name)], why, shape, *since)
-        _log.info("%s: its past begins at %s, %s: %s", table.name, position, said(at), why)
+        _log.info("%s: the standing slot covers the table from %s, %s on: %s", table.name, position, said(at), why)
     record = replace(record, tables=joined, joins=(*record.joins, Join(str(position), at)))
     store(connection, name, record)
     return record

@@ -45,6 +45,6 @@ def has_reached(settings: ConnectionSettings, target: AsOf) -> Reach:
     if when is not None and when > target:
         return Reach(True)
     if not standby:
-        return Reach(False, f"it is {when:%Y-%m-%d %H:%M:%S} UTC by its clock")
+        return Reach(False, f"the server's clock shows {when:%Y-%m-%d %H:%M:%S} UTC")
     last = f"the last one was at {when:%Y-%m-%d %H:%M:%S} UTC" if when else "it has replayed none yet"
     return Reach(False, f"the standby has not replayed a commit after that time; {last}")

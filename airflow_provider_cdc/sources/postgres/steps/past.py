@@ -135,7 +135,8 @@ def _past(connection: Connection, options: StepOptions) -> Past:
             [
                 Problem(
                     _WHERE,
-                    "PostgreSQL keeps its past only for a standing slot, and no standing slot is configured",
+                    "PostgreSQL retains the log of the past only for a standing slot, and no standing slot is "
+                    "configured",
                     "set the option standing_slot to a name, such as nightly: the past then begins with the first run",
                 )
             ]

@@ -51,9 +51,9 @@ def _warn_of_alike(tables: Sequence[Table]) -> None:
         for alike in by_fold.values():
             if len(alike) > 1:
                 _log.warning(
-                    "%s has columns that differ only in case: %s. PyArrow and Polars distinguish them. Spark reads the "
-                    "copy only with spark.sql.caseSensitive, and DuckDB renames the columns. If that matters, copy "
-                    "only one of them (option columns)",
+                    "%s has columns that differ only in case: %s. PyArrow and Polars distinguish them. Spark reads "
+                    "the copy only with spark.sql.caseSensitive, and DuckDB renames the columns. If your readers "
+                    "need the original names, copy only one of these columns (option columns)",
                     table.name,
                     ", ".join(alike),
                 )
@@ -63,8 +63,9 @@ def _warn_of_version(version: int) -> None:
     major, minor = divmod(version, 10_000)
     if minor < _RIGHT_SINCE.get(major, 0):
         _log.warning(
-            "PostgreSQL %d.%d creates replication slots that may miss open transactions while other slots are read. "
-            "This provider creates its slots in a way that avoids it; other clients may not: upgrade to %d.%d or later",
+            "In PostgreSQL %d.%d, a new replication slot may miss open transactions if other slots are read at that "
+            "time. This provider creates its slots in a way that avoids the error, but other clients may not: "
+            "upgrade to %d.%d or later",
             major,
             minor,
             major,
@@ -108,8 +109,8 @@ def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
         )
     if 0 < idle < _LEAST_SECONDS + seconds:
         _log.warning(
-            "idle_replication_slot_timeout is %d s, and the run's slot is idle while tables are read, about %.0f s: "
-            "the server may remove the run's log",
+            "idle_replication_slot_timeout is %d s, but the run's slot is idle for about %.0f s while tables are "
+            "read. The server may remove the run's log",
             idle,
             seconds,
         )
@@ -120,7 +121,8 @@ def _warn_of_writers(connection: Connection) -> None:
     If rows are read again, the last slot is created late in the run."""
     if long := transaction_waits.blockers(connection, _LONG_SECONDS):
         _log.warning(
-            "The run's slots must wait for every transaction that writes, and these have run for more than %d s: %s",
+            "The run's slots must wait for all write transactions to end. These write transactions have run for more "
+            "than %d s: %s",
             _LONG_SECONDS,
             "; ".join(long),
         )
@@ -135,18 +137,19 @@ def _warn_of_left(connection: Connection) -> None:
     for name, wal_kept, status in slots.left_slots(connection):
         drop = f"SELECT pg_drop_replication_slot('{name}'); DROP PUBLICATION IF EXISTS {quote(name)};"
         if status == "lost":
-            _log.warning("The slot %s has lost its log, and no run can use it any more: %s", name, drop)
+            _log.warning("The slot %s has lost its log. No run can use this slot any more: %s", name, drop)
         else:
             _log.warning(
-                "The slot %s keeps %.1f MB of log%s. Its run may be in progress: check in Airflow whether it has "
-                "ended. If it has, drop the slot (pg_drop_replication_slot) and the publication of that name",
+                "The slot %s keeps %.1f MB of log%s. The run of the slot may be in progress: check in Airflow "
+                "whether the run has ended. If so, drop the slot (pg_drop_replication_slot) and the publication of "
+                "the same name",
                 name,
                 wal_kept / 1e6,
                 _made_for(run_publication.about(connection, name)),
             )
     for name in slots.left_publications(connection):
         _log.warning(
-            "The publication %s has no slot%s, and no run can use it any more: DROP PUBLICATION %s;",
+            "The publication %s has no slot%s. No run can use this publication any more: DROP PUBLICATION %s;",
             name,
             _made_for(run_publication.about(connection, name)),
             quote(name),

@@ -226,7 +226,7 @@ class TestASessionSaysWhatItReads:
         with lying_server(script, tmp_path) as liar:
             with pytest.raises(ConfigurationError, match="cannot reset a session") as refused:
                 connect(settings_for(liar.port))
-            assert "connect to the server itself" in refused.value.hint
+            assert "connect to the server directly" in refused.value.hint
 
 
 @pytest.mark.long

@@ -288,7 +288,7 @@ def test_preflight_says_what_it_costs(kept: Kept, caplog: pytest.LogCaptureFixtu
     assert f"The standing slot {kept.name} keeps" in caplog.text
     assert "nothing bounds the log" in caplog.text
     # It is no slot that a run left.
-    assert "Its run may be in progress" not in caplog.text
+    assert "may be in progress" not in caplog.text
 
 
 def test_a_publication_of_others_is_left_alone(kept: Kept) -> None:
@@ -299,7 +299,7 @@ def test_a_publication_of_others_is_left_alone(kept: Kept) -> None:
             "options": {"publication": "theirs"},
         }
     )
-    with pytest.raises(ConfigurationError, match="needs its own publication"):
+    with pytest.raises(ConfigurationError, match="must not name a publication"):
         PostgresSource(named).keep_past(kept.plans("stock"), kept.options)
 
 

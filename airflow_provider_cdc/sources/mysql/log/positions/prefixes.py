@@ -143,8 +143,8 @@ def prefix_of(settings: ConnectionSettings, wanted: GtidSet) -> Prefix:
             f"this GTID set was never the exact state of the server: {missing} come after transactions that the set "
             "omits, or are in no log of this server",
             where=f"{settings.address}, {prefix.place}",
-            hint="give a complete value that gtid_executed had at some moment, or a time; up to this place it was "
-            f"{prefix.position}",
+            hint="give a time, or a complete value that gtid_executed had at some moment. At this place in the log, "
+            f"the value was {prefix.position}",
         )
     return prefix
 
@@ -263,7 +263,9 @@ class _Scan:
                 "the log is damaged", where=self._where, hint="verify it with mysqlbinlog --verify-binlog-checksum"
             )
         if code == commits.NAMELESS:
-            raise UnknownEvent("a transaction has no GTID", where=self._where, hint="ask for a time since gtid_mode=ON")
+            raise UnknownEvent(
+                "a transaction has no GTID", where=self._where, hint="ask for a time after gtid_mode was set to ON"
+            )
         return code == commits.FOUND
 
     def _step(self, dump: Dump) -> int:

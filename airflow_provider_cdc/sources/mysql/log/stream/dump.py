@@ -150,7 +150,9 @@ class Dump:
                 return received
             elif code == BROKEN:
                 raise DecodeError(
-                    "the server's packets are out of order", where=self._where, hint="check for a proxy in between"
+                    "the server's packets are out of order",
+                    where=self._where,
+                    hint="check for a proxy between this machine and the server",
                 )
             elif code == ERROR:
                 self._raise_error()
@@ -214,5 +216,7 @@ class Dump:
                 raise
         except struct.error as error:
             raise DecodeError(
-                "the server's error packet is malformed", where=self._where, hint="check for a proxy in between"
+                "the server's error packet is malformed",
+                where=self._where,
+                hint="check for a proxy between this machine and the server",
             ) from error
