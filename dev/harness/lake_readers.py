@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import duckdb
+from pyiceberg.catalog import load_catalog
 
 EXTENSIONS = ("avro", "httpfs", "iceberg")
 
@@ -19,3 +21,20 @@ def opened_duckdb() -> duckdb.DuckDBPyConnection:
         connection.execute(f"LOAD '{file}'")
     connection.execute("SET TimeZone = 'UTC'")
     return connection
+
+
+def iceberg_rows(target: Path, table: str, run_id: str) -> tuple[list[str], list[tuple[Any, ...]]]:
+    """Return the column names and the rows of a run's copy of a table, read by DuckDB.
+
+    :param target: the folder with the tables and their SQLite catalog.
+    :param table: the name of the Iceberg table, with its namespace.
+    """
+    catalog = load_catalog("default", type="sql", uri=f"sqlite:///{target}/_catalog.db", warehouse=target.as_uri())
+    loaded = catalog.load_table(table)
+    snapshot = loaded.metadata.snapshot_by_name(f"cdc-{run_id}")
+    assert snapshot is not None
+    with opened_duckdb() as connection:
+        result = connection.execute(
+            f"FROM iceberg_scan('{loaded.metadata_location}', snapshot_from_id = {snapshot.snapshot_id})"
+        )
+        return [column[0] for column in result.description or ()], result.fetchall()
