@@ -155,10 +155,10 @@ def read_changes(
         published = Storage(target).folder(*feeds_of(name).split("/"))
         if published.folders():
             raise ChangesMissing(
-                "the table has changes, and no copy as plain Parquet files that they lead to",
+                "the table has published changes, but no copy as plain Parquet files",
                 where=table,
-                hint=f"its copies are Iceberg tables, for which read_changes does not work: read the Parquet files of "
-                f"a run in {published}/<run_id>",
+                hint="the table's copies are snapshots of an Iceberg table, and read_changes does not work with "
+                f"these. Read the changes of a run as Parquet files, in {published}/<run_id>",
             )
         raise ChangesMissing("the table has no copy yet", where=table, hint="wait until a run has published it")
     _check_unambiguous(latest, since)
@@ -169,7 +169,7 @@ def read_changes(
         joins = feed is not None and (not feeds or feed.first_order + feed.rows == feeds[0].first_order)
         if feed is None or not joins or feed.position != position:
             raise ChangesMissing(
-                f"there are no changes that lead to the copy of run {run_id}, which is exact at {position}",
+                f"no changes lead to the copy of run {run_id}, at position {position}",
                 where=table,
                 hint="read the latest copy as a whole, and from then on the changes since that copy"
                 if since
@@ -202,8 +202,8 @@ def _check_unambiguous(latest: LatestCopy, since: str) -> None:
         ended = [entry for entry in superseded if reaches(parse_position(entry.position), parse_position(since))]
     if ended:
         raise ChangesMissing(
-            f"the source was set back, and {since} may belong to the history that ended with the copy of run "
-            f"{ended[-1].run_id}; no changes lead from that history to the present one",
+            f"the source was set back to an earlier state, and {since} may belong to the history that ended with the "
+            f"copy of run {ended[-1].run_id}. No changes lead from that history to the present one",
             where=latest.table,
             hint="give the run_id of the copy. If the copy was made before the source was set back, read the whole "
             "latest copy once; then read the changes since the latest copy",

@@ -72,10 +72,11 @@ def check_named(source_conn_id: str) -> None:
         else f"AIRFLOW__CDC__TARGETS allows several targets, and {VARIABLE} is not set"
     )
     raise ConfigurationError(
-        f"it is unknown which target of {source_conn_id} is production: {why}",
+        f"cannot tell which target of {source_conn_id} is the production target: {why}",
         where="table_asset",
-        hint=f"name it wherever Airflow parses DAGs and runs tasks: {VARIABLE}=s3://lake/raw for all connections, or "
-        f"{VARIABLE}={source_conn_id}=s3://lake/raw for this one. Or pass the target to table_asset",
+        hint=f"set the production target wherever Airflow parses DAGs and runs tasks: {VARIABLE}=s3://lake/raw for "
+        f"all connections, or {VARIABLE}={source_conn_id}=s3://lake/raw for this one. Or pass the target to "
+        "table_asset",
     )
 
 

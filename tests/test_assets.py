@@ -85,7 +85,7 @@ def test_a_dag_that_waits_for_copies_is_refused_where_nobody_can_tell_which_targ
 ) -> None:
     monkeypatch.setenv(PRODUCTION, production)
     monkeypatch.setenv(TARGETS, targets)
-    with pytest.raises(ConfigurationError, match="which target of shop is production") as refusal:
+    with pytest.raises(ConfigurationError, match="which target of shop is the production target") as refusal:
         table_asset("shop", "shop.orders")
     assert PRODUCTION in str(refusal.value)
     # The DAGs that copy go on.

@@ -116,7 +116,7 @@ class CdcHook(BaseHook):
         # If a misspelt TLS setting were silently ignored, the connection would not be encrypted.
         if unknown := sorted(set(extra) - set(self.kind.fields)):
             raise ConfigurationError(
-                f"unknown fields in its extra: {', '.join(unknown)}",
+                f"unknown fields in the extra of the connection: {', '.join(unknown)}",
                 where=where,
                 hint=f"use only these fields: {', '.join(self.kind.fields)}",
             )

@@ -48,9 +48,9 @@ class CdcCatalogHook(BaseHook):
         extra = connection.extra_dejson
         if unknown := sorted(set(extra) - set(FIELDS)):
             raise ConfigurationError(
-                f"unknown fields in its extra: {', '.join(unknown)}",
+                f"unknown fields in the extra of the connection: {', '.join(unknown)}",
                 where=where,
-                hint=f"use only these fields: {', '.join(FIELDS)}; others belong into properties",
+                hint=f"use only these fields: {', '.join(FIELDS)}; put all other settings into properties",
             )
         kind, uri = str(extra.get("kind") or ""), str(extra.get("uri") or "")
         if kind not in KINDS:
@@ -61,9 +61,10 @@ class CdcCatalogHook(BaseHook):
             raise ConfigurationError("it has no address", where=where, hint="set the field Address (uri)")
         if "@" in uri.partition("://")[2].partition("/")[0]:
             raise ConfigurationError(
-                "its address holds a user or a password",
+                "the connection's address contains a user or a password",
                 where=where,
-                hint="put them into the fields login and password of the connection, where Airflow encrypts them",
+                hint="put the user and the password into the fields login and password of the connection, where "
+                "Airflow encrypts them",
             )
         return CatalogSettings(
             kind=kind,
@@ -114,5 +115,7 @@ def _properties(value: Any, where: str) -> dict[str, str]:
         properties = None
     if not isinstance(properties, dict):
         # The text may hold secrets, so the message does not show it.
-        raise ConfigurationError("its properties are not a JSON object", where=where, hint='write {"name": "value"}')
+        raise ConfigurationError(
+            "the connection's properties are not a JSON object", where=where, hint='write {"name": "value"}'
+        )
     return {str(name): str(text) for name, text in properties.items()}

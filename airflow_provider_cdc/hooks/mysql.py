@@ -36,7 +36,7 @@ class CdcMysqlHook(CdcHook):
                 files = None
         if not isinstance(files, Mapping):
             raise ConfigurationError(
-                "the field ssl of its extra is not a JSON object",
+                "the field ssl of the connection's extra is not a JSON object",
                 where=where,
                 hint='write it like {"ssl": {"ca": "/etc/mysql/ca.pem"}}',
             )

@@ -37,7 +37,9 @@ class CdcPostgresHook(CdcHook):
         if mode := extra.get("sslmode"):
             if mode not in modes:
                 raise ConfigurationError(
-                    f"the field sslmode of its extra is {mode!r}", where=where, hint=f"use one of {', '.join(modes)}"
+                    f"the field sslmode of the connection's extra is {mode!r}",
+                    where=where,
+                    hint=f"use one of {', '.join(modes)}",
                 )
             tls["mode"] = modes[mode]
         return {**tls, **self._our_own(extra)}

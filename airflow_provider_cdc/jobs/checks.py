@@ -26,7 +26,7 @@ CHECKS: tuple[Check[None], ...] = (
         "run.chunk-order",
         "Chunks do not overlap: the keys of each chunk are below the keys of the next one.",
         (),
-        "report it with the table's definition and the server's version",
+        "report the error with the table's definition and the server's version",
         raised_by=(Raised(Moment.READS_ENDED, "jobs.snapshot.key_order:check_key_order"),),
     ),
     Check(

@@ -87,7 +87,9 @@ def say_other_target(log: Any, run: Run, source_conn_id: str) -> None:
     if targets.named:
         log.info(what, run.manifest.lake, source_conn_id)
     else:
-        log.warning(f"{what} If it is one, add it to {VARIABLE}.", run.manifest.lake, source_conn_id)
+        log.warning(
+            f"{what} If this target is a production target, add it to {VARIABLE}.", run.manifest.lake, source_conn_id
+        )
 
 
 def _airflow_has(events: Mapping[str, Announced], run_id: str, since: datetime) -> bool:

@@ -72,9 +72,9 @@ def scratch_for(scratch: str, source_conn_id: str, lake: str) -> str:
     lake_depth = len(LakeUri.parse(lake).segments)
     if lake_uri.matches(lake) and not any(part.startswith(("_", ".")) for part in lake_uri.decoded[lake_depth:]):
         raise ConfigurationError(
-            "the folder is inside the target, where readers would mistake runs for tables",
+            "the folder is inside the target, so readers of the target would mistake runs for tables",
             where="parameter scratch",
-            hint="use a folder outside the target, or one inside it whose name begins with _",
+            hint="use a folder outside the target, or a folder inside the target whose name begins with _",
         )
     return str(lake_uri)
 

@@ -133,11 +133,11 @@ def _checked(target: Storage, folder: str, latest: Copy) -> Copy | None:
 
 def _another_source(target: Storage, folder: str, current: Copy, source: Mapping[str, str]) -> ConfigurationError:
     return ConfigurationError(
-        f"this folder has copies of another source: {describe(known_source(current))}; "
-        f"this run's is {describe(source)}",
+        f"this folder has copies of another source: {describe(known_source(current))}. The source of this run is "
+        f"{describe(source)}",
         where=target.uri_of(folder),
-        hint="use a separate folder for each source: {source} in the target stands for the id of the connection, as in "
-        f"s3://bucket/lake/{{source}}. If both are the same database, moved to another server, remove {LATEST} there",
+        hint="use a separate folder for each source, such as s3://bucket/lake/{source}: {source} stands for the id of "
+        f"the connection. If the same database was moved to another server, remove {LATEST} from this folder",
     )
 
 

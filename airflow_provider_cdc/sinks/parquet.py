@@ -320,9 +320,9 @@ class ParquetSink:
                 return replace_latest(self._lake, folder, latest)
         except StorageUnavailable as error:
             raise CommitUnknown(
-                f"it is unknown whether this run's copy is now the latest one: {error.message}",
+                f"cannot tell whether this run's copy is now the latest copy: {error.message}",
                 where=where,
-                hint="run the task again: it finds out, and completes the publication",
+                hint="run the task again: it checks which copy is the latest, and completes the publication",
             ) from error
         except (StorageRefused, FileNotFoundError, pa.ArrowException) as error:
             raise PublishIncomplete(

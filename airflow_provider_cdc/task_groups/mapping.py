@@ -63,7 +63,8 @@ class PartialGroup(Generic[Group]):
         for element_options in whole:
             if missing := [name for name in names if name not in element_options]:
                 raise ConfigurationError(
-                    f"an element of expand_kwargs has no {missing[0]}", hint="set it in every element, or in none"
+                    f"an element of expand_kwargs has no {missing[0]}",
+                    hint="set the argument in every element, or in none",
                 )
         return self._mapped(names, lambda factory: factory.expand_kwargs(whole))
 

@@ -78,10 +78,10 @@ def ask(target: str, table: str, wanted: Wanted, where: str = "", columns: Seque
 
     copy = read_latest(target, table, where=where, columns=columns)
     if copy is None:
-        part = " of that part of it" if where or columns else ""
+        part = " of this part of the table" if where or columns else ""
         return Answer(False, f"{table} has no copy{part} in {target}")
     if lacks := wanted.lacking(copy):
-        return Answer(False, f"the latest copy of {table} is of the run {copy.run_id}: {lacks}")
+        return Answer(False, f"the latest copy of {table} was made by run {copy.run_id}: {lacks}")
     return Answer(True, "", told(copy))
 
 

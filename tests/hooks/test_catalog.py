@@ -64,8 +64,11 @@ def test_a_password_alone_is_a_token_and_a_database_s_is_escaped(connection: Con
         ({"extra": {}}, "kind is not set"),
         ({"extra": {"kind": "nessie", "uri": "https://lake"}}, "kind is nessie"),
         ({"extra": {"kind": "rest"}}, "no address"),
-        ({"extra": {"kind": "sql", "uri": "postgresql://me:s3cret@db/lake"}}, "holds a user or a password"),
-        ({"extra": {"kind": "rest", "uri": "https://lake", "token": "s3cret"}}, "unknown fields in its extra: token"),
+        ({"extra": {"kind": "sql", "uri": "postgresql://me:s3cret@db/lake"}}, "contains a user or a password"),
+        (
+            {"extra": {"kind": "rest", "uri": "https://lake", "token": "s3cret"}},
+            "unknown fields in the extra of the connection: token",
+        ),
         ({"extra": {"kind": "rest", "uri": "https://lake", "properties": "{s3cret"}}, "not a JSON object"),
         ({"extra": {"kind": "rest", "uri": "https://lake", "properties": "[]"}}, "not a JSON object"),
         ({"extra": {}, "conn_type": "postgres"}, "its type is postgres"),

@@ -150,7 +150,7 @@ BAD = {
     "cluster mode": (
         {},
         {"SPARK": {"host": "spark://m", "port": 7077, "extra": {"deploy-mode": "cluster"}}},
-        ["its deploy mode is cluster"],
+        ["the deploy mode of the connection is cluster"],
     ),
 }
 

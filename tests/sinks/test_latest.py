@@ -173,7 +173,9 @@ def test_another_source_s_copies_are_left_alone(target: Storage) -> None:
         lambda: open_sink("parquet", target).check_source([TableName("shop", "orders")], POSTGRES, Lsn(9)),
         lambda: replace_latest(target, FOLDER, other),
     ):
-        with pytest.raises(ConfigurationError, match=r"another source: .*mysql.*shop.*this run's is .*postgres") as why:
+        with pytest.raises(
+            ConfigurationError, match=r"another source: .*mysql.*shop.*source of this run is .*postgres"
+        ) as why:
             refused()
         assert "{source}" in why.value.hint
     assert head(target) == before

@@ -44,7 +44,9 @@ from airflow_provider_cdc.errors import ManifestError, PreflightError, Problem
 _ANEW = "clear preflight and the tasks after it: the table is then read in full"
 _DIGITS = 16
 _READERS = 8
-_TAKEN_OVER = Finding(Relation.UNKNOWN, "it was made from another server, whose transactions this server has")
+_TAKEN_OVER = Finding(
+    Relation.UNKNOWN, "the copy was made from another server, and this server has that server's transactions"
+)
 """The same position means the same rows on both servers."""
 _PROMOTED = Finding(Relation.UNKNOWN, "a standby was promoted since; it has a timeline of its own")
 """Positions on different timelines are not comparable."""

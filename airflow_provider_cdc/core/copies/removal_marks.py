@@ -59,7 +59,7 @@ def check_not_removed(run: Run, tables: Iterable[TableName]) -> None:
     for table in tables:
         if folder_name(table) in marked:
             raise ManifestError(
-                f"the copy of {table} was removed: a later run keeps only the newest ones",
+                f"the copy of {table} was removed: a later run keeps only the newest copies",
                 where=run.folder.uri,
                 hint="trigger a new run; increase keep if you still need older copies",
             )

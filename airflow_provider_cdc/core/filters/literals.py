@@ -89,26 +89,28 @@ def _check(leaf: Term, kind: pa.DataType, text: str) -> None:
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     if leaf.op == IS_TRUE:
         if not pa.types.is_boolean(plain):
-            raise NotComparable(f"it is published as {kind}, which is not a boolean", HINT)
+            raise NotComparable(f"the column is published as {kind}, which is not a boolean", HINT)
         return
     if pa.types.is_string(plain) or pa.types.is_large_string(plain):
         if not text:
             raise NotComparable(
-                "it is published as the text that the database prints, which does not sort or compare like its type",
-                "use only IS [NOT] NULL with it, and filter the rest when reading",
+                "the column is published as the text that the database prints. This text does not sort or compare "
+                "like the column's type",
+                "use only IS [NOT] NULL with the column, and filter the rest when reading",
             )
         if text != PLAIN and leaf.op in _ORDERED:
             raise NotComparable(f"a {text} can only be tested for equality", "compare the column with =, <> or IN")
     elif leaf.op == LIKE:
         raise NotComparable(
-            f"it is published as {kind}, which is not text", "compare the column with =, <, >, IN or BETWEEN"
+            f"the column is published as {kind}, which is not text",
+            "compare the column with =, <, >, IN or BETWEEN",
         )
     for literal in leaf.literals:
         value = value_of(literal, plain)
         if text == UUID and leaf.op != LIKE and not _UUID.fullmatch(value.as_py()):
             raise NotComparable(
                 f"{literal} is not the published form of a uuid",
-                "write it in lower case, with hyphens: 8-4-4-4-12",
+                "write the uuid in lower case, with hyphens: 8-4-4-4-12",
             )
 
 
@@ -120,7 +122,7 @@ def value_of(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     for holds, convert in _CONVERSIONS:
         if holds(kind):
             return convert(literal, kind)
-    raise NotComparable(f"values of {kind} cannot be compared", "use only IS [NOT] NULL with it")
+    raise NotComparable(f"values of {kind} cannot be compared", "use only IS [NOT] NULL with the column")
 
 
 def _whole(literal: Literal, kind: pa.DataType) -> pa.Scalar:
@@ -129,7 +131,9 @@ def _whole(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     if pa.types.is_unsigned_integer(kind):
         low, high = 0, 2**kind.bit_width - 1
     if number != number.to_integral_value():
-        raise NotComparable(f"{literal} is not a whole number, but the column has only these", "write a whole number")
+        raise NotComparable(
+            f"{literal} is not a whole number, but the column has only whole numbers", "write a whole number"
+        )
     if not low <= number <= high:
         raise NotComparable(f"{literal} is outside the column's range", f"write a number from {low} to {high}")
     return pa.scalar(int(number), kind)
@@ -165,7 +169,7 @@ def _float(literal: Literal, kind: pa.DataType) -> pa.Scalar:
 
 def _truth(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     if literal.kind != BOOLEAN:
-        raise NotComparable(f"the column has booleans, and {literal} is not one", "write TRUE or FALSE")
+        raise NotComparable(f"the column has booleans, and {literal} is not a boolean", "write TRUE or FALSE")
     return pa.scalar(literal.text == "TRUE", kind)
 
 
@@ -187,22 +191,24 @@ def _moment(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     zoned = kind.tz is not None
     example = "'2026-01-31 12:00:00Z'" if zoned else "'2026-01-31 12:00:00'"
     if match is None or (literal.kind == DATE and not _DATE.fullmatch(literal.text)):
-        raise NotComparable(f"{literal} is not a time", f"write it as {example}, with up to 6 fractional digits")
+        raise NotComparable(f"{literal} is not a time", f"write the time as {example}, with up to 6 fractional digits")
     day, hour, minute, second, fraction, zone = match.groups()
     if bool(zone) != zoned:
         what = "has no time zone, but the column's values are points in time" if zoned else "has a time zone"
-        raise NotComparable(f"{literal} {what}", f"write it as {example}")
+        raise NotComparable(f"{literal} {what}", f"write the time as {example}")
     value = datetime.combine(_date(Literal(literal.kind, day)), datetime.min.time())
     value += _clock(literal, hour or "0", minute or "0", second or "0", fraction)
     if zone:
         sign = -1 if zone[0] == "-" else 1
         digits = re.sub(r"\D", "", zone).ljust(4, "0")
         if int(digits[:2]) > 15 or int(digits[2:]) > 59:
-            raise NotComparable(f"{literal} has an invalid time zone", f"write it as {example}")
+            raise NotComparable(f"{literal} has an invalid time zone", f"write the time as {example}")
         try:
             value -= sign * timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
         except OverflowError:
-            raise NotComparable(f"{literal} is outside the years 1 to 9999 in UTC", f"write it as {example}") from None
+            raise NotComparable(
+                f"{literal} is outside the years 1 to 9999 in UTC", f"write the time as {example}"
+            ) from None
         value = value.replace(tzinfo=UTC)
     return pa.scalar(value, kind)
 
@@ -225,11 +231,11 @@ def _span(literal: Literal, kind: pa.DataType) -> pa.Scalar:
 
 def _number(literal: Literal) -> Decimal:
     if literal.kind != NUMBER:
-        raise NotComparable(f"the column has numbers, and {literal} is not one", "write a number without quotes")
+        raise NotComparable(f"the column has numbers, and {literal} is not a number", "write a number without quotes")
     try:
         return Decimal(literal.text)
     except InvalidOperation:
-        raise NotComparable(f"{literal} is not a number", "write it as 12 or -1.5") from None
+        raise NotComparable(f"{literal} is not a number", "write numbers as 12 or -1.5") from None
 
 
 def _date(literal: Literal) -> date:

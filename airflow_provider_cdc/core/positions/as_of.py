@@ -39,7 +39,7 @@ def parse(text: str) -> AsOf | None:
     if when.tzinfo is None:
         raise PositionError(
             f"{text!r} has no time zone, so it is not a point in time",
-            hint=f"write it with a zone, such as {when.isoformat()}Z or {when.isoformat()}+02:00",
+            hint=f"write the time with a zone, such as {when.isoformat()}Z or {when.isoformat()}+02:00",
         )
     try:
         return when.astimezone(UTC)

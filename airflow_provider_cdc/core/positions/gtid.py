@@ -365,6 +365,6 @@ def _bad_bytes(data: bytes, at: int, what: str) -> PositionError:
     near = data[at : at + 24].hex(" ")
     return PositionError(
         f"not an encoded GTID set: {what}, at offset {at} of {len(data)}" + (f", before {near}" if near else ""),
-        hint="the log is damaged, or it was written by a server that is newer than this reader: "
-        "run mysqlbinlog --verify-binlog-checksum to find out",
+        hint="the log is damaged, or the server is newer than this reader. Run mysqlbinlog --verify-binlog-checksum "
+        "to find out whether the log is damaged",
     )

@@ -98,7 +98,7 @@ def read_bases(scratch: Storage, bases: Mapping[str, Base]) -> dict[str, Decisio
         run = published_run(scratch, run_id)
         if base_of(run) != base:
             raise ManifestError(
-                "the base run was replaced after this run chose its copies to roll forward",
+                "the base run was replaced after this run had chosen to roll forward copies of the base run",
                 where=run.folder.uri,
                 hint="trigger a new run",
             )

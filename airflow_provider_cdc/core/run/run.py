@@ -154,9 +154,9 @@ class Run:
             self._load(_COMMIT)
         except StorageUnavailable as error:
             raise CommitUnknown(
-                f"it is unknown whether the commit of this run was taken: {error.message}",
+                f"cannot tell whether the commit of this run was stored: {error.message}",
                 where=self.folder.uri,
-                hint="run the task again: it checks whether the commit was taken, and continues from there",
+                hint="run the task again: it checks whether the commit was stored, and continues from there",
             ) from error
         assert self.commit is not None
         return self.commit
@@ -269,7 +269,7 @@ class Run:
             for ground, digest in rests_on.items():
                 if digests.get(ground) != digest:
                     raise ManifestError(
-                        f"the record {name} of this run depends on another {ground} than the one that counts",
+                        f"the record {name} of this run was made for another {ground} than the one that is valid now",
                         where=self.folder.uri_of(self._name(name)),
                         hint=records.HINT,
                     )

@@ -68,11 +68,11 @@ def storage_error(error: OSError, where: str) -> CdcError:
         )
     for known_error, what, hint in _REFUSALS:
         if number is None and known_error.search(text):
-            return StorageRefused(f"the store rejects this, {what}: {text}", where=where, hint=hint)
+            return StorageRefused(f"the store rejects the request ({what}): {text}", where=where, hint=hint)
     return StorageUnavailable(
         f"the store failed: {text}",
         where=where,
-        hint="make sure that it can be reached from where Airflow and Spark run (name, network, endpoint)",
+        hint="make sure that the store can be reached from where Airflow and Spark run (name, network, endpoint)",
     )
 
 

@@ -106,7 +106,7 @@ def read_named(kind: type[Record], run: Storage, name: str) -> Record:
     """
     data = read_data(run, name)
     if not name.endswith(f"-{digest_of(data)}.json"):
-        raise ManifestError("the record is not the one that was written", where=run.uri_of(name), hint=HINT)
+        raise ManifestError("the record was changed after it was written", where=run.uri_of(name), hint=HINT)
     return decode(kind, data, run.uri_of(name))
 
 
@@ -138,7 +138,7 @@ def _complete(value: Any) -> None:
 
 def _text(value: Any) -> str:
     if not hasattr(type(value), "parse"):
-        raise NotImplementedError(f"{type(value).__name__} has no form in a record")
+        raise NotImplementedError(f"{type(value).__name__} cannot be stored in a record")
     return str(value)
 
 

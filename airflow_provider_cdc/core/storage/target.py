@@ -25,6 +25,6 @@ def lake_of(target: str, source_conn_id: str, parameter: str = "target") -> str:
         raise ConfigurationError(
             f"the {parameter} has an unknown placeholder {match[0]}",
             where=f"parameter {parameter}",
-            hint=f"use {SOURCE_PLACEHOLDER}, the only placeholder: the id of the connection to the source",
+            hint=f"use only {SOURCE_PLACEHOLDER}, which stands for the id of the connection to the source",
         )
     return str(LakeUri.parse(uri))

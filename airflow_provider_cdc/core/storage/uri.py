@@ -60,8 +60,8 @@ class LakeUri:
             raise ConfigurationError(
                 f"DuckDB, Polars or Spark would treat the {match[0]} in this path as a pattern, and read other files",
                 where=str(self),
-                hint="read it with open_dataset; or move the lake to a folder without *, ?, [, ], {, }, a backslash, "
-                "or a % before two hexadecimal digits",
+                hint="read the files with open_dataset. Or move the lake to a folder whose path has no *, ?, [, ], {, "
+                "}, backslash, or % before two hexadecimal digits",
             )
         return f"{self.scheme or 'file'}://{self.authority}{path}"
 

@@ -121,7 +121,8 @@ def rewind_counts(rows: Mapping[Row, int], counts: Mapping[Row, int]) -> dict[Ro
         remaining = result.pop(row, 0) - count
         if remaining < 0:
             raise CopyMismatch(
-                f"the log adds a row {counted(count, 'time')} that was read {counted(remaining + count, 'time')}",
+                f"the log adds a row {counted(count, 'time')}, but the row was read only "
+                f"{counted(remaining + count, 'time')}",
                 hint="trigger a new run; if it recurs, report it with the server's version",
             )
         if remaining:

@@ -44,7 +44,7 @@ def encode(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
     if total > _LARGEST:
-        raise OverflowError(f"{batch.num_rows} rows need {total} bytes, more than one Arrow array can hold")
+        raise OverflowError(f"{batch.num_rows} rows need {total} bytes, which is more than an Arrow array can hold")
     offsets = np.zeros(batch.num_rows + 1, np.int32)
     offsets[1:] = ends
     out: Bytes = np.empty(total, np.uint8)

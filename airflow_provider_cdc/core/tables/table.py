@@ -62,7 +62,7 @@ class TableName:
         schema, dot, name = text.partition(".")
         if not (dot and schema and name):
             raise ConfigurationError(
-                f"{text!r} does not name a table", hint="write it as schema.table, for example shop.orders"
+                f"{text!r} does not name a table", hint="write the table as schema.table, for example shop.orders"
             )
         return cls(schema, name)
 

@@ -317,9 +317,9 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
 def _prepared_nowhere(unmatched_commits: Mapping[str, str]) -> ExactnessError:
     xid, segment = next(iter(unmatched_commits.items()))
     return ExactnessError(
-        f"the prepared transaction {xid} is committed here, but the log no longer has the part where it was prepared",
+        f"the prepared transaction {xid} is committed here, but the log no longer contains its XA PREPARE",
         where=segment,
-        hint="let prepared transactions end (XA RECOVER lists them), then trigger a new run",
+        hint="wait until all prepared transactions have ended (XA RECOVER lists them), then trigger a new run",
     )
 
 

@@ -97,7 +97,9 @@ def _go_on(steps: Sequence[str], until: float, spark: SparkSession, run: Storage
             result = job(spark, run, settings)
             run.write_json(done_file(task_id), {"seconds": result.seconds})
         except Exception as error:
-            say(f"{task_id}: failed, so its own task will execute it: {type(error).__name__}: {error}")
+            say(
+                f"{task_id}: failed here, so the task {task_id} will execute this step: {type(error).__name__}: {error}"
+            )
             return
         say(f"{task_id}: done in {duration(result.seconds)}, in the same application")
 

@@ -23,4 +23,4 @@ def say_nulled(what: str, nulled: Nulled) -> None:
     """Print ``what`` and the counts, if there are any."""
     for table, columns in nulled.items():
         counts = ", ".join(f"{column} {count:,}" for column, count in columns.items())
-        say(f"{what}, because no Arrow type holds them: values of {table}: {counts}")
+        say(f"{what}, because no Arrow type holds these values of {table}: {counts}")

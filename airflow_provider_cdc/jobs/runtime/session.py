@@ -48,5 +48,5 @@ def check_encryption(setting: str) -> None:
     if setting != "true":
         raise ConfigurationError(
             f"{ENCRYPTION} is {setting}: Spark would write the source's password to its local disks",
-            hint="start the app without an existing Spark session: its own session sets this",
+            hint="start the app without an existing Spark session: the app's own session sets this",
         )

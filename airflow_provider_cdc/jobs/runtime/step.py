@@ -190,11 +190,11 @@ def run_step(
         # If a concurrent try has finished the step, the error of this try does not matter.
         if (recorded_result := _found_by_another(run, task_id)) is None:
             raise
-        say(f"{task_id}: a concurrent attempt is done, so this one stops ({type(error).__name__}: {error})")
+        say(f"{task_id}: a concurrent attempt has finished, so this attempt stops ({type(error).__name__}: {error})")
         counts = cast(Result, recorded_result)
     else:
         if counts != result:
-            say(f"{task_id}: a concurrent attempt was done first; its result counts")
+            say(f"{task_id}: a concurrent attempt finished first, so the run uses the result of that attempt")
     if is_published(run) and task_id != CONSOLIDATE:
         clean(run)
     return counts

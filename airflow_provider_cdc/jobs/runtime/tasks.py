@@ -301,7 +301,7 @@ def _outcome(title: str, work: Any, call: Callable[[Any], Any], order: Any) -> A
         outcome = TransientError(
             f"{type(error).__name__}: {error}",
             where=f"{title}: {_described(work, order)}",
-            hint="retry the task; the executor's log has the whole trace",
+            hint="retry the task; the complete stack trace is in the executor's log",
         )
     time.sleep(BREATH_SECONDS * random.uniform(0.5, 1.5))
     return outcome

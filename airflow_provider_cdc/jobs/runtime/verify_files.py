@@ -101,5 +101,8 @@ def without_damaged(
     checked = [Checked(file, what, folders.get(number)) for number, some in files.items() for file in some]
     differing = damaged(step, checked)
     for damaged_file, differs in differing:
-        say(f"{what} {order_of[damaged_file.file.name]} is done again: {damaged_file.file.name}: {differs}")
+        say(
+            f"{what} {order_of[damaged_file.file.name]} is done again, because the file {damaged_file.file.name} is "
+            f"damaged: {differs}"
+        )
     return files.keys() - {order_of[damaged_file.file.name] for damaged_file, _ in differing}

@@ -140,8 +140,9 @@ class ReadAgain:
                 wrong |= seen != some["count"].to_numpy()
                 if self.view and wrong.any():
                     raise CopyMismatch(
-                        f"the log and the search by keys contradict each other for {counted(int(wrong.sum()), 'row')}: "
-                        "a row that exists was not found, or a deleted row was found",
+                        "the log and the search by keys contradict each other for "
+                        f"{counted(int(wrong.sum()), 'row')}: the search did not find a row that exists, or it found "
+                        "a deleted row",
                         where=str(table.name),
                         hint=f"check the index {table.key_index} with amcheck, REINDEX the index, and trigger a new "
                         "run. (An update of the operating system may have changed the sort order of the index's "

@@ -191,8 +191,8 @@ def _read_again(
         keys.layers.append(_layer(step, tail.order, seen_keys))
         keys.nulled += _nulled(step, seen_keys)
         say(
-            f"snapshot: {counted(looked_up, 'key')} read again in an exported snapshot at {bound.upper}, "
-            f"which was open for {seconds:.1f} s"
+            f"snapshot: {counted(looked_up, 'key')} read again at {bound.upper}, in an exported snapshot that was "
+            f"open for {seconds:.1f} s"
         )
         again = Again(tuple(keys.files), tuple(keys.layers), tail.transactions, tail.row_images)
     refused = {

@@ -82,7 +82,7 @@ def _snapshot(step: Step) -> SnapshotResult:
     for entry in step.tables:
         check_still(step.source, entry.table)
     if rolled := sum(bool(entry.base) for entry in step.tables):
-        say(f"snapshot: {counted(rolled, 'table')} not read, but rolled forward from the last copies")
+        say(f"snapshot: {counted(rolled, 'table')} rolled forward from the last copies instead of read")
     # A run that reads touched rows again does so for all of its tables, also for those that are rolled forward.
     tables = [entry.table for entry in step.tables if not entry.base or entry.at_upper]
     if not tables:

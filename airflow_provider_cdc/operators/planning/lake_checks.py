@@ -52,7 +52,8 @@ def check_names(target: Storage, tables: Sequence[TableName]) -> None:
     problems = [
         Problem(
             _listed(same),
-            "the names differ only in case, which this store ignores: the tables would share one folder",
+            "the names of these tables differ only in case. The store ignores case, so the tables would share one "
+            "folder",
             "copy the tables into different targets, in separate runs, or use a case-sensitive store",
         )
         for same in alike
@@ -61,7 +62,7 @@ def check_names(target: Storage, tables: Sequence[TableName]) -> None:
     problems += [
         Problem(
             str(tables[0]),
-            f"the store ignores case, and the folder {there[name]} of another table already exists in it",
+            f"the store ignores case, and already contains the folder {there[name]} of another table",
             "use another target for one of the two tables",
         )
         for name, tables in by_name.items()
@@ -88,8 +89,8 @@ def check_not_made_before(run: Storage, sink: Sink, tables: Sequence[TableName])
     # Look for the files before the manifest, because a concurrent try may begin the run and publish it in between.
     if existing_files and not Run.exists(run):
         raise ManifestError(
-            f"this run has published copies, such as {existing_files[0]}, but no manifest: the manifest was "
-            "removed, or is in another scratch",
+            f"this run has published copies, such as {existing_files[0]}, but no manifest. The manifest was removed, "
+            "or is in another scratch folder",
             where=run.uri,
             hint="trigger a new run, or set scratch to the folder with which this run began and clear the task",
         )

@@ -69,8 +69,8 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
         lines.append("time: unknown, because no run has read tables into this target yet")
     else:
         lines.append(
-            f"time: about {_duration(seconds)}, because the run {pace.run_id} read {pace.rows_per_second:,.0f} rows/s "
-            f"and took {_duration(pace.rest)} for the other steps; Spark's start-up times are not included"
+            f"time: about {_duration(seconds)} without Spark's start-up, because the run {pace.run_id} read "
+            f"{pace.rows_per_second:,.0f} rows/s and took {_duration(pace.rest)} for the other steps"
         )
     if view := view_of(plans, pace):
         lines.append(f"view: {view}")

@@ -38,14 +38,14 @@ def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
     mode = properties.get("spark.submit.deployMode") or connection.extra_dejson.get("deploy-mode")
     if mode == "cluster":
         raise ConfigurationError(
-            "its deploy mode is cluster, which is not supported",
+            "the deploy mode of the connection is cluster, which is not supported",
             where=where,
-            hint="set it to client: the source's credentials reach the driver only through its environment",
+            hint="set the deploy mode to client: the driver gets the source's credentials from its environment only",
         )
     master = connection.host or ""
     if master.startswith("k8s") and find_spec("kubernetes") is None:
         raise ConfigurationError(
-            "its master is Kubernetes, but a package that Airflow's Spark hook needs for Kubernetes is not installed",
+            "the master of the connection is Kubernetes, but Airflow's Spark hook lacks the package for Kubernetes",
             where=where,
             hint="pip install apache-airflow-providers-cncf-kubernetes where Airflow's tasks run",
         )

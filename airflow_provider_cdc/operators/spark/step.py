@@ -301,7 +301,7 @@ def spark_app(name: str) -> Path:
         if place.is_file():
             return place
     raise ConfigurationError(
-        f"the Spark app {name} is in none of {', '.join(map(str, places))}", hint="reinstall the package"
+        f"the Spark app {name} was not found in any of {', '.join(map(str, places))}", hint="reinstall the package"
     )
 
 

@@ -49,7 +49,7 @@ class Pattern:
         name, end = _part(text, end + 1, len(text))
         if end != len(text) or "" in ("*".join(schema), "*".join(name)):
             raise ConfigurationError(
-                f"{text!r} does not name a table", hint="write it as schema.table, for example shop.orders"
+                f"{text!r} does not name a table", hint="write the table as schema.table, for example shop.orders"
             )
         return cls(schema, name)
 
@@ -126,7 +126,8 @@ def resolve(
         if not _fits_a_path(name):
             problem = Problem(
                 str(name),
-                "the copy is a folder <schema>.<table>, and this name makes no folder that shows both parts",
+                "the folder of a copy is named <schema>.<table>. From the folder of this table, its schema and name "
+                "could not be read back",
                 f"exclude the table ({_NOT}{exactly(name)}), or rename it: the schema must have no dot, and neither "
                 "schema nor table a slash",
                 # If the schema has a dot, `schema.table` may also be the name of another table.

@@ -69,7 +69,7 @@ def _problem(table: Table, column: str, count: int, rows: int, always: bool) -> 
     policy = "" if always else f"set unrepresentable to string{'' if table.identifies(column) else ', or to null'}; "
     return Problem(
         f"{table.name}.{column}",
-        f"no Arrow type holds its value in {count:,} of the {counted(rows, 'row')} sampled",
+        f"no Arrow type holds the column's value in {count:,} of the {counted(rows, 'row')} sampled",
         f"{policy}correct these rows; leave the table out; or set on_table_error to skip",
         str(table.name),
     )

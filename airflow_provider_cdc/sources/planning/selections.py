@@ -35,7 +35,7 @@ def select(
         return list(plans)
     if not isinstance(source, ToldInPart):
         raise ConfigurationError(
-            f"tables of a {source.kind} source are copied as a whole",
+            f"tables of a {source.kind} source can only be copied as a whole",
             where="parameter where",
             hint="leave where and columns empty",
         )
@@ -153,7 +153,7 @@ def _by_table(
             before, same = choices.setdefault(name, (text, value))
             if _plain(same) != _plain(value):
                 what = f"{name} is also matched by {before}, which has a different value"
-                problems.append(Problem(where, what, "let only one pattern match each table"))
+                problems.append(Problem(where, what, "change the patterns so that each table matches only one"))
     return choices
 
 

@@ -116,7 +116,9 @@ def survey_past(
 def _refused(own: dict[str, list[Problem]], on_table_error: str) -> Survey:
     problems = [problem for problems in own.values() for problem in problems]
     if on_table_error == "skip":
-        problems.insert(0, Problem("tables", "none of the tables can be copied, so no table is left", "see below"))
+        problems.insert(
+            0, Problem("tables", "none of the tables can be copied, so skipping tables does not help", "see below")
+        )
     raise PreflightError(problems)
 
 

@@ -62,7 +62,7 @@ def trust_in(settings: ConnectionSettings, more: Collection[str] = ()) -> Trust:
         raise ConfigurationError(
             f"unknown TLS settings: {unknown if unknown else f'the mode {mode!r}'}",
             where=settings.address,
-            hint=f"use only {', '.join(fields)}; mode is one of {', '.join(MODES)}",
+            hint=f"use only {', '.join(fields)}; the mode is one of {', '.join(MODES)}",
         )
     if ca and mode == DISABLED:
         raise ConfigurationError(
@@ -129,6 +129,8 @@ def _is_yes(settings: ConnectionSettings, name: str) -> bool:
     setting = settings.tls.get(name, "").lower()
     if setting and setting not in _YES + _NO:
         raise ConfigurationError(
-            f"the TLS setting {name} is {setting!r}", where=settings.address, hint="set it to true, or clear it"
+            f"the TLS setting {name} is {setting!r}",
+            where=settings.address,
+            hint="set the TLS setting to true, or clear it",
         )
     return setting in _YES

@@ -193,7 +193,7 @@ def test_labels_that_were_changed_before_the_point(
         run = Pipeline(spark, settings_of(primary), (tmp_path / "copy").as_uri(), ["s.*"], **options)
         if not tells_times(primary):
             # Without test_decoding, the past begins with this run.
-            with pytest.raises(PreflightError, match="covers it only since"):
+            with pytest.raises(PreflightError, match="covers the table only since"):
                 run.record()
             connection.execute("DROP SCHEMA s CASCADE")
             return

@@ -70,7 +70,7 @@ def test_between_the_reads_and_their_log_it_stops_the_run(stock: Nights, tmp_pat
     run, disk = read(stock, tmp_path)
     disk.put_back()
     stock.do(BEYOND, "UPDATE stock SET v = 7 WHERE id = 2")
-    with pytest.raises(LogGone, match="not the same as when the tables were read"):
+    with pytest.raises(LogGone, match="no longer contains the mark"):
         run.extract_delta()
     run.release()
     again = stock.night("full", standing_slot="")

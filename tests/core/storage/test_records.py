@@ -111,5 +111,5 @@ def test_a_name_with_a_digest_names_what_is_in_it(run: Storage) -> None:
     assert records.write_named(run, "work/files", {"a": Inner("y", 2), "b": Inner("x", 1)}) == name
     assert records.read_named(dict[str, Inner], run, name) == {"b": Inner("x", 1), "a": Inner("y", 2)}
     records.write(run, name, {"b": Inner("x", 1), "a": Inner("y", 3)})
-    with pytest.raises(ManifestError, match="not the one that was written"):
+    with pytest.raises(ManifestError, match="changed after it was written"):
         records.read_named(dict[str, Inner], run, name)

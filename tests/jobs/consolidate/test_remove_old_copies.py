@@ -265,7 +265,7 @@ def test_a_run_whose_copies_were_removed_is_not_published_again(night: Callable[
     one = night(1, run=True)
     one.target.folder(NAMES[0], f"snapshot={night_id(1)}").write_text("keeps-the-record", "")
     night(2, keep=1)
-    with pytest.raises(ManifestError, match="a later run keeps only the newest ones"):
+    with pytest.raises(ManifestError, match="a later run keeps only the newest copies"):
         one.steps()[2]()
     assert copies(one, NAMES[1]) == [2]
     assert one.published() == one.source.history.state(10)

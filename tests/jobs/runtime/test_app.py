@@ -85,7 +85,7 @@ def test_an_application_goes_on_with_the_steps_after_its_own_and_their_failure_i
     assert began == [*done, *([failing] if failing else [])]
     assert sorted(path.stem for path in tmp_path.glob("done/*")) == sorted(done)
     assert not (tmp_path / "errors").exists()
-    assert ("its own task will execute it: SchemaChanged: [CDC-1101] s.t: altered" in capsys.readouterr().out) == bool(
+    assert (" will execute this step: SchemaChanged: [CDC-1101] s.t: altered" in capsys.readouterr().out) == bool(
         failing
     )
     assert stopped == ["cdc snapshot"]

@@ -85,7 +85,7 @@ def test_a_night_without_a_past_copies_the_present_and_says_so(
         {"as_of": INTERVAL_END.partition("{#")[0]},
     ]
     for given in refused:
-        with pytest.raises(AirflowFailException, match=r"covers it only since|lies before the standing slot"):
+        with pytest.raises(AirflowFailException, match=r"covers the table only since|lies before the standing slot"):
             preflight(tmp_path, first, **given)
     found, context = preflight(tmp_path, first)
     assert found["options"]["as_of"] == ""
@@ -173,7 +173,7 @@ def test_skip_leaves_out_tables_that_never_have_a_past_and_no_others(
 
     postgres.query("ALTER TABLE items ADD n int", database=database_with_slot)
     found, _ = preflight(tmp_path, night, **given)
-    assert "public.items: the standing slot covers it only since" in found["missed_past"]["why"]
+    assert "public.items: the standing slot covers the table only since" in found["missed_past"]["why"]
     assert found["skipped"] == {}
     assert len(found["plan"]) == 3
     # With an explicit `as_of`, the run does not fall back to the present: only these tables are left out.

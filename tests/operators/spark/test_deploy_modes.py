@@ -83,7 +83,7 @@ def test_cluster_mode_is_refused_in_each_of_them(title: str, run: Any, monkeypat
     connection, _ = section(title)
     connection["extra"]["deploy-mode"] = "cluster"
     monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps(connection))
-    with pytest.raises(AirflowException, match="its deploy mode is cluster"):
+    with pytest.raises(AirflowException, match="deploy mode of the connection is cluster"):
         operator(run).execute(CONTEXT)
     assert not Path(run.path("seen.json")).exists()
 

@@ -27,16 +27,21 @@ def _filters(context: TablesContext) -> Iterable[Problem]:
     schemas = dict.fromkeys(name.schema for table in context.tables for name in locked_with(table))
     unlogged = [schema for schema in schemas if (included and schema not in included) or schema in excluded]
     for schema in unlogged:
-        yield Problem(f"schema {schema}", "the server does not log it (binlog_do_db, binlog_ignore_db)", _NO_FILTER)
+        yield Problem(
+            f"schema {schema}",
+            "the server does not log changes in this schema (binlog_do_db, binlog_ignore_db)",
+            _NO_FILTER,
+        )
     for option, names in ("binlog_do_db", included), ("binlog_ignore_db", excluded):
         # For row changes, the filter applies to the schema of the table. For TRUNCATE, ALTER and other DDL, it applies
         # to the default schema of the session.
         if names and schemas and not unlogged:
-            which = "not among them" if names is included else "among them"
+            which = "not in this list" if names is included else "in this list"
             yield Problem(
                 option,
-                f"is {', '.join(sorted(names))}: if a session's default schema is {which}, its TRUNCATE, ALTER, RENAME "
-                "and DROP statements on tables of any schema are not in the log, so they cannot be detected",
+                f"is {', '.join(sorted(names))}: if a session's default schema is {which}, the server does not log "
+                "the TRUNCATE, ALTER, RENAME and DROP statements of this session, whatever schema their tables are "
+                "in. Runs cannot detect these statements",
                 _NO_FILTER,
             )
 

@@ -102,8 +102,8 @@ def _set_since(context: PastContext) -> Iterable[Problem]:
     if untold := [name for name in WATCHED_IN_THE_PAST if name not in known]:
         yield Problem(
             ", ".join(untold),
-            "the server does not show when it was last set",
-            "start the server with performance_schema=ON, and ask for a time after that start",
+            "the server does not show when the setting was last changed",
+            "restart the server with performance_schema=ON, and ask for a time after the restart",
         )
 
 

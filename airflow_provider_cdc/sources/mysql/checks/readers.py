@@ -57,7 +57,7 @@ READERS: tuple[Check[None], ...] = (
         "mysql.columns-unchanged",
         "The tables still have the columns and keys that the run recorded.",
         (),
-        "leave the definitions of copied tables alone while a run lasts; trigger a new run",
+        "do not change the definitions of copied tables during a run; trigger a new run",
         raised_by=(
             Raised(Moment.READING, "sources.mysql.tables.schema:check_unchanged"),
             Raised(Moment.READS_ENDED, "sources.mysql.tables.schema:check_unchanged"),
@@ -69,7 +69,7 @@ READERS: tuple[Check[None], ...] = (
         "The log has no DDL or TRUNCATE on a copied table, except statements that change neither rows nor the "
         "meaning of their values. Table maps in the log match the recorded columns.",
         (),
-        "leave the definitions of copied tables alone while a run lasts; trigger a new run",
+        "do not change the definitions of copied tables during a run; trigger a new run",
         raised_by=(
             Raised(Moment.LOG_READ, f"{_REFUSALS}:touched"),
             Raised(Moment.LOG_READ, f"{_REFUSALS}:bad_rows"),

@@ -161,7 +161,7 @@ def _set_since(context: RunContext) -> Iterable[Problem]:
         if key.startswith(LAST_SET) and when and when != context.expected.get(key, ""):
             yield Problem(
                 key.removeprefix(LAST_SET),
-                f"was set at {when}, after the run began; its values in between are unknown",
+                f"was set at {when}, after the run began; the values in between are unknown",
                 _LEAVE_ALONE,
             )
 
@@ -172,8 +172,8 @@ def _other_start(context: RunContext) -> Iterable[Problem]:
         if key.startswith(FIXED_PREFIX) and found.get(key) != expected.get(key):
             yield Problem(
                 key.removeprefix(FIXED_PREFIX),
-                f"is {found.get(key, 'unknown')} since the server was restarted; "
-                f"when the run began, it was {expected.get(key, 'unknown')}",
+                f"has been {found.get(key, 'unknown')} since the server was restarted; when the run began, the value "
+                f"was {expected.get(key, 'unknown')}",
                 _LEAVE_ALONE,
             )
 

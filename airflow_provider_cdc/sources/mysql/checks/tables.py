@@ -32,7 +32,7 @@ def _engines(context: TablesContext) -> Iterable[Problem]:
         if engine != _ENGINE:
             yield Problem(
                 where,
-                f"its engine {engine} has no transactions and no read views, so the table cannot be read at a position",
+                f"the engine {engine} has no transactions and no read views, so the table cannot be read at a position",
                 f"ALTER TABLE {table_sql(table.name)} ENGINE={_ENGINE}, or leave the table out",
                 where,
             )
@@ -43,7 +43,7 @@ def _keys(context: TablesContext) -> Iterable[Problem]:
         if table.keyless:
             yield Problem(
                 str(table.name),
-                "watermark requires a primary key or a unique index of whole NOT NULL columns; the table has none",
+                "watermark needs a primary key or a unique index of whole NOT NULL columns, and the table has neither",
                 f"ALTER TABLE {table_sql(table.name)} ADD PRIMARY KEY (…), or choose auto or lock",
                 str(table.name),
             )

@@ -53,10 +53,10 @@ def misplaced_problems(connection: Connection, tables: Sequence[Table]) -> Itera
         if by_first and _has_others(connection, table, part):
             yield Problem(
                 str(table.name),
-                f"partition {part} has rows that belong to another partition (EXCHANGE PARTITION … WITHOUT VALIDATION "
-                "can put them there): the server does not find them by their key",
-                f"run CHECK TABLE {table_sql(table.name)}; ALTER TABLE {table_sql(table.name)} REPAIR PARTITION "
-                f"{quote(part)} moves the rows; or leave the table out",
+                f"partition {part} has rows that belong to another partition, and the server does not find these rows "
+                "by their key. EXCHANGE PARTITION … WITHOUT VALIDATION can cause this",
+                f"run CHECK TABLE {table_sql(table.name)}, and move the rows with ALTER TABLE {table_sql(table.name)} "
+                f"REPAIR PARTITION {quote(part)}; or leave the table out",
                 str(table.name),
             )
 

@@ -125,7 +125,8 @@ def byte_cells(located: Located, index: int, column: ColumnType) -> Cells:
     total = rows * column.length if column.length else int(located.totals[index])
     if total > LARGEST:
         raise DecodeError(
-            f"{rows} rows have {total} bytes in this column, more than one Arrow array holds", where=column.name
+            f"{rows} rows have {total} bytes in this column, which is more than an Arrow array can hold",
+            where=column.name,
         )
     offsets = pa.allocate_buffer((rows + 1) * 4)
     values = pa.allocate_buffer(total + OVERRUN)

@@ -148,8 +148,8 @@ def _no_date(where: str, column: ColumnType, value: str) -> ValueNotRepresentabl
     return ValueNotRepresentable(
         f"the {column.family.value} {value} is not a calendar date, so no {column.arrow} can hold it",
         where=where,
-        hint=f"set unrepresentable to string (or null, unless the column is part of a key, or its table has no key), "
-        f"correct the rows where {column.select} is {value!r}, or leave the table out",
+        hint="set unrepresentable to string (or to null, unless the column is part of a key or its table has no key). "
+        f"Or correct the rows where {column.select} is {value!r}, or leave the table out",
     )
 
 
@@ -163,7 +163,9 @@ def _bits(column: ColumnType, cells: Cells) -> pa.Array:
 def _enum(where: str, column: ColumnType, cells: Cells) -> pa.Array:
     indices = cells.int64()
     if len(indices) and int(indices.max()) > len(column.labels):
-        raise DecodeError(f"member {int(indices.max())} of an enum of {len(column.labels)}", where=where)
+        raise DecodeError(
+            f"the value is member {int(indices.max())} of an enum with {len(column.labels)} members", where=where
+        )
     narrow = indices.astype(np.int16 if column.arrow.index_type == pa.int16() else np.int32)
     # The server numbers the members from 1. 0 is the empty text, which is stored instead of an invalid value.
     labels = text_array(["", *column.labels])
@@ -173,7 +175,9 @@ def _enum(where: str, column: ColumnType, cells: Cells) -> pa.Array:
 def _set(where: str, column: ColumnType, cells: Cells) -> pa.Array:
     masks, places = np.unique(cells.int64().view(np.uint64), return_inverse=True)
     if len(masks) and int(masks[-1]) >> len(column.labels):
-        raise DecodeError(f"members {int(masks[-1]):#x} of a set of {len(column.labels)}", where=where)
+        raise DecodeError(
+            f"the value has the members {int(masks[-1]):#x} of a set with {len(column.labels)} members", where=where
+        )
     texts = text_array(
         [",".join(label for bit, label in enumerate(column.labels) if int(mask) >> bit & 1) for mask in masks]
     )

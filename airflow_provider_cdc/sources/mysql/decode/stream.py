@@ -68,14 +68,14 @@ class ResultStream:
             definitions = [_definition(self._payload(_SMALL)) for _ in range(_count(head))]
         except (ValueError, IndexError, struct.error) as error:
             raise DecodeError(
-                f"not the result of a statement: {error}",
+                f"the server's answer is not the result of a statement: {error}",
                 where=self._where,
                 hint="check for a proxy between this machine and the server",
             ) from error
         self._payload(_SMALL)  # EOF, which the driver did not ask the server to omit
         if definitions != [_expected(column) for column in columns]:
             raise SchemaChanged(
-                "the statement's result has other columns than the table had",
+                "the columns of the statement's result differ from the recorded columns of the table",
                 where=self._where,
                 hint="the table changed since the run began: trigger a new run",
             )
@@ -127,7 +127,9 @@ class ResultStream:
         # A SELECT of a table has only one result, so no EOF packet may announce another.
         is_end = last[:1] == b"\xfe" and len(last) == 5
         if not is_end or int.from_bytes(last[3:5], "little") & SERVER_STATUS.SERVER_MORE_RESULTS_EXISTS:
-            raise DecodeError(f"neither a row nor the end of the rows: x'{last[:16].hex()}'", where=self._where)
+            raise DecodeError(
+                f"the server sent neither a row nor the end of the rows: x'{last[:16].hex()}'", where=self._where
+            )
         if self.state[packets.STATE_POSITION] != self.state[packets.STATE_FILLED]:
             raise DecodeError("bytes after the end of the rows", where=self._where)
         self.ended = True

@@ -77,13 +77,14 @@ def no_text(where: str, charset: str, value: bytes, *, apart: bool = False) -> V
 
     :param apart: see `to_utf8`.
     """
-    or_not_alone = ", or to a character that has another code, too" if apart else ""
+    or_not_alone = ", or to a character that also has another code" if apart else ""
     shown = value[:40].hex() + ("…" if len(value) > 40 else "")
     return ValueNotRepresentable(
         f"the stored bytes x'{shown}' have a code that is not assigned to a character of {charset}{or_not_alone}",
         where=where,
-        hint="set unrepresentable to string (the stored bytes as 0x…) or null, unless the column is part of a key or "
-        "its table has no key; correct the rows; make the column a binary one; or leave the column out (columns)",
+        hint="set unrepresentable to string (the stored bytes as 0x…), or to null unless the column is part of a key "
+        "or its table has no key. Or correct the rows, change the column to a binary type, or leave it out "
+        "(columns)",
     )
 
 

@@ -27,7 +27,8 @@ def check_whole(connection: Connection, table: Table, warnings: int) -> None:
         raise ConfigurationError(
             f"a value is too long for the server to send: {messages[0]} (MySQL warning {RESULT_TOO_LONG})",
             where=str(table.name),
-            hint="raise max_allowed_packet on the server, to at most 1G; if the value is longer, leave its column out",
+            hint="raise max_allowed_packet on the server, to at most 1G; if the value is longer than that, leave its "
+            "column out",
         )
     listed_all = len(listed) == warnings < MOST_WARNINGS
     if not listed_all and _may_be_left_out(connection, table):

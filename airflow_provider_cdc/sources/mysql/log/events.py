@@ -69,8 +69,8 @@ def format_description(body: bytes) -> FormatDescription:
     server_version = server.rstrip(b"\0").decode("utf-8", "replace")
     if version != 4 or header != codes.HEADER_BYTES or odd or checksum not in (0, 1):
         raise UnknownEvent(
-            f"the log of server {server_version} has format {version}, headers of {header} bytes, checksum algorithm "
-            f"{checksum} and unknown lengths for events {odd}"
+            f"the log of server {server_version} has an unknown form: format {version}, headers of {header} bytes, "
+            f"checksum algorithm {checksum}, unknown lengths for events {odd}"
         )
     numbers = _VERSION.match(server_version)
     return FormatDescription(
@@ -271,7 +271,7 @@ def xa_prepare(body: bytes) -> XaStatement:
         start, middle = 13, 13 + global_bytes
         whole = body[start:]
         if one_phase > 1 or len(whole) != global_bytes + branch_bytes:
-            raise IndexError(f"{len(whole)} bytes of id, {global_bytes} + {branch_bytes} announced")
+            raise IndexError(f"the id has {len(whole)} bytes instead of {global_bytes} + {branch_bytes}")
     except (IndexError, struct.error) as error:
         raise DecodeError(f"an XA_PREPARE event is malformed: {error}") from error
     xid = f"X'{body[start:middle].hex()}',X'{body[middle:].hex()}',{form}"
@@ -329,14 +329,14 @@ def _packed(data: bytes, at: int) -> tuple[int, int]:
         return first, at + 1
     width = {252: 2, 253: 3, 254: 8}.get(first)
     if width is None:
-        raise IndexError(f"{first} does not begin a number")
+        raise IndexError(f"the byte {first} does not begin a number")
     value, end = _slice(data, at + 1, width)
     return int.from_bytes(value, "little"), end
 
 
 def _slice(data: bytes, at: int, size: int) -> tuple[bytes, int]:
     if at + size > len(data):
-        raise IndexError(f"{size} bytes announced at {at} of {len(data)}")
+        raise IndexError(f"a field of {size} bytes at {at} ends after the {len(data)} bytes of the event")
     return data[at : at + size], at + size
 
 

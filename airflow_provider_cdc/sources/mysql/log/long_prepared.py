@@ -108,8 +108,7 @@ class LongPrepared:
 
 def _lost(xid: str, place: LogPlace, why: str = "") -> ExactnessError:
     return ExactnessError(
-        f"the prepared transaction {xid} is committed here, and the log does not reach back to where it was "
-        f"prepared{why}",
+        f"the prepared transaction {xid} is committed here, but the log does not reach back to its XA PREPARE{why}",
         where=f"{place.file}:{place.position}",
         hint="end prepared transactions sooner (XA RECOVER lists them), or keep the log for longer",
     )

@@ -45,8 +45,9 @@ def logged_as_statement(statement: str, where: str) -> CdcError:
     return ImageNotWhole(
         f"{statement} was logged as a statement, without row images",
         where=where,
-        hint="use binlog_format=ROW in every session. Tools that cannot (pt-table-checksum) may write to one table, "
-        f"named with its schema, in another schema, and use built-in functions only; then {_NEW_RUN}",
+        hint="use binlog_format=ROW in every session. Tools that cannot do this (pt-table-checksum) may write to one "
+        "table in another schema, if they name it with its schema and use only built-in functions; then "
+        f"{_NEW_RUN}",
     )
 
 
@@ -58,14 +59,14 @@ def bad_rows(code: int, table: TableName, where: str) -> CdcError:
             "a row was deleted or its key was changed. Through foreign keys, this may change rows of copied tables "
             "that had not been read yet, and the server does not log such changes",
             where=where,
-            hint=f"{_NEW_RUN}, when the rows of this table do not change for a minute; MySQL 9.6 and later log these "
-            "changes with innodb_native_foreign_keys=OFF",
+            hint=f"{_NEW_RUN} at a time when the rows of this table do not change for a minute. MySQL 9.6 and later "
+            "log the effects of foreign keys with innodb_native_foreign_keys=OFF",
         )
     if code == walk_state.OTHERS_CASCADES:
         return CascadeNotLogged(
-            "rows were changed without logging the effects of foreign keys, although this server logs these effects. "
-            "The changes were replicated from a server that does not log the effects, or taken from its log. Some "
-            "tables that are being copied have foreign keys that change rows",
+            "the log lacks the effects of foreign keys for some changes, although this server logs such effects. The "
+            "changes were replicated from a server that does not log these effects, or were applied from the log of "
+            "such a server. Some copied tables have foreign keys that change rows",
             where=where,
             hint="during a run, apply no changes from servers before MySQL 9.6 or with "
             f"innodb_native_foreign_keys=ON; then {_NEW_RUN}",

@@ -148,7 +148,7 @@ def previous_gtids(connection: Connection, file: str) -> GtidSet:
             return GtidSet.parse(row[5])
     raise LogGone(
         f"the log file {file} does not say which transactions came before it",
-        hint="log files from before gtid_mode=ON cannot be used: trigger a new run",
+        hint="log files that were written before gtid_mode=ON cannot be used: trigger a new run",
     )
 
 
@@ -228,7 +228,7 @@ class MysqlSegmentReader:
             dump.at = int(walker.state[walk_state.AT])
             if not dump.fill():
                 raise SourceUnavailable(
-                    f"the server has no more events, but {walker.where} is not yet the end of the segment",
+                    f"the server has no more events at {walker.where}, before the end of the segment",
                     where=name,
                     hint="the task can be retried as it is",
                 )

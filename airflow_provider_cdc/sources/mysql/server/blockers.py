@@ -46,7 +46,7 @@ def naming_blockers(settings: ConnectionSettings, connection: Connection) -> Ite
             raise
         holders = _holders(connection, tables)
         raise LockNotGranted(
-            f"locked against readers for {SECONDS} s: {'; '.join(holders) or 'the sessions are unknown'}",
+            f"a lock blocked readers for {SECONDS} s: {'; '.join(holders) or 'the sessions are unknown'}",
             where=", ".join(map(str, tables)) or settings.address,
             hint="wait until the other session ends, or end it (KILL); the task can be retried. To see the other "
             f"session, this user needs: GRANT SELECT ON performance_schema.* TO {account(connection)}",

@@ -112,7 +112,7 @@ def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
     if code in _LOST:
         message = message if text else "the session is closed"
         return SourceUnavailable(message, where=where, hint="the task can be retried once the server answers again")
-    return TerminalError(message, where=where, hint="look the error up in the server's manual and its error log")
+    return TerminalError(message, where=where, hint="look up the error in the server's manual and in its error log")
 
 
 def has_no_room(error: BaseException | None) -> bool:
@@ -160,13 +160,13 @@ def connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> Cd
         return ConfigurationError(
             f"{text} (MySQL error {code})",
             where=where,
-            hint="let the server accept this machine (the host part of the user's account)",
+            hint="allow connections from this machine in the host part of the user's account",
         )
     if code == _INIT_CONNECT_FAILED and "init_connect" in text:
         return SourceUnavailable(
             text,
             where=where,
-            hint="see the server's error log for the reason; correct init_connect on the server, or grant or create "
+            hint="see the server's error log for the reason. Then correct init_connect on the server, grant or create "
             "what init_connect needs, or exempt this user from init_connect (GRANT CONNECTION_ADMIN ON *.*)",
         )
     if code in _LOST and code != 0:

@@ -184,7 +184,8 @@ def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], beg
         starts += created > 0
     if starts > 1:
         raise LogGone(
-            f"the server was started {starts} times since the run began; its options in between are unknown",
+            f"the server was started {starts} times since the run began. The server's options between these starts "
+            "are unknown",
             where=settings.address,
             hint=BEGIN_ANEW,
         )

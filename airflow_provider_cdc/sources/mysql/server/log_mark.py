@@ -59,7 +59,7 @@ class LogMark:
         """
         place, *digests = text.rsplit(" ", 2)
         if len(digests) != 2:
-            raise PositionError(f"{text!r} is not a mark in the log", hint="use the form place begin last")
+            raise PositionError(f"{text!r} is not a mark in the log", hint="use the form PLACE BEGIN LAST")
         return cls(LogPlace.parse(place), *digests)
 
 
@@ -122,7 +122,10 @@ def _compared(settings: ConnectionSettings, files: Mapping[str, int], mark: LogM
         # File numbers only increase, and the server purges the oldest files first.
         if numbers and min(numbers) < file_number(place.file):
             return Finding(Relation.OTHER, f"the log no longer has the file {place.file}, but has earlier files")
-        return Finding(Relation.UNKNOWN, f"the log file {place.file}, in which the copy was made, was purged")
+        return Finding(
+            Relation.UNKNOWN,
+            f"the log file {place.file} was purged. It contained the position at which the copy was made",
+        )
     if _is_cut(files, mark):
         return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches position {place.position:,}")
     # Read the beginning of the file last: if the file still exists then, it existed during the other reads.
@@ -130,13 +133,18 @@ def _compared(settings: ConnectionSettings, files: Mapping[str, int], mark: LogM
     reaches = mark.last != _NOTHING or _reaches(settings, place)
     stamp, begin = _begin(settings, place.file)
     if not stamp:
-        return Finding(Relation.UNKNOWN, f"the log file {place.file}, in which the copy was made, was purged")
+        return Finding(
+            Relation.UNKNOWN,
+            f"the log file {place.file} was purged. It contained the position at which the copy was made",
+        )
     if (place.stamp and stamp != place.stamp) or _differ(mark.begin, begin):
         return Finding(Relation.OTHER, f"the log file {place.file} was replaced after the copy was made")
     if not reaches:
         return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches position {place.position:,}")
     if _differ(mark.last, last):
-        return Finding(Relation.OTHER, f"the events before {place} in the log differ from those when the copy was made")
+        return Finding(
+            Relation.OTHER, f"the events before {place} in the log are not the same as when the copy was made"
+        )
     return Finding(Relation.SAME)
 
 

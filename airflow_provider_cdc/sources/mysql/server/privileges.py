@@ -125,9 +125,10 @@ class Privileges:
         )
         return Problem(
             str(name),
-            f"its partitions have bounds below zero, and {', '.join(str(expression) for (expression,) in expressions)} "
-            "is unsigned: the server opens the table only for sessions with the sql_mode NO_UNSIGNED_SUBTRACTION, and "
-            "those of a run do not have it",
+            "partitions of the table have bounds below zero, and "
+            f"{', '.join(str(expression) for (expression,) in expressions)} is unsigned. The server opens such a "
+            "table only for sessions with the sql_mode NO_UNSIGNED_SUBTRACTION, and the sessions of a run do not have "
+            "this mode",
             UNOPENABLE_HINT,
             str(name),
         )

@@ -243,7 +243,8 @@ def _check_server(settings: RunSettings, connection: Connection) -> None:
         raise SourceReplaced(
             f"server {uuid} ({host}) lacks transactions of the run's initial position",
             where=settings.address,
-            hint=f"{hint}; if the server lost them in a crash, clear lock_and_record and the tasks after it",
+            hint=f"{hint}; if the server lost these transactions in a crash, clear lock_and_record and the tasks "
+            "after it",
         )
 
 

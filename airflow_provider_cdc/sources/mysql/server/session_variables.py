@@ -74,7 +74,9 @@ PINNED: Mapping[str, Pinned] = {
     "character_set_connection": Pinned("'utf8mb4'", _TEXT),
     "collation_connection": Pinned("'utf8mb4_0900_ai_ci'", "computed texts are compared with this collation"),
     "character_set_results": Pinned(
-        "'utf8mb4'", "the character set of names and messages; reading sessions set NULL to get the stored bytes"
+        "'utf8mb4'",
+        "the server sends names and messages in this character set. Sessions that read rows set NULL, to get the "
+        "stored bytes",
     ),
     "lc_messages": Pinned("'en_US'", "some errors can be distinguished only by their text"),
     # Rows
@@ -92,14 +94,16 @@ PINNED: Mapping[str, Pinned] = {
     # Execution plans: chunks are planned from EXPLAIN, and must be read as ranges of an index
     "optimizer_switch": Pinned(
         "'hypergraph_optimizer=off'",
-        "that optimizer has another EXPLAIN format; the other switches choose between plans that return the same rows",
+        "the hypergraph optimizer has another EXPLAIN format. The other switches choose between plans that return the "
+        "same rows",
         read="FIND_IN_SET('hypergraph_optimizer=off', @@SESSION.optimizer_switch) > 0",
         shown="1",
     ),
     "max_sort_length": Pinned("24576", "long texts would be sorted only by their first bytes"),
-    "sort_buffer_size": Pinned("4194304", "the buffer must hold some texts of `max_sort_length`"),
+    "sort_buffer_size": Pinned("4194304", "the sort buffer must hold several texts of `max_sort_length`"),
     "eq_range_index_dive_limit": Pinned(
-        "0", "the number of rows of one value would be estimated from statistics instead of index dives"
+        "0",
+        "the number of rows with one value would be estimated from statistics instead of from the index (index dives)",
     ),
     "range_optimizer_max_mem_size": Pinned("0", "each chunk would be read by a scan of the whole table"),
     "cte_max_recursion_depth": Pinned("1000", "a lower limit would end the recursive query that reads labels of enums"),

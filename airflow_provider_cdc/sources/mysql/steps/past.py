@@ -128,8 +128,8 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
             )
         if time.monotonic() > until:
             raise SourceUnavailable(
-                f"nothing was committed after {as_of:%Y-%m-%d %H:%M:%S %Z} yet, and the next commit may still "
-                "belong to that time",
+                f"nothing was committed after {as_of:%Y-%m-%d %H:%M:%S %Z} yet, and the next commit may still have "
+                "this time or an earlier one",
                 where=settings.address,
                 hint="commit a transaction on the server, ask for an earlier time, or wait for longer "
                 "(as_of_wait_seconds). The task can be retried",
@@ -148,6 +148,7 @@ def wait_until_visible(connection: Connection, position: GtidSet, seconds: float
     while not position <= GtidSet.parse(value(connection, "@@global.gtid_executed")):
         if time.monotonic() > until:
             raise SourceUnavailable(
-                "transactions of the position are in the log, but not visible yet", hint="the task can be retried"
+                "the log contains transactions of the position that queries cannot see yet",
+                hint="the task can be retried",
             )
         time.sleep(0.05)

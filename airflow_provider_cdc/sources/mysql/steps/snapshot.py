@@ -124,7 +124,7 @@ def tables_of(connection: Connection, plans: Sequence[TablePlan]) -> tuple[Table
     for plan, table in zip(plans, tables, strict=True):
         if table.keyless and plan.consistency == "watermark":
             raise SchemaChanged(
-                "the table lost its key since preflight, and watermark needs one",
+                "watermark needs a key, but the table lost its key after preflight",
                 where=str(table.name),
                 hint="clear preflight and the tasks after it",
             )

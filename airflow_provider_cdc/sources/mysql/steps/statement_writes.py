@@ -157,7 +157,7 @@ def _redefined_between(
                 dump.at = int(walker.state[walk_state.AT])
                 if not dump.fill():
                     raise SourceUnavailable(
-                        f"the server has no more events, but {walker.where} is not yet the end of the part to check",
+                        f"the server has no more events at {walker.where}, before the end of the part to check",
                         where=settings.address,
                         hint="the task can be retried as it is",
                     )

@@ -220,8 +220,8 @@ def _problems(connection: Connection, table: Table, name: TableName, parent: Tab
     if parent is None:
         yield Problem(
             str(name),
-            f"its changes reach {table.name} through foreign keys and are not logged; it does not exist, or this user "
-            "may not read all of it, so further changes that reach that table are unknown",
+            f"through foreign keys, changes of {name} change rows of {table.name} without being logged. {name} does "
+            f"not exist, or this user may not read all of it. So it is unknown which other changes reach {table.name}",
             f"GRANT SELECT ON {table_sql(name)} TO {account(connection)}, drop the foreign key, or leave out "
             f"{table.name}",
             str(table.name),
@@ -231,8 +231,8 @@ def _problems(connection: Connection, table: Table, name: TableName, parent: Tab
         if (reason := unsupported(column, policy=_ANY_VALUE.unrepresentable)) is not None:
             yield Problem(
                 f"{name}.{column.name}",
-                f"{reason}; the run must read its table's changes in the log, because they reach {table.name} through "
-                "foreign keys without being logged",
+                f"{reason}. The run must read the changes of {name} in the log, because they change rows of "
+                f"{table.name} through foreign keys, and the server does not log this",
                 f"change the column's type, or leave out {table.name}",
                 str(table.name),
             )

@@ -62,7 +62,7 @@ def generated_problems(table: Table, expressions: Mapping[str, str]) -> Iterable
         if reason is not None:
             yield Problem(
                 f"{table.name}.{column.name}",
-                f"its value is VIRTUAL and may differ between sessions: {reason}",
+                f"the column is VIRTUAL, and its value may differ between sessions: {reason}",
                 "leave the column out (columns), make it STORED, drop it, or leave the table out",
                 str(table.name),
             )

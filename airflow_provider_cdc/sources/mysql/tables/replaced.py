@@ -163,7 +163,7 @@ def check_not_replaced(
     replaced, optimizing = _replaced(settings, connection, begin, tables, explained, until, recorded_identities(now))
     for name, why in replaced.items():
         if optimizing:
-            raise TransientError(_OPTIMIZING, where=str(name), hint="the task can be retried once it has ended")
+            raise TransientError(_OPTIMIZING, where=str(name), hint="retry the task when OPTIMIZE TABLE has ended")
         raise SchemaChanged(why, where=str(name), hint=f"{hint}; {_HINT}")
 
 

@@ -74,7 +74,7 @@ def read_tables(
             raise SchemaChanged(
                 "the table does not exist, or this user may not see it",
                 where=str(name),
-                hint="restore it or its privileges, or trigger a new run without it",
+                hint="restore the table or this user's privileges on the table, or trigger a new run without the table",
             )
         key_index, key = _key(columns[name], indexes.get(name, {}), (key_indexes or {}).get(name, ""))
         rows, size = sizes[name]
@@ -163,7 +163,9 @@ def _matches_nothing(connection: Connection, pattern: str, wanted: TableName, ot
     if others:
         return Problem(pattern, "is a view, not a table", "name the tables that the view reads")
     if wanted.schema.lower() in SYSTEM_SCHEMAS:
-        return Problem(pattern, "is in a system schema", "leave it out: the log does not contain its changes")
+        return Problem(
+            pattern, "is in a system schema", "leave the table out: changes of system tables are not in the log"
+        )
     if "*" in pattern:
         return Problem(
             pattern,

@@ -72,7 +72,7 @@ def _matches_nothing(
             pattern, f"is a {kind}, not a table", hint if kind in _VIEWS else "name the tables that it reads"
         )
     if wanted.schema.startswith("pg_") or wanted.schema == "information_schema":
-        return Problem(pattern, "is in a system schema", "leave it out: its changes are not logged")
+        return Problem(pattern, "is in a system schema", "leave the table out: changes of system tables are not logged")
     if "*" in pattern:
         return Problem(
             pattern, "matches no table of this database", "correct the pattern, or the connection's database"

@@ -115,7 +115,7 @@ def identity_problem(table: Table) -> Problem | None:
         return None
     return Problem(
         str(table.name),
-        "its replica identity is not FULL, so the log does not have the old rows of changes",
+        "the replica identity of the table is not FULL, so the log does not have the old rows of changes",
         "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names),
         str(table.name),
     )

@@ -123,7 +123,7 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
             raise SchemaChanged(
                 "the table does not exist, or this user may not see it",
                 where=str(name),
-                hint="restore it or its privileges, or trigger a new run without it",
+                hint="restore the table or this user's privileges on the table, or trigger a new run without the table",
             )
         oid, kind, identity = relations[name]
         # The log has no changes of a view, so a view needs no key.

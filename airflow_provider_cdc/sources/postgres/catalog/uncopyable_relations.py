@@ -28,7 +28,7 @@ def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]
         if kind == "f":
             yield Problem(
                 where,
-                f"its partition {name} is a foreign table, whose changes are not in the log",
+                f"the partition {name} is a foreign table, and the log does not contain the changes of foreign tables",
                 "leave it out",
                 where,
             )

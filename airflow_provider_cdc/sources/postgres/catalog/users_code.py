@@ -180,10 +180,10 @@ def _problem(connection: Connection, error: psycopg.Error, triggers: Sequence[Ev
         if context
         else f"{command}, fails; it may have dropped the publication, or changed its owner or the session's role: "
         f"{said(error)}",
-        f"qualify the names in its function with their schemas, or ALTER FUNCTION {entry.function} SET "
-        f"search_path = …; grant {quote(user)} the privileges that it needs, or make it SECURITY DEFINER; "
-        "let it RETURN for this user; or let the owner of the tables create a publication, and name it in the "
-        "connection (publication), so that runs need no such command",
+        "correct the function of the event trigger: qualify the names in it with their schemas (or ALTER FUNCTION "
+        f"{entry.function} SET search_path = …), grant {quote(user)} the privileges that it needs (or make it "
+        "SECURITY DEFINER), or let it RETURN for this user. Or let the owner of the tables create a publication, and "
+        "name it in the connection (publication): runs then do not need this command",
     )
 
 
@@ -352,7 +352,7 @@ def _unplannable(connection: Connection, table: Table, leaf: Leaf, error: psycop
         str(table.name),
         f"the server cannot plan a SELECT of {leaf.sql}{f': {causes}' if causes else ''}: {_shortened(said(error))}",
         f"{grant}ALTER FUNCTION {function} SET search_path = …, or qualify the names in its body with their schemas "
-        f"(CREATE OR REPLACE FUNCTION does not change the index); or ALTER ROLE {quote(user)} SET search_path = … to "
-        "schemas that have these names and that the role may use",
+        f"(CREATE OR REPLACE FUNCTION does not change the index); or ALTER ROLE {quote(user)} SET search_path = …, "
+        "with schemas that contain these names. The role needs USAGE on these schemas",
         str(table.name),
     )

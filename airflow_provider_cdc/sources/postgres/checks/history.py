@@ -38,7 +38,7 @@ def _same_server(context: RunContext) -> Iterable[Problem]:
             raise SourceReplaced(
                 f"this is not the server that the run began on: {name} was {expected[name]}, here it is {found[name]}",
                 where=name,
-                hint="point the connection back to the first server, or trigger a new run on this one",
+                hint="point the connection back to the server on which the run began, or trigger a new run on this one",
             )
     return ()
 
@@ -107,7 +107,7 @@ HISTORY: tuple[Check[RunContext], ...] = (
         "postgres.same-server",
         "The server and its timeline are the same as when the run began, and the server has lost no log.",
         _WHEN,
-        "point the connection back to the first server, or trigger a new run on this one",
+        "point the connection back to the server on which the run began, or trigger a new run on this one",
         _same_server,
         (_EACH_SESSION, _SINCE_A_COPY),
     ),

@@ -119,15 +119,16 @@ def _trees(context: PastContext) -> Iterable[Problem]:
         if table.details["kind"] == "p":
             yield Problem(
                 where,
-                "more partitions can be added to it, and partitions that were added and removed leave no trace, so its "
-                "past state cannot be determined",
+                "the table has room for more partitions. A partition that was added and removed again leaves no "
+                "trace, so the past state of the table cannot be determined",
                 f"leave as_of empty in runs that copy the table; as_of is possible for {NO_ROOM}",
                 where,
             )
         else:
             yield Problem(
                 where,
-                "other tables inherited from it once, and children that were added and removed since leave no trace",
+                "other tables once inherited from this table. Children that were added and removed since then leave "
+                "no trace",
                 f"ANALYZE {quote(table.name.schema, table.name.name)}; as_of is then possible from the next run on",
                 where,
             )
@@ -149,7 +150,8 @@ def _record(context: PastContext) -> Iterable[Problem]:
                 where,
                 f"the table, its schema or the publication was altered since {said(joined.at)}, or a privilege on the "
                 "table was granted or revoked",
-                "preflight of the next run adds the table again; ask for a time after that",
+                "preflight of the next run adds the table to the standing slot again. Ask for a time after that "
+                "preflight",
                 where,
                 passes=True,
             )
@@ -158,7 +160,7 @@ def _record(context: PastContext) -> Iterable[Problem]:
         ) and not context.was_already_so(table, joined):
             yield Problem(
                 where,
-                f"the standing slot covers it only since {joined.position}, {said(joined.at)}: {joined.why}",
+                f"the standing slot covers the table only since {joined.position}, {said(joined.at)}: {joined.why}",
                 f"ask for {said(joined.at)} or later, or for the LSN {joined.position} or a greater one",
                 where,
                 passes=True,

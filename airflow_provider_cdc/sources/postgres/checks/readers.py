@@ -72,7 +72,7 @@ READERS: tuple[Check[None], ...] = (
         "postgres.database-views",
         "A database view gives the same rows in every session, and calls no user-defined code.",
         (),
-        "restrict the view to what the message lists, or leave the view out",
+        "remove the parts that the message lists from the view, or leave the view out",
         raised_by=(
             Raised(Moment.PREFLIGHT, "sources.postgres.catalog.safe_views:view_problems"),
             Raised(Moment.POSITION_FIXED, "sources.postgres.catalog.safe_views:view_problems"),

@@ -46,7 +46,7 @@ def _encoding(context: ServerContext) -> Iterable[Problem]:
     if encoding != "UTF8":
         yield Problem(
             f"database {value(context.connection, 'current_database()')}",
-            f"its encoding is {encoding}: text is known to be the same in tables and log only in UTF8 databases",
+            f"the encoding is {encoding}. The log and the tables may contain different text, except in UTF8 databases",
             "copy from a database created with ENCODING 'UTF8'",
         )
 

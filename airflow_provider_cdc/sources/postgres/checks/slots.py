@@ -35,8 +35,8 @@ def _locks(context: TablesContext) -> Iterable[Problem]:
     if 2 * count > room:
         yield Problem(
             "max_locks_per_transaction",
-            f"is {each}: the server has room for about {room} locks, and the tables have {count} partitions; dropping "
-            "their publication takes one lock for each",
+            f"is {each}: the server has room for about {room} locks. Dropping the publication of the tables takes one "
+            f"lock for each of their {count} partitions",
             change_setting(platform(connection), "max_locks_per_transaction", str(-(-each * 2 * count // room)))
             + "; or copy fewer of the tables at once, or name a publication in the connection",
         )

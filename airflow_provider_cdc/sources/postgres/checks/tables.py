@@ -40,8 +40,8 @@ def _keys(context: TablesContext) -> Iterable[Problem]:
         if table.columns and table.keyless and table.details["kind"] not in (VIEW, MATERIALIZED):
             yield Problem(
                 where,
-                "watermark needs a primary key, or a unique index of whole NOT NULL columns that is not deferrable, "
-                "and the table has none",
+                "watermark needs a primary key or a non-deferrable unique index of whole NOT NULL columns, and the "
+                "table has neither",
                 f"ALTER TABLE {quote(table.name.schema, table.name.name)} ADD PRIMARY KEY (…), "
                 "or choose auto or exported",
                 where,

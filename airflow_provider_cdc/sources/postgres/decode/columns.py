@@ -39,7 +39,7 @@ from airflow_provider_cdc.sources.postgres.decode.calendar import (
 )
 
 _UUID_BYTES, _UUID_LETTERS = 16, 36
-_NEW_RUN = "leave the definitions of copied tables alone while a run lasts; trigger a new run"
+_NEW_RUN = "do not change the definitions of copied tables during a run; trigger a new run"
 _CHUNK = 10**18
 
 NO_NUMBER = -(2**63)
@@ -160,10 +160,11 @@ def _without(
         def error(row: int) -> ValueNotRepresentable:
             value = text(row)
             return ValueNotRepresentable(
-                f"the {column.family.value} {value} fits no {column.arrow}",
+                f"the {column.family.value} {value} does not fit into {column.arrow}",
                 where=where,
-                hint="set unrepresentable to 'string' (the column becomes text) or, if no key needs it, 'null'; or "
-                f"correct the rows in which {column.name} is {value!r}, or leave the table out",
+                hint="set unrepresentable to 'string' (the column becomes text) or to 'null', unless the column is "
+                f"part of a key or its table has no key. Or correct the rows in which {column.name} is "
+                f"{value!r}, or leave the table out",
             )
 
         note(odd, column.name, strange, error)

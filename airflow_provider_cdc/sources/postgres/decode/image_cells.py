@@ -96,8 +96,8 @@ def texts(where: str, located: Located, index: int) -> pa.Array:
         raise DecodeError(
             f"the text is not UTF-8: {error}",
             where=where,
-            hint="the server checks text when it is stored, so a row is damaged: correct it, or leave the column out "
-            "(columns)",
+            hint="a row is damaged, because the server accepts only valid text: correct the row, or leave the column "
+            "out (columns)",
         ) from error
     return array
 
@@ -115,7 +115,9 @@ def _binaries(where: str, located: Located, index: int) -> pa.Array:
 
 def _check_total(where: str, total: int) -> None:
     if total > LARGEST:
-        raise DecodeError(f"the rows have {total} bytes in this column, more than one Arrow array holds", where=where)
+        raise DecodeError(
+            f"the rows have {total} bytes in this column, which is more than an Arrow array can hold", where=where
+        )
 
 
 def _check(bad: int, where: str, what: str) -> None:

@@ -97,7 +97,9 @@ def row_array(where: str, column: ColumnType, jsonb: bool, located: Located, ind
 def _binaries(where: str, located: Located, index: int) -> pa.Array:
     total = int(located.totals[index])
     if total > LARGEST:
-        raise DecodeError(f"the rows have {total} bytes in this column, more than one Arrow array holds", where=where)
+        raise DecodeError(
+            f"the rows have {total} bytes in this column, which is more than an Arrow array can hold", where=where
+        )
     offsets: Int32s = np.empty(located.rows + 1, np.int32)
     values = pa.allocate_buffer(total + OVERRUN)
     copy_values(

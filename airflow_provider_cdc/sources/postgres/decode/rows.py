@@ -175,7 +175,7 @@ class CopyReader:
                 code = packets.locate_rows(stream.buffer, state, self._widths, starts, lengths, nulls, totals)
                 if code == packets.BAD_ROW:
                     raise SchemaChanged(
-                        "the rows have other columns, or columns of other types, than the recorded table",
+                        "the columns of the rows, or their types, differ from the recorded table",
                         where=str(self._table.name),
                         hint="the table changed since the run began: trigger a new run",
                     )

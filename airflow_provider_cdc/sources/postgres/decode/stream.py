@@ -144,7 +144,7 @@ class CopyStream:
             raise failure
         if kind == _COPY_DONE:
             if not self.state[packets.STATE_ENDED]:
-                raise DecodeError("the rows ended without their end mark", where=self.where)
+                raise DecodeError("the rows ended without the mark that ends a COPY", where=self.where)
             for also, _ in self._messages():
                 if also not in _OF_NO_CONCERN:
                     raise self._unexpected(also)
@@ -284,5 +284,5 @@ def _row_values(payload: bytes) -> tuple[str | None, ...]:
         values.append(None if size < 0 else payload[at : at + size].decode())
         at += max(size, 0)
     if at != len(payload):
-        raise ValueError(f"{at} bytes in a message of {len(payload)}")
+        raise ValueError(f"the fields have {at} bytes, but the message has {len(payload)}")
     return tuple(values)

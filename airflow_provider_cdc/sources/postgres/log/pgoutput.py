@@ -87,7 +87,7 @@ def message_of(message: bytes) -> Message:
     except (struct.error, ValueError) as error:
         raise DecodeError(f"a Message message is malformed: {error}") from error
     if len(message) != at + 4 + size:
-        raise DecodeError("the length of a Message message differs from the length that it states")
+        raise DecodeError("a Message message is longer or shorter than the length that it states")
     return Message(prefix, message[at + 4 :])
 
 
@@ -99,7 +99,7 @@ def truncated(message: bytes) -> tuple[int, ...]:
     try:
         count, _ = struct.unpack_from(">IB", message, 1)
         if len(message) != 6 + 4 * count:
-            raise DecodeError("the length of a Truncate message differs from the length that it states")
+            raise DecodeError("a Truncate message is longer or shorter than the length that it states")
         return struct.unpack_from(f">{count}I", message, 6)
     except struct.error as error:
         raise DecodeError(f"a Truncate message is malformed: {error}") from error

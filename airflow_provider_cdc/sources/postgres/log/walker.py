@@ -36,7 +36,7 @@ from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark
 _Read = TypeVar("_Read")
 
 _NEW_RUN = "trigger a new run"
-_LEAVE_ALONE = f"do not alter copied tables while a run lasts; {_NEW_RUN}"
+_LEAVE_ALONE = f"do not alter copied tables during a run; {_NEW_RUN}"
 _REPORT = "report this with the server's version"
 _ALWAYS = 2**63 - 1
 _FIRST_RELATIONS = 64
@@ -148,11 +148,10 @@ class LogWalker:
             raise self._damaged("the log ends within a transaction")
         if self._mark is not None:
             raise LogGone(
-                "the log is not the same as when the tables were read: the mark that the run wrote into the log is "
-                "missing",
+                "the log has changed since the tables were read: it no longer contains the mark that the run wrote",
                 where=f"replication slot {self._slot}, before {Lsn(int(self.state[walk_state.STOP]))}",
-                hint="the server lost a part of its log: its disk or its machine was put back to an earlier state, or "
-                f"it crashed with fsync=off. {_NEW_RUN}",
+                hint="the server lost a part of its log: the disk or the machine was restored to an earlier state, or "
+                f"the server crashed with fsync=off. {_NEW_RUN}",
             )
 
     def _walk(self, data: Bytes, ends: Int32s) -> int:
@@ -214,7 +213,8 @@ class LogWalker:
             table = self._tables[index]
             if table.details.get("kind") == "p" and not table.details.get("as_root", True):
                 raise ConfigurationError(
-                    "the publication now publishes a partitioned table as a whole, unlike when the run began",
+                    "the publication now publishes the partitioned table as a whole. When the run began, it published "
+                    "the partitions",
                     where=f"{table.name} at {self.where}",
                     hint=_LEAVE_ALONE,
                 )
@@ -270,9 +270,10 @@ class LogWalker:
         if index in self._keys_only:
             if missing := sorted(set(self._tables[index].key) - found.identifying):
                 raise ImageNotWhole(
-                    f"the log does not have the key of old rows: its replica identity lacks {', '.join(missing)}",
+                    "the log does not have the key of old rows: the replica identity of the table lacks "
+                    f"{', '.join(missing)}",
                     where=f"{name} at {self.where}",
-                    hint=f"make the key the replica identity (of the table and of each of its partitions), then "
+                    hint="make the key the replica identity of the table and of each of its partitions, then "
                     f"{_NEW_RUN}",
                 )
             return

@@ -51,8 +51,7 @@ def naming_blockers(settings: ConnectionSettings, connection: Connection) -> Ite
     except psycopg.errors.LockNotAvailable as error:
         holders = _holders(connection, tables)
         raise LockNotGranted(
-            f"readers were blocked by a lock for {SECONDS} s: "
-            f"{'; '.join(holders) or 'the lock has just been released'}",
+            f"a lock blocked readers for {SECONDS} s: {'; '.join(holders) or 'the lock has just been released'}",
             where=", ".join(map(str, tables)) or settings.address,
             hint="wait until the other session ends, or end it (pg_terminate_backend, ROLLBACK PREPARED); then retry "
             "the task",
@@ -64,5 +63,5 @@ def _holders(connection: Connection, tables: Sequence[TableName]) -> list[str]:
     holders = []
     for table, granted, pid, user, state, gid, owner, age in query(connection, _HOLDERS, schemas_and_names):
         who = f"session {pid} of {user} ({state})" if gid is None else f"prepared transaction {gid!r} of {owner}"
-        holders.append(f"{who} {'holds' if granted else 'waits for'} the lock ACCESS EXCLUSIVE on {table}, for {age}")
+        holders.append(f"{who} {'holds' if granted else 'waits for'} the lock ACCESS EXCLUSIVE on {table} for {age}")
     return holders

@@ -49,8 +49,8 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
         return ConfigurationError(
             "the server requests the password in clear text, and its identity has not been verified",
             where=where,
-            hint="name the authority that signed its certificate (tls_ca); or configure scram-sha-256 (pg_hba.conf); "
-            "or declare that the network to the server is trusted (tls_trusted_network)",
+            hint="name the authority that signed the server's certificate (tls_ca); or configure scram-sha-256 "
+            "(pg_hba.conf); or declare that the network to the server is trusted (tls_trusted_network)",
         )
     if re.search("private key file", text):
         return ConfigurationError(
@@ -98,7 +98,7 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
             )
         case state if state.startswith(_RAISED):
             return ConfigurationError(
-                f"the server ends each session of this user at its start: {message}",
+                f"the server ends each session of this user as soon as the session starts: {message}",
                 where=where,
                 hint="an event trigger ON login (PostgreSQL 17 and later) raises this error. The session has "
                 f"search_path = {types.SESSION_SETTINGS['search_path']}: qualify the names in the trigger's "

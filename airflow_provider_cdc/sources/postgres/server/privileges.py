@@ -58,8 +58,8 @@ class Privileges:
             problems.append(
                 Problem(
                     "REPLICATION",
-                    f"this user may open a replication connection, but its sessions act as {self._user}, which may "
-                    f"not read from a slot: {refused}",
+                    f"this user may open a replication connection, but its sessions act as the role {self._user}, and "
+                    f"this role may not read from a slot: {refused}",
                     f"ALTER ROLE {self._login} RESET role, or "
                     f"{allow_replication(platform(self._connection), self._user)}",
                 )
@@ -134,8 +134,8 @@ class Privileges:
                 Problem(
                     str(table.name),
                     "this user does not own the table and each of its partitions; only the owner may publish it",
-                    f"let the owner CREATE PUBLICATION … FOR TABLE {relations_sql([table])} and name it in the "
-                    f"connection, or GRANT the owner's role to {self._user}",
+                    f"let the owner run CREATE PUBLICATION … FOR TABLE {relations_sql([table])}, and name this "
+                    f"publication in the connection; or GRANT the owner's role to {self._user}",
                 )
             )
         return problems

@@ -47,7 +47,7 @@ def relations(connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
 def _relation(end: Lsn, next_xid: int, trace: Trace) -> Finding:
     start = trace.position
     if not isinstance(start, Lsn):
-        return Finding(Relation.UNKNOWN, "the copy does not name its position")
+        return Finding(Relation.UNKNOWN, "the copy does not record its position")
     if end < start:
         return Finding(Relation.OTHER, f"the server's log ends at {end}, before the copy's position {start}")
     if trace.mark.isdecimal() and next_xid < int(trace.mark):

@@ -201,7 +201,7 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
         raise ConfigurationError(
             "the connection names no database",
             where=settings.address,
-            hint="set its schema to the database that holds the tables",
+            hint="set the schema of the connection to the database that holds the tables",
         )
     options = " ".join(
         f"-c {name}={_escaped(setting)}"
@@ -248,7 +248,8 @@ def _tls(settings: ConnectionSettings) -> dict[str, str]:
     if not trust.may_reveal:
         if psycopg.pq.version() < _REQUIRES_AUTH:
             raise ConfigurationError(
-                "this libpq would send the password in clear text to any server that requests it",
+                "the installed libpq would send the password in clear text to any server that requests it in clear "
+                "text",
                 where=settings.address,
                 hint="install psycopg[binary], or a libpq of version 16 or later; or verify the server (tls_ca)",
             )
@@ -344,8 +345,8 @@ def _statement_error(where: str, state: str, told: str) -> CdcError:
         return ConfigurationError(
             told,
             where=where,
-            hint="the server writes the result of each read of the log to temporary files, of about 512 MB or of one "
-            "large transaction. As a superuser, ALTER ROLE … SET temp_file_limit = -1 for this connection's user",
+            hint="each read of the log writes temporary files on the server: about 512 MB, or the size of one large "
+            "transaction. As a superuser, run ALTER ROLE … SET temp_file_limit = -1 for this connection's user",
         )
     if state.startswith(_BUSY):
         return SourceUnavailable(told, where=where, hint="run fewer Spark tasks at once, or raise the limit")

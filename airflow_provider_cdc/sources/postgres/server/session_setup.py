@@ -166,7 +166,8 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
             raise SourceReplaced(
                 f"this is not the server that the run began on: {name} was {expected[name]}, here it is {found}",
                 where=f"{settings.address}, {name}",
-                hint="point the connection back to the first server only, or trigger a new run on this one",
+                hint="point the connection back to the server on which the run began, and only to that server; or "
+                "trigger a new run on this server",
             )
     if started != expected.get(STARTED, started):
         raise SourceReplaced(
@@ -189,12 +190,13 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
             if confirmed is None
             else f"the slot was moved from {position} to {confirmed}: another program reads from it",
             where=f"replication slot {slot}",
-            hint="this package drops the slot when a task of the run fails permanently. Otherwise, do not use or drop "
-            f"slots named cdc_…, and connect to a single server. Then {_NEW_RUN}",
+            hint="this package drops the slot when a task of the run fails permanently. If no task failed, make sure "
+            f"that nothing else uses or drops slots named cdc_…, and connect to a single server. Then {_NEW_RUN}",
         )
     if meaning != expected.get(MEANING, meaning):
         raise ExactnessError(
-            f"was {expected[MEANING]!r} when the run began and is {meaning!r} now: money has another currency",
+            f"was {expected[MEANING]!r} when the run began and is {meaning!r} now, so values of the type money have "
+            "another currency",
             where=MEANING,
             hint="do not change this setting during a run; trigger a new run",
         )

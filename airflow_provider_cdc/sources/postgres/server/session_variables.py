@@ -38,7 +38,7 @@ _TRANSACTION = "a session in autocommit must read committed rows, and may change
 
 PINNED: Mapping[str, Pinned] = {
     **{
-        name: Pinned(value, "it determines how values are printed, or which rows a statement sees (`types`)")
+        name: Pinned(value, "the setting determines how values are printed, or which rows a statement sees (`types`)")
         for name, value in types.SESSION_SETTINGS.items()
     },
     "statement_timeout": Pinned("0", _LIMIT),
@@ -68,7 +68,7 @@ PINNED: Mapping[str, Pinned] = {
         "a GIN index (also on plain numbers, with btree_gin) would return only about this number of matching rows",
     ),
     "constraint_exclusion": Pinned(
-        "off", "rows that violate a CHECK constraint would be left out where the constraint contradicts the query"
+        "off", "if a CHECK constraint contradicts the query, rows that violate the constraint would be left out"
     ),
     "join_collapse_limit": Pinned("8", _SEARCH),
     "from_collapse_limit": Pinned("8", _SEARCH),
@@ -77,12 +77,16 @@ PINNED: Mapping[str, Pinned] = {
     "max_parallel_workers_per_gather": Pinned(
         "0", "a run would use more processes of the server than its own sessions"
     ),
-    "client_min_messages": Pinned("warning", "the driver prints the server's messages, down to each plan, to the log"),
+    "client_min_messages": Pinned(
+        "warning",
+        "the driver prints all messages of the server to the log. At lower levels, these include the plan of each "
+        "query",
+    ),
 }
 
 REQUIRED: Mapping[str, Pinned] = {
     "zero_damaged_pages": Pinned("off", "the rows of a damaged page are left out without an error"),
-    "ignore_checksum_failure": Pinned("off", "the remains of a damaged page are read"),
+    "ignore_checksum_failure": Pinned("off", "damaged pages are read as if they were intact"),
 }
 """The required values of settings that can hide damage. Only a superuser may change these settings. Preflight and each
 session of a run reject other values."""

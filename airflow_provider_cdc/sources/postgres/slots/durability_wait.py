@@ -52,7 +52,7 @@ def wait(ask: Callable[[str], list[Any]], where: str) -> tuple[Lsn, str]:
     while Lsn.parse(flushed) < end:
         if time.monotonic() > deadline:
             raise SourceUnavailable(
-                f"the log is not on disk up to {end} after {FLUSH_SECONDS:.0f} s",
+                f"the server did not write its log to disk up to {end} in {FLUSH_SECONDS:.0f} s",
                 where=where,
                 hint="check the server's disk and its walwriter, then retry the task",
             )

@@ -106,9 +106,10 @@ def _locking(
             undo()
             if attempt == lock.tries:
                 raise LockNotGranted(
-                    f"no lock to publish the tables in {counted(lock.tries, 'try', 'tries')} of {lock.wait_seconds} s",
+                    f"the lock to publish the tables was not granted in {counted(lock.tries, 'try', 'tries')} of "
+                    f"{lock.wait_seconds} s",
                     where=", ".join(str(table.name) for table in tables),
-                    hint="wait until the DDL, VACUUM or CREATE INDEX CONCURRENTLY on them has ended "
+                    hint="wait until the DDL, VACUUM or CREATE INDEX CONCURRENTLY on the tables has ended "
                     "(pg_stat_activity), or allow more tries",
                 ) from None
             time.sleep(lock.pause_seconds)
@@ -144,7 +145,7 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
         for table, leaf in relations:
             if found.get(leaf.oid) == leaf.identity:
                 continue
-            what, repair = f"the replica identity of {leaf.sql} has changed", "restore it"
+            what, repair = f"the replica identity of {leaf.sql} has changed", "restore the replica identity"
             if leaf.identity == FULL:
                 what = f"the replica identity of {leaf.sql} is no longer FULL, or the table now has a virtual column"
                 repair = f"ALTER TABLE {leaf.sql} REPLICA IDENTITY FULL"

@@ -331,7 +331,7 @@ def _drop(connection: Connection, slot: str, publication: str) -> None:
             execute(connection, drop)
         except ConfigurationError as error:
             raise ConfigurationError(
-                f"the publication is left, without its slot: {error.where}: {error.message}",
+                f"the slot is gone, but its publication could not be dropped: {error.where}: {error.message}",
                 where=f"publication {publication}",
                 hint=f"run {drop} as a user for whom the event trigger raises no error; for later runs: {error.hint}",
             ) from error

@@ -74,7 +74,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
         raise ConfigurationError(
             "runs add tables to the publication of a standing slot, so the connection must not name a publication",
             where="parameter standing_slot",
-            hint="use a connection whose user owns the tables and whose field publication is empty",
+            hint="use a connection whose user owns the tables, and leave the field publication of the connection empty",
         )
     with session(settings) as connection:
         if problems := problems_of(SETTINGS, Moment.PREFLIGHT, ServerContext(connection)):
@@ -244,7 +244,7 @@ def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> N
         advance(connection, name, there)
     except psycopg.errors.QueryCanceled:
         raise TransientError(
-            f"it is a failover slot, and for {seconds:.0f} s the standbys that it waits for did not reach {there}",
+            f"the slot is a failover slot, so it waits for standbys. They did not reach {there} in {seconds:.0f} s",
             where=f"replication slot {name}",
             hint="start the standbys whose slots synchronized_standby_slots names, or remove them from that setting; "
             "until then the server keeps the log",
@@ -320,7 +320,7 @@ def _join(
             slots.drop(settings, name)
     else:
         raise SchemaChanged(
-            f"the tables were altered while they joined the standing slot, {_TRIES} times",
+            f"in each of {_TRIES} tries, the tables were altered while the run added them to the standing slot",
             where=", ".join(str(table.name) for table in new),
             hint="wait until the DDL has ended, then clear the task",
         )
@@ -386,8 +386,8 @@ def _tell_cost(connection: Connection, name: str, record: Standing) -> None:
     )
     if limits["max_slot_wal_keep_size"] < 0:
         _log.warning(
-            "max_slot_wal_keep_size is -1: nothing bounds the log that the standing slot %s keeps. If no run is "
-            "published for a long time, the log fills the server's disk. Set it to the space that the disk can spare",
+            "max_slot_wal_keep_size is -1, so the log that the standing slot %s keeps has no limit. If no run is "
+            "published for a long time, the log fills the server's disk. Set the limit to what the disk can spare",
             name,
         )
     if 0 < (idle := limits.get("idle_replication_slot_timeout", 0)) < _A_DAY:

@@ -116,9 +116,10 @@ def _held_up(settings: ConnectionSettings, what: str, seconds: float) -> LockNot
     with session(settings) as connection:
         named = blockers(connection)
     return LockNotGranted(
-        f"transactions held up {what} for {seconds:.0f} s: {'; '.join(named) or 'they have ended by now'}",
+        f"open transactions delayed {what} for {seconds:.0f} s: {'; '.join(named) or 'they have ended by now'}",
         where=settings.address,
-        hint="wait until they end, or end them (pg_terminate_backend, ROLLBACK PREPARED), then retry the task",
+        hint="wait until the transactions end, or end them (pg_terminate_backend, ROLLBACK PREPARED), then retry the "
+        "task",
     )
 
 

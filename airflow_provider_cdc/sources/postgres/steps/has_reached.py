@@ -39,12 +39,19 @@ def has_reached(settings: ConnectionSettings, target: AsOf) -> Reach:
         ((standby, text, when),) = query(connection, _HERE)
     if isinstance(target, Lsn):
         here = Lsn.parse(text or "0/0")
-        return Reach(here >= target, f"it is at {here}, {counted(target - here, 'byte')} of log before that position")
+        return Reach(
+            here >= target,
+            f"the server is at {here}, {counted(target - here, 'byte')} of log before the requested position",
+        )
     assert isinstance(target, datetime)
     assert when is None or isinstance(when, datetime)
     if when is not None and when > target:
         return Reach(True)
     if not standby:
         return Reach(False, f"the server's clock shows {when:%Y-%m-%d %H:%M:%S} UTC")
-    last = f"the last one was at {when:%Y-%m-%d %H:%M:%S} UTC" if when else "it has replayed none yet"
-    return Reach(False, f"the standby has not replayed a commit after that time; {last}")
+    last = (
+        f"the last replayed commit was at {when:%Y-%m-%d %H:%M:%S} UTC"
+        if when
+        else "the standby has not replayed any commit yet"
+    )
+    return Reach(False, f"the standby has not replayed a commit after the requested time; {last}")

@@ -137,7 +137,8 @@ def _past(connection: Connection, options: StepOptions) -> Past:
                     _WHERE,
                     "PostgreSQL retains the log of the past only for a standing slot, and no standing slot is "
                     "configured",
-                    "set the option standing_slot to a name, such as nightly: the past then begins with the first run",
+                    "set the option standing_slot to a name, such as nightly. Times since the first run with this "
+                    "option can then be requested",
                 )
             ]
         )
@@ -147,8 +148,9 @@ def _past(connection: Connection, options: StepOptions) -> Past:
             [
                 Problem(
                     f"standing slot {name_of(connection, options.standing_slot)}",
-                    "the standing slot does not exist yet, or its past was lost",
-                    "preflight of the next run without other problems creates it; request a time after that",
+                    "the standing slot does not exist yet, or the log that it kept was lost",
+                    "if the next run has no other problems, its preflight creates the standing slot. Request a time "
+                    "after that preflight",
                 )
             ]
         )
@@ -193,8 +195,8 @@ def resolve(
         if len(marks) > len(past.marks):
             if time.monotonic() > deadline:
                 raise SourceUnavailable(
-                    f"no commit is later than {said(when)} yet, because the server's clock was set back: the next "
-                    "commits may still belong to that time",
+                    f"no commit is later than {said(when)} yet, because the server's clock was set back. The next "
+                    "commits may still have this time or an earlier one",
                     where=settings.address,
                     hint="request an earlier time, or wait longer (as_of_wait_seconds), then retry the task",
                 )
@@ -243,7 +245,7 @@ def copy_slot(connection: Connection, past: Past, name: str, position: Lsn) -> N
     slot_state = slots.state(connection, name)
     if slot_state is None or slot_state.lost or slot_state.confirmed != position:
         raise LogGone(
-            f"the copy of the standing slot does not stand at {position}",
+            f"the slot that was copied from the standing slot does not stand at {position}",
             where=f"replication slot {past.name}",
             hint=past.earliest,
         )

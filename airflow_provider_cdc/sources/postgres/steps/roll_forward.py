@@ -142,14 +142,15 @@ def _check_since(connection: Connection, identity: Mapping[str, str], start: Lsn
     for name in (*session_setup.OF_THE_SERVER, "version"):
         if server_identity[name] != identity.get(name):
             raise SourceReplaced(
-                f"the copy was made where {name} is {identity.get(name)}, but here it is {server_identity[name]}",
+                f"the copy was made from a server whose {name} is {identity.get(name)}, but the {name} of this server "
+                f"is {server_identity[name]}",
                 where=name,
                 hint="read the tables in full (refresh=full)",
             )
     flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
     if flushed < start:
         raise SourceReplaced(
-            f"the log ends at {flushed}, before the position of the copy, {start}",
+            f"the server's log ends at {flushed}, before the copy's position {start}",
             where=f"{start}",
             hint="the server has lost a part of its history: read the tables in full (refresh=full)",
         )
@@ -220,7 +221,7 @@ def _altered(
             settings, connection, standing.name, standing.confirmed, joined, table, starts[table.name]
         ):
             reasons[table.name] = (
-                f"the standing slot covers it only since {joined.position} ({joined.why}), but the copy is at "
+                f"the standing slot covers the table only since {joined.position} ({joined.why}), but the copy is at "
                 f"{starts[table.name]}"
             )
     return reasons

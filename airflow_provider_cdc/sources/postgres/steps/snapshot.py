@@ -159,7 +159,7 @@ def record_initial(
                 )
             slots.drop(settings, name, name)
         raise SchemaChanged(
-            f"the tables were altered while the position was fixed, {_TRIES} times",
+            f"in each of {_TRIES} tries, the tables were altered while the position was fixed",
             where="; ".join(changes),
             hint="wait until the DDL has ended, then trigger a new run",
         )
@@ -181,7 +181,7 @@ def _check_made(connection: Connection, name: str, position: Lsn) -> None:
     slot_state = slots.state(connection, name)
     if slot_state is None or slot_state.confirmed != position:
         raise SourceReplaced(
-            "the slot was created on another server than the one from which the tables are read",
+            "the slot was created on one server, but the tables are read from another server",
             where=f"replication slot {name}",
             hint="point the connection at one server only (no load balancer over several), and trigger a new run",
         )
@@ -220,14 +220,14 @@ def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Seq
         if plan.at_upper:
             if needs_log(plan) and not followed_table:
                 raise SchemaChanged(
-                    "the log no longer has the keys of its changed rows",
+                    "the log no longer has the keys of the table's changed rows",
                     where=str(table.name),
                     hint=f"{no_identity(table)}, and {hint}",
                 )
             continue
         if table.keyless and plan.consistency == "watermark":
             raise SchemaChanged(
-                "the table lost its key after preflight, but watermark needs a key", where=str(table.name), hint=hint
+                "watermark needs a key, but the table lost its key after preflight", where=str(table.name), hint=hint
             )
         if problem := identity_problem(table):
             raise SchemaChanged(problem.what, where=problem.where, hint=problem.hint)

@@ -101,8 +101,8 @@ def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
     megabytes, idle = limits["max_slot_wal_keep_size"], limits.get("idle_replication_slot_timeout", 0)
     if 0 <= megabytes * 2**20 < size * _LOG_PER_TABLE_BYTE:
         _log.warning(
-            "max_slot_wal_keep_size is %d MB, and the tables have %.0f MB, which take about %.0f s to read: if the "
-            "server writes more log than that meanwhile, it removes the run's log",
+            "max_slot_wal_keep_size is %d MB. The tables have %.0f MB, which take about %.0f s to read. If the server "
+            "writes more log than this limit meanwhile, it removes the log that the run needs",
             megabytes,
             size / 2**20,
             seconds,

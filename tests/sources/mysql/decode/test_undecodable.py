@@ -220,7 +220,9 @@ class TestBytesThatAreNoText:
             connection.query(f"INSERT INTO t VALUES (2, {', '.join(f'0x{code}' for code in GAPS.values())}, NULL)")
         problems = source.sample(plans)
         assert {problem.where.rpartition("_")[2] for problem in problems} == set(GAPS)
-        assert {problem.what for problem in problems} == {"no Arrow type holds its value in 1 of the 2 rows sampled"}
+        assert {problem.what for problem in problems} == {
+            "no Arrow type holds the column's value in 1 of the 2 rows sampled"
+        }
         assert all("string, or to null" in problem.hint for problem in problems)
         assert source.sample([replace(plan, unrepresentable="string") for plan in plans]) == []
         mysql.query(f"ALTER TABLE {schema}.t DROP PRIMARY KEY")

@@ -99,7 +99,7 @@ def test_two_codes_of_one_character_do_not_become_one_key(
         assert (shown["k"], shown["v"]) == cursor.fetchone()
         assert shown["k"] == text
         cursor.execute(f"INSERT INTO t VALUES (x'{other}', NULL)")
-    with pytest.raises(ValueNotRepresentable, match="a character that has another code, too"):
+    with pytest.raises(ValueNotRepresentable, match="a character that also has another code"):
         select(mysql, table)
 
 

@@ -198,4 +198,4 @@ def test_what_is_made_of_a_virtual_column_that_is_left_out(
         source.preflight([f"{schema}.t"], parts=lambda name: read)
     told = {problem.where.rpartition(".")[2]: problem.what for problem in raised.value.problems}
     assert told.keys() == {"part", "missing", "that_year", "of_today"}
-    assert "it uses the VIRTUAL column local: it uses a TIMESTAMP" in told["part"]
+    assert "the expression uses the VIRTUAL column local: the expression uses a TIMESTAMP" in told["part"]

@@ -74,7 +74,7 @@ REFUSED: dict[str, tuple[list[str], type[CdcError], str]] = {
     "the publication tells of the root": (
         ["ALTER PUBLICATION {slot} SET (publish_via_partition_root = true)", "ALTER PUBLICATION {slot} ADD TABLE p",
          CHANGE_PARTITION],
-        ConfigurationError, "publishes a partitioned table as a whole",
+        ConfigurationError, "publishes the partitioned table as a whole",
     ),
     "TRUNCATE of a partition": (["TRUNCATE p2"], SchemaChanged, r"public\.p at .*TRUNCATE"),
     "columns were swapped for a while": (

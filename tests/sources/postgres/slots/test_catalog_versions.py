@@ -41,7 +41,7 @@ def test_a_position_after_a_change_has_a_past_although_the_next_run_comes_later(
     joined = kept.record.tables[f"public.{table}"]
     assert "altered" in joined.why
     (problem,) = kept.refusals(before, table)
-    assert f"covers it only since {joined.position}" in problem.what
+    assert f"covers the table only since {joined.position}" in problem.what
     kept.check(when, table)
     point = kept.record_at(after, table)
     kept.source.release(RUN_ID)
@@ -53,7 +53,7 @@ def test_a_position_after_a_change_has_a_past_although_the_next_run_comes_later(
         kept.source.note_copies(kept.options, {"lake": {str(then.name): Lsn.parse(start)}}, "")
         refused = kept.source.refusals_since(point.identity, Lsn.parse(start), point.tables, None, kept.options)
         assert (refused == {}) == rolls
-        assert all("the standing slot covers it only since" in why for why in refused.values())
+        assert all("the standing slot covers the table only since" in why for why in refused.values())
     # What an earlier version has on record says no more than it did.
     with session(kept.source.settings) as connection:
         alone(connection, kept.name, 10)
@@ -83,7 +83,7 @@ def test_a_position_before_the_last_change_has_none(kept: Kept, later: str) -> N
     kept.run(*later.split("; "))
     kept.keep("stock")
     (problem,) = kept.refusals(point, "stock")
-    assert "covers it only since" in problem.what
+    assert "covers the table only since" in problem.what
 
 
 ENUM = (
@@ -129,7 +129,7 @@ def test_a_transaction_from_before_a_change_of_labels_ends_the_past(kept: Kept, 
     kept.keep("moods")
     if rows:
         (problem,) = kept.refusals(point, "moods")
-        assert "covers it only since" in problem.what
+        assert "covers the table only since" in problem.what
     else:
         kept.record_at(point, "moods")
 

@@ -474,5 +474,5 @@ def test_a_lock_on_a_table_makes_the_publication_wait_no_longer_than_allowed(
 ) -> None:
     with postgres.connect(database=source.settings.database, autocommit=False) as locking:
         locking.execute("LOCK TABLE stock IN SHARE UPDATE EXCLUSIVE MODE")
-        with pytest.raises(LockNotGranted, match="no lock to publish"), session(source.settings) as control:
+        with pytest.raises(LockNotGranted, match="the lock to publish"), session(source.settings) as control:
             run_publication.create_publication(control, "p", tables_of(source.settings), QUICK)

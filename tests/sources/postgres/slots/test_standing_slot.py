@@ -286,7 +286,7 @@ def test_preflight_says_what_it_costs(kept: Kept, caplog: pytest.LogCaptureFixtu
         kept.keep("stock")
         kept.plans("stock")
     assert f"The standing slot {kept.name} keeps" in caplog.text
-    assert "nothing bounds the log" in caplog.text
+    assert "has no limit" in caplog.text
     # It is no slot that a run left.
     assert "may be in progress" not in caplog.text
 
@@ -335,7 +335,7 @@ def test_a_failover_slot_whose_standby_is_away_ends_no_run_that_waits_for_ever(
     )
     ending.start()
     try:
-        with pytest.raises(TransientError, match="it is a failover slot"):
+        with pytest.raises(TransientError, match="the slot is a failover slot"):
             # A server that does not report commit times has a mark for the second one only.
             give_up_after(2, 4)
     finally:

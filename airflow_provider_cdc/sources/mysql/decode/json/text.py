@@ -67,7 +67,7 @@ def json_texts(values: pa.BinaryArray) -> pa.StringArray:
         out = grown
     if ends[-1] > _LARGEST:
         raise ValueNotRepresentable(
-            f"{count} JSON values take {ends[-1]} bytes as text, more than one Arrow array holds",
+            f"{count} JSON values take {ends[-1]} bytes as text, which is more than an Arrow array can hold",
             hint="read fewer rows at once",
         )
     nulls = pa.py_buffer(np.packbits(valid, bitorder="little")) if values.null_count else None

@@ -140,8 +140,8 @@ def prefix_of(settings: ConnectionSettings, wanted: GtidSet) -> Prefix:
     prefix = replace(prefix, position=prefix.position | (unlogged & wanted))
     if missing := wanted - prefix.position:
         raise SourceReplaced(
-            f"this GTID set was never the exact state of the server: {missing} come after transactions that the set "
-            "omits, or are in no log of this server",
+            f"this GTID set was never the exact state of the server: the transactions {missing} come after "
+            "transactions that the set omits, or are not in the log of this server",
             where=f"{settings.address}, {prefix.place}",
             hint="give a time, or a complete value that gtid_executed had at some moment. At this place in the log, "
             f"the value was {prefix.position}",

@@ -32,7 +32,7 @@ def as_number(value: Value) -> Value:
     :raises Dependent: sessions may convert the value to different numbers.
     """
     if value.kind == "geometry" or value.wraps:
-        raise Dependent(DIFFERENCE if value.wraps else "it uses a geometry as a number")
+        raise Dependent(DIFFERENCE if value.wraps else "the expression uses a geometry as a number")
     if value.kind == "timestamp":
         raise Dependent(ZONE)
     if value.is_moment and value.as_text:
@@ -76,7 +76,7 @@ def letters(values: Sequence[Value]) -> Value:
     # Both possible values of default_collation_for_utf8mb4 map ASCII letters in the same way.
     if text.collation == LITERAL and text.ascii:
         return text
-    raise Dependent("the mapping of letters depends on the session's collation")
+    raise Dependent("the result of LOWER, UPPER and SOUNDEX depends on the session's collation")
 
 
 def of_json(result: Value, values: Sequence[Value]) -> Value:

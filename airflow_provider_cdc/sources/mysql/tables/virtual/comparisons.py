@@ -95,7 +95,9 @@ def _check_collation(name: str, texts: Sequence[Value]) -> None:
         others = [value for value in texts if not value.padded]
         alike = all(value.pad_space for value in padded) and all(value.collation == LITERAL for value in others)
         if name not in _OF_PADDED or not alike or len(padded) > 1:
-            raise Dependent("it compares a CHAR, whose length depends on sql_mode (PAD_CHAR_TO_FULL_LENGTH)")
+            raise Dependent(
+                "the expression compares a CHAR, whose length depends on sql_mode (PAD_CHAR_TO_FULL_LENGTH)"
+            )
         return
     if any(value.kind == "bytes" for value in texts):
         # Texts and bytes compare byte by byte, so the character set of the texts must be known.

@@ -126,7 +126,7 @@ class Judge:
             # one.
             reason = self._reasons.get(column.name, NOT_UNDERSTOOD)
             if reason is not None:
-                raise Dependent(f"it uses the VIRTUAL column {column.name}: {reason}")
+                raise Dependent(f"the expression uses the VIRTUAL column {column.name}: {reason}")
         return of_column(column, odd=self._odd(column))
 
     def _call(self, node: Node) -> Value:
@@ -169,7 +169,7 @@ class Judge:
             return of_json(functions.OF_JSON[name], values)
         if name in functions.OF_DATES or name in functions.OF_TIMES:
             return of_moments(name, values)
-        raise Dependent(f"it uses {name.upper()}, which may depend on the session")
+        raise Dependent(f"the expression uses {name.upper()}, and the result may depend on the session")
 
     def _tested(self, node: Node) -> Value:
         tested = node.arguments[0]

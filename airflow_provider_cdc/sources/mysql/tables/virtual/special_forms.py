@@ -174,7 +174,7 @@ def _cast(node: Node, values: Sequence[Value]) -> Value:
     if kind == "json":
         return of_json(JSON, values)
     if kind not in MOMENTS:
-        raise Dependent(f"it casts to {name.upper()}, which may depend on the session")
+        raise Dependent(f"the expression casts to {name.upper()}, and the result may depend on the session")
     if value.kind == "timestamp":
         raise Dependent(ZONE)
     if kind in DATES and is_literal_of("datetime", value):

@@ -29,7 +29,7 @@ def check_stored(value: Value, column: Column) -> None:
     declared = parse_type(column.type)
     kind = declared.name if declared is not None else ""
     if kind == "timestamp":
-        raise Dependent("it is a TIMESTAMP, which is converted by time_zone")
+        raise Dependent("the column is a TIMESTAMP, which is converted with the session's time_zone")
     if value.kind == "timestamp":
         raise Dependent(ZONE)
     target = of_column(column, odd=False)
@@ -39,7 +39,7 @@ def check_stored(value: Value, column: Column) -> None:
         raise Dependent(MISLABELLED)
     if target.kind == "geometry" or value.kind == "geometry":
         if target.kind != value.kind:
-            raise Dependent("it uses a geometry as another type")
+            raise Dependent("the expression uses a geometry as another type")
     elif target.is_moment:
         fits = value.kind == target.kind or (value.kind in DATES and target.kind in DATES)
         if not fits or value.odd or value.digits > target.digits or (value.digits and target.kind == "date"):

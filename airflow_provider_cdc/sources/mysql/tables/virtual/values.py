@@ -245,17 +245,17 @@ def check_text(value: Value) -> None:
     :raises Dependent: the text may differ between sessions.
     """
     if value.padded:
-        raise Dependent("it uses a CHAR, whose length depends on sql_mode (PAD_CHAR_TO_FULL_LENGTH)")
+        raise Dependent("the expression uses a CHAR, whose length depends on sql_mode (PAD_CHAR_TO_FULL_LENGTH)")
     if value.kind == "timestamp":
         raise Dependent(ZONE)
     if value.kind == "geometry":
-        raise Dependent("it uses a geometry as a text")
+        raise Dependent("the expression uses a geometry as text")
     if value.wraps:
         raise Dependent(DIFFERENCE)
 
 
 CONNECTION_CHARSET = "the bytes of a computed text depend on the connection's character set"
-ZONE = "it uses a TIMESTAMP, whose value depends on time_zone"
+ZONE = "the expression uses a TIMESTAMP, whose value depends on time_zone"
 DIFFERENCE = "the difference of unsigned numbers depends on sql_mode (NO_UNSIGNED_SUBTRACTION)"
 MISLABELLED = "the digits of CONV, BIN and OCT are misread if the connection's character set is utf16 or similar"
 COMPARED = "the comparison of computed texts depends on the session's collation"
