@@ -181,7 +181,7 @@ def test_a_commit_that_the_store_does_not_confirm_is_unknown_until_it_is_looked_
 
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "create_json", unconfirmed)
-        with pytest.raises(CommitUnknown, match="was taken: timed out"):
+        with pytest.raises(CommitUnknown, match="was stored: timed out"):
             run.decide(Commit("a", run.rests_on, "commit/files-0.json"))
     again = Run.load(folder)
     assert again.committed == arrived

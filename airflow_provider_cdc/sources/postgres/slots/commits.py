@@ -27,12 +27,17 @@ PART_BYTES = 256 * 2**20
 
 # The server reports BEGIN at the position of the transaction's first record. It streams a large transaction in blocks,
 # and reports the first block at the position of the transaction's first change.
+#
+# The text of a change or message may be so long that the server cannot match it with a regular expression (256 MB). So
+# the rows are selected by their beginning. A replication origin may set any commit time, also infinity.
 _COMMITS = """
-SELECT lsn::text, (extract(epoch FROM substring(data FROM '\\(at (.*)\\)$')::timestamptz) * 1000000)::int8,
+SELECT lsn::text, CASE WHEN data ^@ 'COMMIT ' OR data ^@ 'committing ' THEN (extract(epoch FROM LEAST(GREATEST(
+        substring(data FROM '\\(at (.*)\\)$')::timestamptz, '0001-01-02 UTC'), '9999-12-30 UTC')) * 1000000)::int8 END,
     substring(data FROM ' ([0-9]+)(?: \\(at .*)?$')
 FROM pg_logical_slot_get_changes(%s, %s, NULL, 'include-xids', 'on', 'include-timestamp', 'on',
     'skip-empty-xacts', 'off', 'stream-changes', 'on')
-WHERE data ~ '^(BEGIN|opening a streamed block for transaction TXN|COMMIT|committing streamed transaction TXN) '
+WHERE data ^@ 'BEGIN ' OR data ^@ 'opening a streamed block for transaction TXN '
+    OR data ^@ 'COMMIT ' OR data ^@ 'committing streamed transaction TXN '
 """
 
 
