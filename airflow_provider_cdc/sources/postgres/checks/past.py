@@ -6,7 +6,7 @@ of the standing slot shows whether both conditions hold.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
@@ -21,7 +21,7 @@ from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import NO_RO
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import identity_problem
 from airflow_provider_cdc.sources.postgres.checks.context import TablesContext
 from airflow_provider_cdc.sources.postgres.server.session import quote
-from airflow_provider_cdc.sources.postgres.slots.catalog_versions import was_already_so
+from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, already_so
 from airflow_provider_cdc.sources.postgres.slots.given_publication import publication_problems
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     Joined,
@@ -73,16 +73,19 @@ class PastContext(TablesContext):
         """The names of partitioned tables to which no further partition can be attached (`partition_bounds`)."""
         return without_room(self.connection, self.tables)
 
-    def was_already_so(self, table: Table, joined: Joined) -> bool:
-        """`catalog_versions.was_already_so`, at the run's position."""
-        if isinstance(self.as_of, datetime) and micros(self.as_of) < joined.shape_at:
-            return False
-        past, name = self.past, str(table.name)
-        if name not in past.looked_up:
-            slot = past.name, past.confirmed
-            found = was_already_so(self.settings, self.connection, *slot, joined, table, self.position)
-            past.looked_up[name] = found
-        return past.looked_up[name]
+    def already_so(self, joins: Sequence[tuple[Table, Joined]]) -> set[str]:
+        """Return the names of the tables that already had their present definitions at the run's position
+        (`catalog_versions.already_so`), given when each table joined the standing slot."""
+        looked_up = self.past.looked_up
+        asked = [
+            Asked(table, joined, self.position)
+            for table, joined in joins
+            if str(table.name) not in looked_up
+            and not (isinstance(self.as_of, datetime) and micros(self.as_of) < joined.shape_at)
+        ]
+        unchanged = already_so(self.settings, self.connection, self.past.name, self.past.confirmed, asked)
+        looked_up.update((str(question.table.name), question.table.name in unchanged) for question in asked)
+        return {str(table.name) for table, _ in joins if looked_up.get(str(table.name))}
 
     def had_others(self, table: Table) -> bool:
         """Return whether a table may have had partitions or children that left no trace."""
@@ -137,10 +140,17 @@ def _trees(context: PastContext) -> Iterable[Problem]:
 def _record(context: PastContext) -> Iterable[Problem]:
     past, position, as_of = context.past, context.position, context.as_of
     states = states_of(context.connection, past.name, context.tables)
-    for table in context.tables:
+    tables = [table for table in context.tables if identity_problem(table) is None and not context.had_others(table)]
+    joined_later = [
+        (table, joined)
+        for table in tables
+        if (joined := past.record.tables.get(str(table.name))) is not None
+        and joined.state == states[str(table.name)]
+        and (position < Lsn.parse(joined.position) or (isinstance(as_of, datetime) and micros(as_of) < joined.at))
+    ]
+    refused = {str(table.name) for table, _ in joined_later} - context.already_so(joined_later)
+    for table in tables:
         where = str(table.name)
-        if identity_problem(table) is not None or context.had_others(table):
-            continue
         if (joined := past.record.tables.get(where)) is None:
             hint = "preflight of the next run that has no other problem adds the table; ask for a time after that"
             what = f"the record of the standing slot {past.name} does not have it yet"
@@ -155,9 +165,7 @@ def _record(context: PastContext) -> Iterable[Problem]:
                 where,
                 passes=True,
             )
-        elif (
-            position < Lsn.parse(joined.position) or (isinstance(as_of, datetime) and micros(as_of) < joined.at)
-        ) and not context.was_already_so(table, joined):
+        elif where in refused:
             yield Problem(
                 where,
                 f"the standing slot covers the table only since {joined.position}, {said(joined.at)}: {joined.why}",

@@ -12,16 +12,20 @@ have written rows while a label had another name.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import label_oids
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 from airflow_provider_cdc.sources.postgres.slots.commits import commits_since
 from airflow_provider_cdc.sources.postgres.slots.standing_record import Joined
+
+_NEVER = Lsn(2**64 - 1)
 
 # The catalog rows of the table, of its columns (including dropped columns), of its NOT NULL constraints, and of the
 # labels of its enums. The constraints are needed because VALIDATE CONSTRAINT changes only the constraint's row. All
@@ -40,49 +44,73 @@ GROUP BY 1
 """
 
 
-def was_already_so(
-    settings: ConnectionSettings,
-    connection: Connection,
-    slot: str,
-    confirmed: Lsn,
-    joined: Joined,
-    table: Table,
-    position: Lsn,
-) -> bool:
-    """Return whether a table had its present definition at ``position``. Since it ``joined``, it must be unchanged.
+@dataclass(frozen=True)
+class Asked:
+    """The question whether ``table`` already had its present definition at ``position``. Since it ``joined`` the
+    standing slot, it must be unchanged."""
 
-    False also means that the answer is unknown. This applies to partitioned tables, because not all of their catalog
-    rows are checked. It also applies to changes in a subtransaction, because the log lists them under another
-    transaction.
+    table: Table
+    joined: Joined
+    position: Lsn
 
-    If the table has an enum, no transaction that committed after ``position`` may have a change from before the last
+
+def already_so(
+    settings: ConnectionSettings, connection: Connection, slot: str, confirmed: Lsn, asked: Sequence[Asked]
+) -> set[TableName]:
+    """Return the tables for which the answer is yes. For the other tables, the answer is no or unknown.
+
+    It is unknown for partitioned tables, because not all of their catalog rows are checked. It is also unknown after
+    changes in a subtransaction, because the log lists them under another transaction.
+
+    If a table has an enum, no transaction that committed after the position may have a change from before the last
     change of a label. The log prints such a change with the label's former name.
+
+    The log is read once for all tables.
 
     :param slot: the standing slot. Its position was ``confirmed``.
     """
-    if table.details["kind"] != "r" or not joined.shape or position < Lsn.parse(joined.shape_position):
-        return False
-    labels = label_oids(table.columns)
-    arguments = {"table": table.details["oid"], "labels": labels, "slot": slot, "position": str(position)}
-    late = dict(query(connection, _LATE, arguments))
-    if not late and not labels:
-        return True
-    # Labels whose transaction is not in the log were changed before the position of the slot.
-    labels_since, joined_at = confirmed, Lsn.parse(joined.position)
+    unchanged: set[TableName] = set()
+    open_questions: list[tuple[Asked, dict[str, bool], bool]] = []
+    for question in asked:
+        table, joined, position = question.table, question.joined, question.position
+        if table.details["kind"] != "r" or not joined.shape or position < Lsn.parse(joined.shape_position):
+            continue
+        labels = label_oids(table.columns)
+        arguments = {"table": table.details["oid"], "labels": labels, "slot": slot, "position": str(position)}
+        late = dict(query(connection, _LATE, arguments))
+        if late or labels:
+            open_questions.append((question, late, bool(labels)))
+        else:
+            unchanged.add(table.name)
+    if not open_questions:
+        return unchanged
+
+    wanted = {xid for _, late, _ in open_questions for xid in late}
+    ends: dict[str, Lsn] = {}
+    # For each position: the earliest begin of the transactions that committed after it.
+    begins: dict[Lsn, Lsn] = {question.position: _NEVER for question, _, has_labels in open_questions if has_labels}
+    # Transactions that commit after a table joined began after it joined.
+    last = max(question.position for question, _, _ in open_questions)
+    if begins:
+        last = max(last, *(Lsn.parse(question.joined.position) for question, _, _ in open_questions))
     try:
         with closing(commits_since(settings, slot, confirmed)) as commits:
             for commit in commits:
-                if commit.end <= position:
-                    if late.pop(commit.xid, False):
-                        labels_since = commit.end
-                    if not late and not labels:
-                        return True
-                elif late or commit.begin < labels_since:
-                    return False
-                elif commit.end > joined_at:
+                if commit.end > last or (not begins and len(ends) == len(wanted)):
                     break
+                if commit.xid in wanted:
+                    ends[commit.xid] = commit.end
+                for position, begin in begins.items():
+                    if commit.end > position and commit.begin < begin:
+                        begins[position] = commit.begin
     except ConfigurationError:
         # The server lacks test_decoding.
-        return False
-    # Transactions that commit after the table joined began after it joined.
-    return not late
+        return unchanged
+    for question, late, has_labels in open_questions:
+        # Labels whose transaction is not in the log were changed before the position of the slot.
+        labels_since = max([confirmed, *(ends.get(xid, _NEVER) for xid, is_label in late.items() if is_label)])
+        if all(ends.get(xid, _NEVER) <= question.position for xid in late) and (
+            not has_labels or begins[question.position] >= labels_since
+        ):
+            unchanged.add(question.table.name)
+    return unchanged

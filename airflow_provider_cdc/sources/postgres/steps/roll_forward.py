@@ -31,7 +31,7 @@ from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.server import identity as identity_of
 from airflow_provider_cdc.sources.postgres.server.session import Connection, session, value
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
-from airflow_provider_cdc.sources.postgres.slots.catalog_versions import was_already_so
+from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, already_so
 from airflow_provider_cdc.sources.postgres.slots.standing_record import KNOWN_DAYS, parents_among, said, states_of
 from airflow_provider_cdc.sources.postgres.steps import past
 
@@ -192,7 +192,7 @@ def _altered(
         parents = {str(table.name) for table in tables if table.details["kind"] == "p"}
         parents |= parents_among(connection, tables)
         parents -= without_room(connection, tables)
-    reasons = {}
+    reasons, joined_later = {}, []
     for table in tables:
         name = str(table.name)
         joined = standing.record.tables.get(name)
@@ -217,11 +217,14 @@ def _altered(
                 f"it, its schema or the publication was altered since {said(joined.at)}, or a privilege on it was "
                 "granted or revoked"
             )
-        elif starts[table.name] < Lsn.parse(joined.position) and not was_already_so(
-            settings, connection, standing.name, standing.confirmed, joined, table, starts[table.name]
-        ):
-            reasons[table.name] = (
-                f"the standing slot covers the table only since {joined.position} ({joined.why}), but the copy is at "
-                f"{starts[table.name]}"
-            )
-    return reasons
+        elif starts[table.name] < Lsn.parse(joined.position):
+            joined_later.append(Asked(table, joined, starts[table.name]))
+    unchanged = already_so(settings, connection, standing.name, standing.confirmed, joined_later)
+    return reasons | {
+        question.table.name: (
+            f"the standing slot covers the table only since {question.joined.position} ({question.joined.why}), but "
+            f"the copy is at {question.position}"
+        )
+        for question in joined_later
+        if question.table.name not in unchanged
+    }

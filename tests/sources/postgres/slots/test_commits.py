@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from contextlib import closing
 
+import pytest
+
 from airflow_provider_cdc.sources.postgres.slots.commits import commits_since
 from tests.sources.postgres.standing import Kept
 
 
+@pytest.mark.long
 def test_a_value_too_long_for_a_regular_expression(kept: Kept) -> None:
     """The server prints it, because it streams no transaction that is large only before the start."""
     kept.keep("stock")
