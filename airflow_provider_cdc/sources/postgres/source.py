@@ -60,7 +60,7 @@ from airflow_provider_cdc.sources.postgres.steps.check_identity import check_ide
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 _ALTERED_SECONDS = 60.0
-"""How long to wait for transactions that alter a type."""
+"""The maximum time, in seconds, to wait for transactions that alter a type."""
 
 
 class PostgresSource:

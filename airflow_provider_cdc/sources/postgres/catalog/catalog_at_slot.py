@@ -1,10 +1,10 @@
-"""Reads the catalog entries of tables as of the point at which a slot was created.
+"""Reads the catalog entries of tables as they were at the point at which a slot was created.
 
-DDL is not in the log. So schemas are read before the point and after it, and must be equal. But neither read shows a
-change that was made after the first read and undone before the second. Examples: a partition was attached and detached,
-a column was added and dropped, or two tables swapped their names for a while. The exported snapshot of the slot shows
-the catalog at the point. The queries here call no catalog functions of the server, because these functions show the
-present catalog in every snapshot.
+DDL is not in the log. So the schemas are read before and after the slot's point, and both results must be equal. But
+neither read shows a change that was made after the first read and undone before the second. Examples: a partition was
+attached and detached, a column was added and dropped, or two tables swapped their names for a while. The snapshot that
+the slot exports shows the catalog at the slot's point. The queries here call no catalog functions of the server,
+because these functions show the present catalog in every snapshot.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ WHERE inhparent = ANY(%s::oid[]) AND NOT inhdetachpending
 
 @dataclass(frozen=True)
 class Seen:
-    """A table at the point: its OID, the numbers and versions of its columns, and ``tree`` of `Table.details`."""
+    """A table at the slot's point: its OID, the numbers and versions of its columns, and the entry ``tree`` of
+    `Table.details`."""
 
     oid: int
     columns: frozenset[str]
@@ -69,7 +70,7 @@ def read_at(connection: Connection, snapshot: str, names: Sequence[TableName]) -
 def partitions_changed(connection: Connection, snapshot: str, view: Table) -> bool:
     """Return whether partitions or children differ between the record of a database view and an exported snapshot.
 
-    The partitions and children are those of the tables that the view reads. No other check detects a partition that was
+    The partitions and children belong to the tables that the view reads. No other check detects a partition that was
     added after the record was written, and removed before the view is read.
     """
     reads = view.details["reads"]
@@ -83,16 +84,17 @@ def partitions_changed(connection: Connection, snapshot: str, view: Table) -> bo
 def changed_since(seen: Seen | None, table: Table) -> str:
     """Describe how a table in a later snapshot differs from the recorded table. Empty: there is no difference.
 
-    Differences that change no row and no meaning are ignored, as in `schema_difference`. Partitions that were created
-    or attached after the record may have rows of the table in the later snapshot. `came_since` returns them.
+    Differences that affect neither rows nor the meaning of rows are ignored, as in `schema_difference`. Partitions that
+    were created or attached after the table was recorded may have rows of the table in the later snapshot. `came_since`
+    returns these partitions.
     """
     if seen is None or seen.oid != table.details["oid"]:
         return "another table has its name in the later snapshot"
     if {column.partition("/")[0] for column in seen.columns} != {str(one.details["number"]) for one in table.columns}:
         return "it has other columns in the later snapshot"
     tree = set(table.details["tree"])
-    # If the log reports changes of partitions under the root's name, it does not show that a partition was attached.
-    # The rows of the partition then look as if the table had always had them.
+    # If the log reports changes of partitions under the root's name, it does not show that a partition was attached. In
+    # such a log, the rows of the attached partition look as if the table had always had them.
     if not tree <= seen.tree or (table.details.get("as_root", True) and seen.tree != tree):
         return "partitions were attached or detached, and the copy would be exact at a later position"
     return ""
@@ -104,7 +106,8 @@ def came_since(seen: Seen, table: Table) -> set[int]:
 
 
 def changed_around(seen: Seen | None, table: Table) -> str:
-    """Describe how a table at the point differs from the table before and after it. Empty: there is no difference."""
+    """Describe how a table at the slot's point differs from the table before and after this point. Empty: there is no
+    difference."""
     if seen is None or seen.oid != table.details["oid"]:
         return "another table had its name for a while"
     if seen.columns != {f"{column.details['number']}/{column.details['version']}" for column in table.columns}:

@@ -1,8 +1,8 @@
-"""Finds tables whose rows are partly or entirely stored in other tables. A copy would miss the rows that SELECT shows.
+"""Finds tables whose rows are partly or entirely stored in other tables. A copy would miss rows that a SELECT returns.
 
-Partitions are copied together with their root. Children of table inheritance (``INHERITS``) are not: a key of the
-parent may occur again in a child, and a child may have additional columns. TimescaleDB creates such children. Citus
-stores rows on other servers.
+Partitions are copied together with their root. Child tables (``INHERITS``) are not copied with their parent, because a
+key of the parent may occur again in a child, and a child may have additional columns. TimescaleDB creates such child
+tables. Citus stores rows on other servers.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DISTRIBUTED = "SELECT logicalrelid::oid FROM pg_catalog.pg_dist_partition WHERE
 
 
 def inheritance_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
-    """Yield a problem for each table that has rows outside itself and its partitions."""
+    """Yield a problem for each table that has rows stored outside the table and its partitions."""
     hypertables = _listed(connection, "_timescaledb_catalog.hypertable", _HYPERTABLES, tables)
     distributed = _listed(connection, "pg_catalog.pg_dist_partition", _DISTRIBUTED, tables)
     for table in tables:

@@ -1,4 +1,4 @@
-"""Resolves the patterns of a run to relations."""
+"""Finds the relations that match the patterns of a run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _KINDS = {
 
 
 def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
-    """Return the tables that ``patterns`` name, sorted and without duplicates, and the problems of the patterns.
+    """Return the tables that match ``patterns``, sorted and without duplicates, and the problems of the patterns.
 
-    There is a problem for each pattern that names no table. `sources.planning.patterns` has the syntax of patterns. A
-    partition is a part of its root, so only the root counts as a table. A view counts as a table only if a pattern
-    without a star names the view. No pattern matches system schemas.
+    There is a problem for each pattern that matches no table. `sources.planning.patterns` describes the syntax of
+    patterns. A partition is a part of its root, so only the root counts as a table. A view counts as a table only if a
+    pattern without a star matches the view. No pattern matches system schemas.
     """
     kinds = {
         TableName(schema, name): _PARTITION if partition else _KINDS[kind]

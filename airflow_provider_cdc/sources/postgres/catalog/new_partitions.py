@@ -1,8 +1,8 @@
 """Checks that new partitions of a table are empty in an exported snapshot.
 
 A partition is new if it was added after the table was recorded. The log does not report the rows of a new partition,
-and no task reads the partition. If it is empty in the snapshot, all of its rows were added after the snapshot's
-position. Then the copy at that position misses no row.
+and no task reads the partition. If the partition is empty in the snapshot, all of its rows were added after the
+snapshot's position. So the copy at the snapshot's position misses no row.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SELECT c.oid, c.relkind::text, c.relfilenode, n.nspname, c.relname FROM pg_class
 JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s::oid[]) ORDER BY c.oid
 """
 # A relation that was truncated after the snapshot looks empty in the snapshot. So check that the relation still has the
-# same file. The functions show the present file.
+# same file. The catalog functions in this query return the present file, even in an older snapshot.
 _SAME_FILE = """
 SELECT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = %(oid)s)
     AND pg_relation_filenode(%(oid)s::oid) = %(filenode)s
@@ -26,7 +26,7 @@ SELECT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 
 
 
 def why_not_empty(connection: Connection, snapshot: str, partitions: Collection[int]) -> str:
-    """Return the reason why a partition may have rows in an exported snapshot. Empty: all partitions have no rows.
+    """Return the reason why a partition may have rows in an exported snapshot. Empty: no partition has rows.
 
     :param partitions: the OIDs of relations that exist in the snapshot.
     """

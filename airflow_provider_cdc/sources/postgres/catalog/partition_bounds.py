@@ -1,11 +1,11 @@
 """Finds partitioned tables that have no room for another partition.
 
-If a partition was attached with its rows, and then detached or dropped, neither the catalog nor the log shows it. But
-the server does not allow partitions of a table to overlap. So if partitions that existed all the time cover all values,
-the table cannot have had another partition meanwhile.
+If a partition was attached with its rows, and then detached or dropped, neither the catalog nor the log shows that. But
+the server does not allow partitions of a table to overlap. So if the partitions that existed the whole time cover all
+values, the table had no other partition during that time.
 
 Hash partitions cover all values if all remainders are present. Ranges cover all values if they extend without gaps from
-MINVALUE to MAXVALUE. Rows with a NULL in the key then belong to the default partition, and a table has at most one
+MINVALUE to MAXVALUE. Rows with a NULL in the partition key belong to the default partition, and a table has at most one
 default partition. Lists never cover all values.
 """
 
@@ -21,11 +21,11 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import HAS_NO_NULL
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 NO_ROOM = "HASH partitions with all remainders, or ranges from MINVALUE to MAXVALUE that leave no gap"
-"""A description, for hints: the partitions of a table to which no further partition can be attached
+"""A description, used in hints, of the partitions of a table that has no room for another partition
 (`without_room`)."""
 
-# For each partitioned table of the trees: its kind, whether rows may have a NULL in its key, and the bounds of its
-# partitions.
+# For each partitioned table in the partition trees: its partitioning strategy, whether its partition key may be NULL,
+# and the bounds of its partitions.
 _BOUNDS = f"""
 SELECT w, t.relid::oid, p.partstrat::text, 0 = ANY(p.partattrs::int2[]) OR EXISTS (
         SELECT FROM pg_attribute a WHERE a.attrelid = p.partrelid AND a.attnum = ANY(p.partattrs::int2[])

@@ -2,7 +2,7 @@
 
 A publication of whole schemas includes a table while the table is in one of these schemas. A publication with
 ``publish_via_partition_root`` publishes a table under the root's name while the table is a partition. Both situations
-may last only for a moment within a transaction. Their only traces are new versions of catalog rows.
+may last only for a moment within a transaction. In that case, new versions of catalog rows are their only traces.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def described(versions: Mapping[int, tuple[str, str]], table: int, leaves: Seque
 
 
 def moved(recorded: Mapping[str, Any], now: Mapping[str, Any]) -> str:
-    """Describe a change after the record because of which the log may lack row changes. Empty: there is no such change.
+    """Describe a change of the table because of which the log may lack row changes. Empty: there was no such change.
 
     :param recorded: the recorded details of the table.
     :param now: the present details.

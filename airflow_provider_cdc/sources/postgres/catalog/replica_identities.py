@@ -1,9 +1,9 @@
-"""Finds the tables for which the log has the keys of all touched rows, from the replica identities.
+"""Determines from replica identities for which tables the log has the keys of all touched rows.
 
 The log has these keys if, in every relation that holds rows of the table, the replica identity includes the key. The
 replica identity is the primary key (REPLICA IDENTITY DEFAULT), the columns of an index (USING INDEX), or the whole row
-(FULL). For an INSERT, the log then has the new row; for a DELETE, the old key; for an UPDATE, the new row, and also the
-old key if any byte of the key changed.
+(FULL). In that case, the log has the new row of an INSERT, the old key of a DELETE, and the new row of an UPDATE. It
+also has the old key of an UPDATE that changed any byte of the key.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 FULL = "f"
 _GENERATED_COLUMNS_SINCE = 180_000
 
-# For each relation, the columns that identify old rows: null (all columns) with FULL, empty without a replica identity.
-# FULL with a virtual column counts as no replica identity: while a publication includes such a table, the server
-# rejects UPDATE and DELETE statements of applications.
+# For each relation, the columns that identify old rows. With FULL, the result is null (all columns). Without a replica
+# identity, it is empty. A relation with FULL and a virtual column counts as having no replica identity, because the
+# server rejects an application's UPDATE and DELETE statements while a publication includes such a relation.
 IDENTIFYING = """
 SELECT c.oid, c.relreplident, CASE WHEN c.relreplident = 'f' AND NOT EXISTS (
     SELECT FROM pg_attribute v WHERE v.attrelid = c.oid AND v.attgenerated = 'v' AND NOT v.attisdropped
@@ -57,9 +57,9 @@ def followed(connection: Connection, tables: Sequence[Table], publication: str =
 
 
 def whole_rows(connection: Connection, tables: Sequence[Table]) -> list[bool]:
-    """Return, for each table, whether the log has all old rows once the table is published.
+    """Return, for each table, whether the log has all old rows when the table is published.
 
-    The log has them if the replica identity is FULL and the table has no virtual columns.
+    The log has all old rows if the replica identity is FULL and the table has no virtual columns.
     """
     oids = [leaf.oid for table in tables for leaf in leaves(table)]
     whole = {oid for oid, _, names in query(connection, IDENTIFYING, (oids,)) if names is None}
@@ -69,7 +69,7 @@ def whole_rows(connection: Connection, tables: Sequence[Table]) -> list[bool]:
 def logged_columns(connection: Connection, publication: str = "") -> Callable[[Table], list[str]]:
     """Return a function. Given a table, the function returns the names of the columns that are in the log.
 
-    The log has no virtual columns. It has stored generated columns only since PostgreSQL 18.
+    The log has no virtual columns. The log includes stored generated columns only since PostgreSQL 18.
 
     :param publication: see `followed`. If the publication does not exist, the run will create it.
     """
@@ -92,8 +92,8 @@ def no_identity(table: Table) -> str:
 def needs_log(plan: TablePlan) -> bool:
     """Return whether a run needs the log of a table from the initial position on.
 
-    The run does not need this log in two cases: it reads the whole table in the snapshot at whose position the run is
-    exact, or it rolls the last copy forward to that position.
+    The run does not need this log in two cases. In the first case, the run is exact at the position of a snapshot, and
+    reads the whole table in this snapshot. In the second case, the run rolls the last copy forward to this position.
     """
     return not plan.base and not (plan.at_upper and plan.consistency == "exported")
 

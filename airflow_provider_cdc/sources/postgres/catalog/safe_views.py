@@ -30,10 +30,10 @@ _HINT = (
 _KINDS = {"f": "a foreign table", "S": "a sequence", "t": "a TOAST table"}
 _READ = frozenset("rpvm")
 
-# Node types of PostgreSQL 15 to 18; several have a shorter name in 15. The list omits nodes whose result is random
-# (TABLESAMPLE) or depends on the user or the clock (SQLVALUEFUNCTION), nodes that take locks (ROWMARKCLAUSE) or run
-# checks of domains (COERCETODOMAIN), nodes that parse XML or JSON by special settings and rules, and all nodes that
-# later versions add.
+# Node types of PostgreSQL 15 to 18. Several of them have a shorter name in version 15. The list omits nodes whose
+# result is random (TABLESAMPLE) or depends on the user or the clock (SQLVALUEFUNCTION). It also omits nodes that take
+# locks (ROWMARKCLAUSE), run checks of domains (COERCETODOMAIN), or parse XML or JSON by special settings and rules. It
+# does not include nodes that later versions add.
 _NODES = frozenset(
     """
     QUERY RTE RANGETBLENTRY RTEPERMISSIONINFO RANGETBLREF RANGETBLFUNCTION ALIAS FROMEXPR JOINEXPR TARGETENTRY
@@ -65,10 +65,11 @@ _STABLE = frozenset(
 """Stable functions that depend only on the time zone and on settings for printing values. Sessions pin all of these
 settings."""
 _OF_THE_CLOCK = frozenset({"timezone(text,time with time zone)"})
-"""Functions that depend on the clock although `_STABLE` contains their names. They apply the UTC offset of today."""
+"""Functions that depend on the clock, because they apply today's UTC offset. Other functions of the same name are in
+`_STABLE`."""
 
-# The types for which a text always converts to the same value. For other types, the value may depend on the clock (such
-# as 'now') or on a setting.
+# The types for which a text always converts to the same value. For other types, the value may depend on the clock (for
+# example, for the text 'now') or on a setting.
 _CONVERTIBLE = frozenset(
     {16, 17, 18, 19, 20, 21, 23, 25, 26, 114, 650, 700, 701, 829, 869, 1042, 1043, 1186, 1560, 1562}
 )
@@ -114,7 +115,7 @@ def view_problems(connection: Connection, table: Table) -> Iterator[Problem]:
     reasons = list(_reasons(connection, read_definition(connection, table.details["oid"])))
     for reason in reasons:
         yield Problem(where, f"the view {reason}", _HINT, where)
-    # Do not plan a rejected view: planning could run user-defined code.
+    # Do not plan a rejected view, because planning could run user-defined code.
     if not reasons and (reason := _not_planned(connection, table)):
         yield Problem(where, f"the server cannot plan a SELECT of the view: {reason}", _HINT, where)
 
@@ -156,9 +157,9 @@ def _reasons(connection: Connection, definition: Definition) -> Iterator[str]:
 
 
 def _not_planned(connection: Connection, table: Table) -> str:
-    """Return the server's error for a SELECT of the view. Empty: there is no error.
+    """Return the server's error for a SELECT from the view. Empty: there is no error.
 
-    The cause may be a missing privilege or a row security policy of a table.
+    The cause of an error may be a missing privilege or a row security policy of a table.
     """
     (leaf,) = table.details["leaves"]
     try:

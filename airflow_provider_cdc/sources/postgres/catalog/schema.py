@@ -19,8 +19,8 @@ HAS_NO_NULL = """(a.attnotnull AND NOT EXISTS (
 """An SQL condition on a row ``a`` of pg_attribute. It is true if the column is NOT NULL and the server has checked all
 rows of the table.
 
-Since PostgreSQL 18, a NOT NULL constraint may be NOT VALID. Then ``attnotnull`` is set, although older rows may contain
-a NULL. So code that relies on NOT NULL uses this condition, and never ``attnotnull`` alone.
+Since PostgreSQL 18, a NOT NULL constraint may be NOT VALID. Such a constraint sets ``attnotnull``, although older rows
+may contain a NULL. So code that relies on NOT NULL uses this condition, and never ``attnotnull`` alone.
 """
 
 RENAMED = "another table has its name now"
@@ -30,17 +30,17 @@ HINT = "do not change the definition of copied tables during a run; trigger a ne
 LOGGED = ("r", "p")
 """The kinds of relations whose changes are in the log."""
 _ROW_BYTES = 100
-"""The assumed size of a row in tables that were never analyzed."""
+"""The assumed size of a row, in bytes, in tables that were never analyzed."""
 
 
 @dataclass(frozen=True)
 class Leaf:
-    """A relation that holds rows: a plain table itself, or a leaf of a partition tree.
+    """A relation that holds rows. It is either a plain table or a leaf of a partition tree.
 
-    ``filenode`` names the relation's present file. While the relation has this file, untouched rows stay at their
+    ``filenode`` identifies the relation's present file. While the relation has this file, untouched rows stay at their
     places. ``identity`` is the replica identity. ``state`` of a partition changes whenever its catalog entry changes.
-    ``order`` has, for each of the leaf's columns, the index of that column in the table. Empty: the leaf has its
-    columns in the order of the table.
+    ``order`` has, for each of the leaf's columns, the index of the column in the table. If ``order`` is empty, the
+    leaf's columns are in the order of the table.
     """
 
     oid: int
@@ -73,7 +73,7 @@ def columns_of(table: Table, leaf: Leaf) -> list[Column]:
 def read_tables(connection: Connection, names: Sequence[TableName], publication: str = "") -> tuple[Table, ...]:
     """Return the schemas of tables, in the order of ``names``.
 
-    :param publication: an existing publication through which the log will be read; empty if it does not exist yet.
+    :param publication: the publication through which the log will be read. Empty: the publication does not exist yet.
 
     Columns are in the order of the log, without dropped columns. ``Column.type`` is the type as the server prints it.
     ``Column.details`` has:
@@ -82,28 +82,31 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
     - ``kind``: ``base``, ``enum``, ``domain``, ``composite``, ``range``, ``multirange`` or ``array``;
     - ``base``, ``base_oid`` and ``base_typmod`` of the type beneath all domains;
     - ``definition``, a digest of everything in the type that can be altered, except its labels;
-    - ``labels``, the versions of the labels, if there are any;
-    - ``relation``, the OID of the table; ``number``, which the table never uses again for another column;
-    - ``version``, which changes with each change of the column;
+    - ``labels``, the versions of the enum labels, if the type has labels;
+    - ``relation``, the OID of the table; ``number``, a number that the table never uses for another column;
+    - ``version``, a value that changes with each change of the column;
     - ``names_objects``: true if a part of the type is one of ``types.NAMES_OF_OBJECTS``;
-    - ``generated``: ``stored`` or ``virtual``; for a virtual column also its ``expression``, and ``computed``, which
-      changes whenever the expression is altered.
+    - ``generated``: ``stored`` or ``virtual``; for a virtual column also its ``expression``, and ``computed``, a value
+      that changes whenever the expression is altered.
 
     ``Table.details`` has:
 
     - ``oid``; ``kind``: ``r`` or ``p``, or ``v`` or ``m`` for a view; for ``v`` also ``reads``: `Definition.versions`;
-    - ``identity``, the replica identity; ``leaves``, for `leaves`; ``tree``, the structure of the partition tree;
-    - ``children``, the tables that inherit from it and are not partitions;
-    - ``via_root``: whether the log reports changes of partitions under their root; ``as_root``: whether this applies to
-      partitions of this table;
+    - ``identity``, the replica identity; ``leaves``, the input of the function `leaves`; ``tree``, the structure of the
+      partition tree;
+    - ``children``, the tables that inherit from the table and are not its partitions;
+    - ``via_root``: whether the log reports changes of partitions under the root's name; ``as_root``: whether the log
+      does so for partitions of this table;
     - ``version`` and ``placed``: see `publication_scope`;
-    - ``key``, the OID of the constraint (else of the index) that keeps the key unique; ``key_version``, which changes
-      if the key was dropped for a while; ``keys``, the columns of every key of the table, by key version.
+    - ``key``, the OID of the constraint that keeps the key unique, or of the index if there is no constraint;
+      ``key_version``, a value that changes if the key is dropped and created again; ``keys``, the columns of every key
+      of the table, by key version.
 
-    The key has the columns of the replica identity's index, if there is one (USING INDEX). Otherwise it has the columns
-    of the primary key, or else of the first unique index on NOT NULL columns that has no expressions and no condition.
-    Deferrable keys do not count: within a transaction, two rows may have the same key. Then the first change of this
-    key in the log would not show which row had the key before.
+    If the replica identity is an index (USING INDEX), the key has the columns of this index. Otherwise it has the
+    columns of the primary key. If there is no primary key, it has the columns of the first unique index that has only
+    NOT NULL columns, no expressions and no condition. Deferrable keys do not count, because two rows may have the same
+    key within a transaction. In that case, the first change of this key in the log would not show which row had the key
+    before.
 
     :raises SchemaChanged: a table does not exist.
     """
@@ -262,7 +265,8 @@ WHERE i.inhparent = ANY(%s::oid[]) GROUP BY i.inhparent
 
 
 def _leaves(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]]:
-    """Return, by table OID, the leaves (each with the names of its columns), the estimated rows, and the bytes."""
+    """Return, by table OID, the leaves (each with the names of its columns), the estimated number of rows, and the size
+    in bytes."""
     leaves_by_root: dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]] = {}
     for root, oid, schema, name, filenode, identity, state, columns, tuples, pages, size, block in query(
         connection, _LEAVES, (list(oids), list(oids))
@@ -275,7 +279,7 @@ def _leaves(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[list
 
 
 def _order(columns: Sequence[str], own: Sequence[str]) -> list[int]:
-    """Return `Leaf.order` for a leaf whose columns are ``own``, in that order."""
+    """Return `Leaf.order`. ``own`` has the names of the leaf's columns, in the leaf's order."""
     if list(columns) == list(own):
         return []
     places = {name: index for index, name in enumerate(columns)}

@@ -20,42 +20,44 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import (
 from airflow_provider_cdc.sources.postgres.server.session import Connection, quote
 
 AT_UPPER = "at_upper"
-"""A key of a table's details: true if the copy is exact at the position where the reads end."""
+"""A key of `Table.details`. Its value is true if the copy is exact at the position where the reads end."""
 
 
 def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
-    """Describe the change of a table since it was recorded. Empty: no change could affect a copy.
+    """Describe how a table has changed since it was recorded. Empty: no change could affect a copy.
 
     With ``versions``, every change to a catalog row of the partition tree or of the columns counts. This mode is for
     the moment at which the position is fixed, because no other check covers that moment. During the reads, this mode
-    would stop runs without need. The reads do not compare the versions of the following objects. These objects cannot
-    cause a wrong row, even if they were changed and changed back:
+    would stop runs unnecessarily. So the reads do not compare the versions of the following objects. Changes of these
+    objects cannot cause a wrong row, even if they were undone:
 
-    - Columns (their names, types, NOT NULL): a column that was dropped and added again has another number.
+    - Columns (their names, types, NOT NULL): if a column was dropped and added again, its number has changed.
       `check_in_place` checks the names and types of the columns with every read. The log describes the columns together
       with the changes. The other properties (statistics, storage, defaults, privileges) change no row.
-    - NOT NULL that was set after the record: the column is read and published as nullable, as recorded.
+    - A NOT NULL constraint that was added after the table was recorded: the column is read and published as nullable,
+      as recorded.
     - Labels that were added to an enum: at the position, no row has a new label. So all rows with a new label are in
       the log, and are rewound. The other labels keep their versions. There are two exceptions. In columns that identify
-      rows (the key columns; without a key, all columns that are read), labels must not be added: if a label is renamed
-      before a row is read, the read returns another row than the log. Labels must not be added either if the copy is
-      exact at the position where the reads end (`AT_UPPER`): a label that exists at that position may be renamed
-      before it is read.
-    - The replica identity: the log has it for each relation, and shows with each change whether the old row is whole.
-      But if the log reports changes under the root's name (``as_root``), it has only the root's replica identity. Then
-      versions are still compared.
-    - Partitions that were created or attached after the record: at the position, they had none of the table's rows.
-      Such partitions are not in the log, and are not read. If a row moves into such a partition, the log has a DELETE
-      in the row's old partition. But if the log reports changes under the root's name (``as_root``), the rows of an
-      attached partition would look as if the table had always had them. Then no partition may be added.
+      rows (the key columns; without a key, all columns that are read), labels must not be added. If a label is renamed
+      before a row is read, the row that the read returns differs from the row in the log. Labels must also not be added
+      if the copy is exact at the position where the reads end (`AT_UPPER`), because a label that exists at that
+      position may be renamed before it is read.
+    - The replica identity: the log has the replica identity of each relation, and each change shows whether it has the
+      whole old row. But if the log reports changes under the root's name (``as_root``), it has only the root's replica
+      identity. In that case, versions are compared.
+    - Partitions that were created or attached after the table was recorded: at the run's position, they had none of the
+      table's rows. Such partitions are not in the log, and are not read. If a row moves into such a partition, the log
+      has a DELETE in the row's old partition. But if the log reports changes under the root's name (``as_root``), the
+      rows of an attached partition would look as if the table had always had them. So in that case, no partition may be
+      added.
     - Keys other than the recorded key: they identify no rows.
 
     A key is identified by its constraint. The index of the constraint may be replaced (REINDEX CONCURRENTLY), because
-    the server does not allow the constraint to be dropped meanwhile. A unique index without a constraint is identified
-    by its OID. REINDEX CONCURRENTLY creates an index with another OID, and the catalog has no trace of the old index.
-    It looks as if the index had been dropped and created again, and rows with equal keys might have existed between. So
-    the run stops. A new version of the index's catalog row stops the run, too: an interrupted DROP INDEX CONCURRENTLY
-    leaves the index invalid, and REINDEX INDEX makes it valid again.
+    the server does not allow the constraint to be dropped at the same time. A unique index without a constraint is
+    identified by its OID. REINDEX CONCURRENTLY creates an index with another OID, and the catalog has no trace of the
+    old index. So the catalog looks as if the index had been dropped and created again. Without the index, rows with
+    equal keys might have existed. So the run stops. A new version of the index's catalog row also stops the run,
+    because an interrupted DROP INDEX CONCURRENTLY leaves the index invalid, and REINDEX INDEX makes it valid again.
     """
     if recorded.details["oid"] != now.details["oid"]:
         return RENAMED
@@ -135,7 +137,7 @@ def _shape(column: Column, versions: bool) -> tuple[Any, ...]:
 
 
 def _as_before(recorded: Column, now: Column, labels_may_grow: bool) -> Column:
-    """Return the present column, without additions that do not affect rows that already existed."""
+    """Return the present column without the additions that do not affect existing rows."""
     labels = str(recorded.details.get("labels", ""))
     details = dict(now.details)
     if labels and labels_may_grow and set(labels.split()) <= set(str(details.get("labels", "")).split()):

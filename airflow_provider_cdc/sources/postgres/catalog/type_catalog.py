@@ -11,7 +11,7 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 # initdb created the types with lower OIDs. These types cannot change.
 _FIRST_OWN_OID = 16384
 
-# For each type, the type beneath all domains, with the type modifier of the innermost domain.
+# For each type: the type beneath all domains, and the type modifier of the innermost domain.
 _BASES = """
 WITH RECURSIVE chain(root, oid, typmod) AS (
     SELECT w, w, -1 FROM unnest(%s::oid[]) w
@@ -34,15 +34,16 @@ WITH RECURSIVE part(root, oid) AS (
         UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) AS x(oid))
 """
 
-# For all parts of a type: every alterable property that affects the values of the type.
+# Lists, for all parts of a type, every alterable property that affects the values of the type.
 #
 # - Labels are compared by the version of their rows (xmin). So the comparison also detects a label that was renamed and
-#   renamed back. The digest does not include labels, because adding labels at any place leaves the others unchanged.
+#   then renamed back. The digest does not include labels, because adding a label at any place leaves the other labels
+#   unchanged.
 # - Fields are compared by number, type and modifier. Values do not depend on the name of a field, or on whether a field
-#   is NOT NULL. While a column has the type, the server rejects statements that change the type of a field. A dropped
-#   field stays in the catalog.
-# - The row of the type in pg_type is not compared, because no statement changes how a type is printed. A GRANT, a new
-#   owner, a new name, and the default or NOT NULL of a domain change no stored value.
+#   is NOT NULL. While a table has a column of the type, the server rejects statements that change the type of a field.
+#   A dropped field stays in the catalog.
+# - The row of the type in pg_type is not compared, because no statement changes how a type is printed. Stored values do
+#   not depend on privileges, owners or names, or on the default or NOT NULL of a domain.
 _DEFINITIONS = f"""{_PARTS}
 SELECT p.root, bool_or(t.oid = ANY(%s::oid[])),
     md5(string_agg(concat_ws('|', t.oid, t.typtype, t.typtypmod, t.typoutput::oid,
@@ -103,6 +104,6 @@ def altering(connection: Connection, tables: Iterable[Table]) -> set[str]:
 
 
 def label_oids(columns: Iterable[Column]) -> list[int]:
-    """Return the OIDs of the labels of all enums in the types of columns, as they were when the columns were read."""
+    """Return the OIDs of the labels of all enums in the types of columns, as recorded when the columns were read."""
     versions = " ".join(str(column.details.get("labels", "")) for column in columns)
     return sorted({int(version.partition("/")[0]) for version in versions.split()})

@@ -1,4 +1,4 @@
-"""The table of PostgreSQL types: the Arrow type of each, and how its values are represented in both formats.
+"""The table of PostgreSQL types: the Arrow type of each type, and how its values are read from COPY and the log.
 
 A value is read in one of two formats. COPY returns the binary format, which ADBC converts to Arrow. The log has the
 text that the type's output function prints (``images``). Both decoders use ``ColumnType``, so they always agree.
@@ -7,39 +7,40 @@ text that the type's output function prints (``images``). Both decoders use ``Co
 PostgreSQL                             Arrow                remarks
 =====================================  ===================  =====================================================
 smallint integer bigint                int16 int32 int64
-real, double precision                 float32, float64     the stored bits; every NaN becomes the same one
+real, double precision                 float32, float64     the stored bits; every NaN becomes the same NaN
 boolean                                bool
-numeric(p,s), p ≤ 38, 0 ≤ s ≤ p        decimal128(p, s)     not NaN, not ±infinity: the policy
+numeric(p,s), p ≤ 38, 0 ≤ s ≤ p        decimal128(p, s)     the policy applies to NaN and ±infinity
 text varchar char(n) name              utf8                 char(n) with its padding
 json jsonb                             utf8                 the text that SELECT prints
 uuid                                   utf8
 bytea                                  binary
-date                                   date32               not ±infinity: the policy
-timestamp, timestamp with time zone    timestamp[us], UTC   not ±infinity, nothing after 294247-01-10: the policy
-time                                   time64[us]           not 24:00:00: the policy
+date                                   date32               the policy applies to ±infinity
+timestamp, timestamp with time zone    timestamp[us], UTC   the policy applies to ±infinity, after 294247-01-10
+time                                   time64[us]           the policy applies to 24:00:00
 all others                             utf8                 what the type's output function prints under
                                                             ``SESSION_SETTINGS``
 =====================================  ===================  =====================================================
 
-A domain is treated as its base type. "The policy" is `TableOptions.unrepresentable`. With ``string``, the Arrow type
-of the column is utf8. The policy ``null`` never applies to a column that identifies rows (a key column, or any column
-of a keyless table), because two rows could become one. For such a column, ``null`` stops the run, as ``error`` does.
+A domain is treated as its base type. In the table, "the policy" is `TableOptions.unrepresentable`. With the policy
+``string``, the Arrow type of the column is utf8. The policy ``null`` never applies to a column that identifies rows (a
+key column, or any column of a keyless table), because two different rows could become equal. For such a column,
+``null`` stops the run, as ``error`` does.
 
-This module needs the name of a column, ``Column.nullable``, and from ``Column.details``:
+For each column, this module needs the name, ``Column.nullable``, and these entries of ``Column.details``:
 
 ``oid``, ``typmod``
     the declared type: ``pg_attribute.atttypid`` and ``atttypmod``.
 ``kind``
     ``base``, ``enum``, ``domain``, ``composite``, ``range``, ``multirange`` or ``array``.
 ``base_oid``, ``base_typmod``
-    the type beneath all domains; the same as ``oid`` and ``typmod`` if there is no domain. (If they are missing, a
-    domain is read as text.)
+    the type beneath all domains; the same as ``oid`` and ``typmod`` if there is no domain. (If these entries are
+    missing, a domain is read as text.)
 ``names_objects``
     true if a part of the type (a field of a composite, say) is one of ``NAMES_OF_OBJECTS``.
 ``expression``
     only for a virtual column: the SQL expression that computes its value.
 ``relation``
-    the OID of the table (of the root, if it is partitioned): the log must name the same relation.
+    the OID of the table, or of the root if the table is partitioned. The log must name the same relation.
 
 Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData). The tests compare
 each entry with the server itself.
@@ -63,20 +64,21 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "TimeZone": "UTC",
     "bytea_output": "hex",
     "extra_float_digits": "3",
-    # If the path does not name the schema of temporary tables, the server searches this schema first.
+    # Unless the path names pg_temp, the server searches pg_temp (the schema of temporary tables) first.
     "search_path": "pg_catalog, pg_temp",
     "standard_conforming_strings": "on",
     "xmlbinary": "base64",
-    # This setting does not affect text. If it were on, the server would silently omit rows that a policy hides.
+    # This setting does not affect how values are printed. If it were on, the server would silently omit rows that a
+    # policy hides.
     "row_security": "off",
 }
 """The settings of every session that reads tables or the log. They include all settings that determine how output
-functions print a value, except ``lc_monetary``. This setting determines the currency of ``money``, and keeps the value
-of the database."""
+functions print a value, except ``lc_monetary``. ``lc_monetary`` determines the currency of ``money``, and keeps the
+value of the database."""
 
 
 class Family(Enum):
-    """Groups of columns whose values are decoded and finished in the same way."""
+    """Groups of columns whose values are decoded and converted in the same way."""
 
     INTEGER = "integer"
     FLOAT = "float"
@@ -103,7 +105,7 @@ class ColumnType:
     ``policy``
         the policy for values that ``arrow`` cannot represent: ``error`` or ``null``.
     ``nullable``
-        whether the published column may have nulls; ``stored_nulls``: whether the column of the table may have nulls.
+        whether the published column may have nulls. ``stored_nulls``: whether the column of the table may have nulls.
     ``precision``, ``scale``
         the precision and scale of decimals.
     """
@@ -132,7 +134,7 @@ def unmapped(column: Column) -> str | None:
 
 
 def leaving_out(table: Table, column: str) -> str:
-    """Return the beginning of a hint about leaving a column out. Empty: the column belongs to the key."""
+    """Return the beginning of a hint that suggests leaving out a column. Empty: the column belongs to the key."""
     return "" if column in table.key else f"leave the column {column} out (option columns), "
 
 
@@ -169,8 +171,8 @@ def comparable_texts(table: Table) -> dict[str, str]:
 def select_list(table: Table, *, decimals: bool = False) -> str:
     """Return the select list for all columns. Each expression is named after its column.
 
-    :param decimals: read decimals as numeric values. Otherwise they are read as text, because ADBC would convert them
-        to text itself, but slowly.
+    :param decimals: whether decimals are read as numeric values. Otherwise the server converts them to text, because
+        the same conversion by ADBC would be slower.
     """
     expressions = [
         column.value if decimals and column.family is Family.DECIMAL else column.select
@@ -220,8 +222,8 @@ def _value(table: Table, column: Column) -> str:
     """Return the expression that is read for a column.
 
     A partition may have another expression for a virtual column than its root. If the server reads the root, it uses
-    the root's expression. It always uses the present expression, even if the snapshot is older. So for partitioned
-    tables, the read uses the recorded expression.
+    the root's expression. The server always uses the present expression, even if the snapshot is older. So for
+    partitioned tables, the read uses the recorded expression.
     """
     expression = column.details.get("expression")
     if expression is None or table.details.get("kind") != "p":
@@ -231,7 +233,7 @@ def _value(table: Table, column: Column) -> str:
 
 def _native(oid: int, typmod: int) -> tuple[Family, pa.DataType]:
     if oid == _NUMERIC and typmod >= 0:
-        # The layout of numeric's modifier: the scale has 11 bits, with a sign.
+        # In the type modifier of numeric, the scale is a signed number of 11 bits.
         precision = ((typmod - 4) >> 16) & 0xFFFF
         scale = (((typmod - 4) & 0x7FF) ^ 1024) - 1024
         if precision <= 38 and 0 <= scale <= precision:
@@ -240,8 +242,8 @@ def _native(oid: int, typmod: int) -> tuple[Family, pa.DataType]:
 
 
 def _printed(quoted: str, oid: int, kind: str) -> str:
-    """Return an expression for the text that the output function prints. A cast to text is no substitute: some types
-    have a cast with another result, and users can create more casts."""
+    """Return an expression for the text that the output function prints. A cast to text cannot be used instead, because
+    some types have a cast with another result, and users can create more casts."""
     function = _OUTPUT_FUNCTIONS.get(oid) or _OUTPUT_OF_KIND.get(kind)
     if function is not None:
         return f"pg_catalog.textin(pg_catalog.{function}({quoted}))"
@@ -252,7 +254,7 @@ def _printed(quoted: str, oid: int, kind: str) -> str:
 
 _NUMERIC = 1700
 
-# OIDs below 16384 are the same on every server: catalog/pg_type.dat.
+# OIDs below 16384 are the same on every server. Source: catalog/pg_type.dat.
 _NATIVE: Mapping[int, tuple[Family, pa.DataType]] = {
     16: (Family.BOOL, pa.bool_()),
     17: (Family.BYTES, pa.binary()),

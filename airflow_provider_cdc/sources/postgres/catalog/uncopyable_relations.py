@@ -40,8 +40,8 @@ def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]
                 f"ALTER TABLE {name} SET LOGGED, or leave the table out",
                 where,
             )
-        # The handler of the access method determines the storage; the name of the method does not. A view stores no
-        # rows.
+        # The storage is determined by the handler of the access method, and not by the name of the method. A view
+        # stores no rows.
         if not heap and kind != VIEW:
             yield Problem(
                 where,

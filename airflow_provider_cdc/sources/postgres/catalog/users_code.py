@@ -1,16 +1,16 @@
 """Handles user code that the server runs in the sessions of a run, and the search_path that this code needs.
 
 The sessions of a run look up names only in ``pg_catalog``, so no user object can take the place of a system object. But
-the server also runs user code in these sessions, and this code may depend on the user's default search_path:
+the server also runs user code in these sessions, and this code may depend on the user's default search_path. It runs:
 
 - event triggers, when a publication is created, altered, commented on or dropped;
-- SQL functions, when a SELECT is planned: the planner inlines their calls in the expressions of indexes and extended
-  statistics, and looks up the names in their bodies.
+- SQL functions, when a SELECT is planned. The planner inlines calls of these functions in the expressions of indexes
+  and extended statistics, and looks up the names in the functions' bodies.
 
-Two kinds of statements run under the user's default search_path: commands on publications, if there is an event
-trigger, and reads of a table that cannot be planned under the pinned path. Each name in these statements is either
-qualified or the name of a type in ``pg_catalog``, and ``pg_catalog`` comes first in the path for reads. So no name can
-refer to a user object.
+Two kinds of statements run under the user's default search_path. These are commands on publications, if there is an
+event trigger, and reads that cannot be planned under the pinned path. Each name in these statements is either qualified
+or the name of a type in ``pg_catalog``, and ``pg_catalog`` comes first in the path for reads. So no name can refer to a
+user object.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ NO_INDEX = """
 SELECT pg_catalog.set_config('enable_indexscan', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true),
     pg_catalog.set_config('enable_indexonlyscan', 'off', true)
 """
-"""A query that disables indexes. It is used with a search_path under which functions may differ from the functions with
-which an index was built. With such a path, the planner may wrongly assume that a partial index has all requested rows,
-or that an expression equals the column."""
+"""A query that disables indexes. It is used with a search_path under which a function's name may refer to another
+function than when an index was built. With such a path, the planner may wrongly assume that a partial index has all
+requested rows, or that an expression equals the column."""
 
 # Built-in functions and operators have no entries in pg_depend.
 INDEXES_BY_USERS = """
@@ -67,12 +67,12 @@ of the relation. The query considers only partial indexes, and indexes with an e
 to be pushed down (`pushed_conditions`)."""
 
 _PLANNED_AT_ONCE = 50
-"""How many relations one statement plans. Planning locks a relation and all of its indexes."""
+"""The number of relations that one statement plans. Planning locks a relation and all of its indexes."""
 _DRY_RUN = "SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = '30s'"
 _TRIED_AT_ONCE = 200
 _PUBLICATION_TAKEN = (psycopg.errors.UndefinedObject, psycopg.errors.InsufficientPrivilege)
 _LONGEST = 1000
-"""The longest quoted message of the server, in characters."""
+"""The maximum length, in characters, of a server message that an error message quotes."""
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ def own_path(connection: Connection) -> str:
     arguments = parameters_of(connection)
     arguments["options"] = re.sub(r"-c search_path=(\\.|[^ ])* ?", "", arguments.get("options", ""))
     with psycopg.connect(autocommit=True, **arguments) as other:  # type: ignore[arg-type]
-        # SHOW instead of a query, which would look up names in the path.
+        # Use SHOW, because a query would look up names in the path.
         row = other.execute("SHOW search_path").fetchone()
     assert row is not None
     return str(row[0])
@@ -168,7 +168,7 @@ def _refused(
 def _problem(connection: Connection, error: psycopg.Error, triggers: Sequence[EventTrigger], sql: str) -> Problem:
     context = error.diag.context or ""
     tags = re.findall("(?:^|; )((?:CREATE|ALTER|DROP) PUBLICATION|COMMENT)", sql)
-    # A trigger of an earlier command may be the cause of an error without a context.
+    # An error without a context may come from a trigger that fired for an earlier command.
     concerned = [entry for entry in triggers if not context or not entry.tags or {*entry.tags} & {*tags}]
     raising = [entry for entry in concerned if f"{entry.function_name}(" in context] or concerned or list(triggers)
     entry = raising[0]
@@ -227,7 +227,7 @@ def publication_refused(connection: Connection, tables: Sequence[Table]) -> list
 
 
 def planned_under(connection: Connection) -> str:
-    """Return the search_path for reads of tables that cannot be planned under the pinned path."""
+    """Return the search_path for reads that cannot be planned under the pinned path."""
     return ", ".join(part for part in ("pg_catalog", own_path(connection), "pg_temp") if part)
 
 
@@ -239,9 +239,9 @@ def is_unplannable(error: psycopg.Error | adbc_driver_manager.Error) -> bool:
 def _is_of_users(error: psycopg.Error) -> bool:
     """Return whether user code, and not the table itself, caused an error.
 
-    Other checks report the errors of the table itself: the table no longer exists, or this user may not read the table
-    or all of its rows. An error with one of these SQLSTATEs comes from user code only if it has a context, because only
-    errors in functions have a context.
+    Other checks report the errors of the table itself: the table no longer exists, or this user lacks the right to read
+    the table or some of its rows. An error with one of these SQLSTATEs comes from user code only if it has a context,
+    because only errors in functions have a context.
     """
     of_table = is_denied(error.sqlstate or "") or isinstance(error, _GONE)
     return bool(error.diag.context) if of_table else is_unplannable(error)
@@ -261,8 +261,8 @@ def may_be_read_under_own_path(table: Table) -> bool:
 
 
 def unplannable(connection: Connection, tables: Sequence[Table]) -> list[Problem]:
-    """Return a problem for each table for which the server cannot plan a SELECT, neither under the pinned search_path
-    nor under the user's default search_path.
+    """Return a problem for each table on which the server cannot plan a SELECT. The server tries to plan it under the
+    pinned search_path and under the user's default search_path.
 
     :raises psycopg.errors.LockNotAvailable: a lock on a table blocks readers.
     """
@@ -320,8 +320,8 @@ def _select(table: Table, leaf: Leaf) -> str:
     return f"SELECT {columns} FROM ONLY {leaf.sql} WHERE ctid OPERATOR(pg_catalog.>=) '(0,0)'::pg_catalog.tid"
 
 
-# Pairs of an index (or an extended statistics object) of a relation, and a user-defined function that its expressions
-# or its condition call, directly or through an operator.
+# Each row has an index or an extended statistics object of a relation, and a user-defined function. The expressions or
+# the condition of the index or object call this function, directly or through an operator.
 _EXPRESSIONS = """
 SELECT CASE d.classid WHEN 'pg_class'::regclass THEN concat('index ', d.objid::regclass)
     ELSE concat('statistics ', (SELECT format('%%I.%%I', n.nspname, s.stxname) FROM pg_statistic_ext s

@@ -2,8 +2,8 @@
 
 The server stores a view as a tree of nodes, in text form. This module extracts the relations that the tree names, the
 functions and operators that the tree calls, the types of its values, and the types of its nodes. A name or a constant
-in the text cannot look like a part of the tree: blanks and brackets in names are escaped, and constants are lists of
-bytes.
+in the text cannot be mistaken for a part of the tree, because blanks and brackets in names are escaped, and constants
+are written as lists of bytes.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ FROM pg_partition_tree(%s) p JOIN pg_inherits i ON i.inhrelid = p.relid WHERE p.
 
 # For each user-defined type and all of its parts: the versions of its labels, of its fields, and of its casts to JSON.
 # JSON functions look up these casts, although the view does not name them. JSON contains the names of fields, and the
-# text of a row contains all fields. So none of these may change, even if the change is undone.
+# text of a row contains all fields. So labels, fields and casts must not change, even if the change is undone.
 _TYPES = """
 WITH RECURSIVE part(oid) AS (
     SELECT unnest(%s::oid[])

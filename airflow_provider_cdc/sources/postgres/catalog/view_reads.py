@@ -1,9 +1,9 @@
 """Checks that a database view was read as of the position of the exported snapshot.
 
 A read sees the rows of the snapshot as long as the table still has the same file. After a statement has rewritten a
-table, an older snapshot shows no rows; in a rewritten materialized view, it shows the new rows. Also, the server uses
-the view's definition at the moment of the read. So each read checks the relations that its transaction has locked,
-while the locks are held.
+table, an older snapshot shows no rows of the table. After a refresh has rewritten a materialized view, an older
+snapshot shows the new rows. Also, the server uses the definition that the view has at the moment of the read. So each
+read checks the relations that its transaction has locked, while the locks are held.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from airflow_provider_cdc.errors import SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.sources.postgres.catalog import view_definitions
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, Leaf
 
-# The functions in this query return the present state. The catalog rows are as of the exported snapshot.
+# The functions in this query return the present state. The rows of catalog tables show the state as of the exported
+# snapshot.
 _LOCKED = f"""
 SELECT l.relation::text, COALESCE(pg_catalog.pg_relation_filenode(l.relation), 0)::text, COALESCE(c.relkind::text, ''),
     COALESCE(c.relfilenode, 0)::text

@@ -38,7 +38,7 @@ class RunContext(ServerContext):
 
     @cached_property
     def identity(self) -> Mapping[str, str]:
-        """The server's identity now."""
+        """The present identity of the server."""
         return identity(self.connection)
 
 
@@ -73,7 +73,7 @@ class TablesContext(ServerContext):
 
 @dataclass(kw_only=True)
 class UserContext(TablesContext):
-    """The tables, and the user who copies them. Without tables, the context covers the server alone."""
+    """The tables, and the user who copies them. If there are no tables, the context covers only the server."""
 
     settings: ConnectionSettings
 
@@ -97,9 +97,9 @@ class UserContext(TablesContext):
 
 @dataclass(kw_only=True)
 class RequestContext(UserContext):
-    """The patterns and options of a run, and the tables that the patterns name.
+    """The patterns and options of a run, and the tables that match the patterns.
 
-    :param unresolved: the problems of patterns that name no table.
+    :param unresolved: the problems of patterns that match no table.
     """
 
     patterns: Sequence[str]

@@ -1,6 +1,6 @@
-"""Checks of the server that a run began on, and of the run's slots and publications.
+"""Checks of the server on which a run began, and of the run's slots and publications.
 
-These checks do not return problems; they raise errors. The class of the error shows whether the run can continue, and
+These checks raise errors instead of returning problems. The class of the error shows whether the run can continue, and
 whether the source was replaced or reset to an earlier state.
 """
 

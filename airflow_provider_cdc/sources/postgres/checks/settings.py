@@ -1,4 +1,4 @@
-"""Checks of the server, and of the server settings that exactness depends on."""
+"""Checks of the server, and of the server settings on which exact copies depend."""
 
 from __future__ import annotations
 

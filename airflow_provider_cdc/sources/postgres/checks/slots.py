@@ -43,7 +43,7 @@ def _locks(context: TablesContext) -> Iterable[Problem]:
 
 
 def _room(context: TablesContext) -> Iterable[Problem]:
-    """Check that enough slots and senders are free for a run.
+    """Check that enough replication slots and WAL senders are free for a run.
 
     In addition to its own slot, a run has a temporary slot for the exported snapshot, and later a temporary slot to
     read the log. If rows are read ``again``, a run has both temporary slots at once.

@@ -1,4 +1,4 @@
-"""Checks of the tables: keys, columns, storage, logging and visibility of rows, and user code that runs for them."""
+"""Checks of tables: their keys, columns and storage, which rows are logged and visible, and user code that may run."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """Divides a table into chunks: ranges of blocks, read in the order in which they are stored on disk.
 
 Chunks of blocks need no key. While a relation keeps its file, an untouched row keeps its place in the file. So the row
-is read exactly once, even if the chunks are read at different times. A row that moves was updated. So the log has the
-key of the row, and the rewind restores the row, no matter whether it was read once, twice or not at all. Every read
-checks that the relation still has its file (``chunk_reader``).
+is read exactly once, even if the chunks are read at different times. A row moves only if it is updated. So the log has
+the key of the moved row, and the rewind restores the row, whether the row was read once, twice or not at all. Every
+read checks that the relation still has the same file (``chunk_reader``).
 
 A bound is ``(OID of the leaf, block)``. The leaves of a partitioned table follow each other. The last chunk of each
-leaf has no upper bound, so it includes rows that are appended meanwhile.
+leaf has no upper bound, so it includes rows that are appended during the run.
 
 If a condition selects few rows of a leaf, and an index finds them, the leaf is divided by key, or not at all
-(``key_ranges``). Then a bound also has a value of the key's first column, and the block in the bound is the first
-block. An untouched row is in exactly one range of keys, too, even if the chunks are read at different times.
+(``key_ranges``). In that case, a bound also has a value of the key's first column, and its block is the first block of
+the leaf. An untouched row is in exactly one range of keys, too, even if the chunks are read at different times.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 
 
 def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
-    """Return chunks of about ``chunk_rows`` rows each. There is at least one chunk for each leaf. A table without
+    """Return chunks of about ``chunk_rows`` rows each. There is at least one chunk for each leaf. A table that has no
     leaves has one chunk."""
     table_leaves = leaves(table)
     if not table_leaves:
         return [Chunk(0)]
     if table.details["kind"] == VIEW:
-        # Read a view in one chunk. Two queries of the view may return different results where its definition is not
-        # unique, for example in the order of an array, or in the choice of one of several rows.
+        # Read a view in one chunk. Two queries of the view may return different results if its definition allows
+        # several results. For example, the order of an array may differ, or the choice of one of several rows.
         return [Chunk(0, (table_leaves[0].oid, 0), None, table.rows)]
     blocks = dict(
         query(

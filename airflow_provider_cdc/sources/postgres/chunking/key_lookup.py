@@ -1,8 +1,9 @@
 """Finds rows by keys from the log. The log has the text of each value.
 
 Each text becomes a literal of the key's type. The server compares it with the equality operator of the key's index.
-Values with different bytes may be equal for this operator (1.0 and 1.00, or a collation that ignores case). So a lookup
-may also return rows with another key. To select the requested rows, the caller must compare the bytes of the keys.
+Values with different bytes may be equal for this operator, such as 1.0 and 1.00, or a and A under a collation that
+ignores case. So a lookup may also return rows with another key. To select the requested rows, the caller must compare
+the bytes of the keys.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from airflow_provider_cdc.sources.postgres.catalog.types import base_type
 from airflow_provider_cdc.sources.postgres.decode.tuple_data import TEXT_VALUE
 from airflow_provider_cdc.sources.postgres.server.session import literal, quote
 
-# Force a plan that takes the keys first, and looks up each key in the index. Without this, the server could choose a
-# plan that reads the whole table, for example because its statistics are outdated. Index-only scans are disabled, so
-# that rows are always read from the table.
+# Force a plan that takes the keys first, and looks up each key in the index. Otherwise, the server could choose a plan
+# that reads the whole table, for example because its statistics are outdated. Index-only scans are disabled, so that
+# rows are always read from the table.
 ONE_BY_ONE = """
 SELECT pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
     pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_indexonlyscan', 'off', true)
 """
 
-# For each column of an index: its name, the equality operator of the index, and its collation. In a B-tree (403),
-# equality is strategy 3. A key WITHOUT OVERLAPS has a GiST index. There, strategy 3 may be the overlap operator, and
+# For each column of an index: the column's name, its equality operator, and its collation. In a B-tree (403), equality
+# is strategy 3. A key WITHOUT OVERLAPS has a GiST index. In a GiST index, strategy 3 may be the overlap operator, and
 # each operator class has its own strategy number for equality.
 _EQUALITIES = """
 SELECT a.attname::text, n.nspname::text, o.oprname::text, b.nspname::text, l.collname::text
@@ -46,14 +47,14 @@ WHERE i.indexrelid = COALESCE(
 """
 
 
-# Checks before a read through the root: the name still refers to the same table, and this user may read all its rows.
-# Privileges on the root are independent of privileges on the partitions.
+# Before a read through the root, checks that its name still refers to the same table, and that this user may read all
+# rows of the table. Privileges on the root are independent of privileges on the partitions.
 _THROUGH_ROOT = """
 SELECT (COALESCE(pg_catalog.to_regclass({root})::oid, 0) OPERATOR(pg_catalog.=) {oid}
     AND pg_catalog.has_table_privilege({oid}::oid, 'SELECT') AND NOT pg_catalog.row_security_active({oid}::oid))::text
 """
 
-# OFFSET prevents the planner from reversing the join. So the plan takes the keys first here, too.
+# OFFSET prevents the planner from reversing the join. So this plan also starts with the keys.
 _LEAVES = """
 SELECT t.leaf::text, w.n::text FROM (VALUES {rows}) AS w(n, {names})
 CROSS JOIN LATERAL (SELECT t.tableoid::oid AS leaf FROM {root} AS t WHERE {condition} OFFSET 0) AS t
@@ -86,8 +87,8 @@ class KeyLookup:
                 where=self._name,
                 hint="the table changed since the run began: trigger a new run",
             )
-        # Both sides of the comparison have the collation, because the server first removes duplicate keys, and compares
-        # them by the collation of the keys.
+        # The collation is given on both sides of the comparison, because the server first removes duplicate keys. For
+        # that, it compares the keys by their own collation.
         self._collations = [collations[name] for name in table.key]
         # The cast is needed because the server does not compare a domain over an enum with the enum. A cast without a
         # modifier computes nothing, so the server can still use the index.
@@ -98,7 +99,8 @@ class KeyLookup:
         self._names = ", ".join(f"k{place}" for place in range(len(table.key)))
 
     def source(self, relation: str, keys: pa.BinaryArray) -> str:
-        """Return the SQL after FROM of a SELECT that returns each row of ``relation`` with one of the keys once.
+        """Return the part after FROM of a SELECT. The SELECT returns every row of ``relation`` that has one of the
+        keys, and returns no row twice.
 
         :param keys: images of the key columns.
         """
@@ -109,8 +111,8 @@ class KeyLookup:
         )
 
     def by_leaf(self, keys: pa.BinaryArray) -> dict[int, pa.BinaryArray] | None:
-        """Return the keys for which the table has a row, by the OID of the partition that has the row. None: this user
-        may not read the table through its root.
+        """Return the keys that occur in the table, by the OID of the partition that has the row with the key. None:
+        this user may not read the table through its root.
 
         The values of a key determine its partition, so the server searches one partition for each key.
         """

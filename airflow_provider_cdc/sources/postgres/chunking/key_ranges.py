@@ -1,10 +1,10 @@
 """Divides a leaf into ranges of its key, if a condition selects few of its rows and an index finds them.
 
 The server's planner estimates whether an index is used, and how many rows the index finds. The estimate affects only
-how the leaf is divided. If the server uses another plan for the reads, they return the same rows. For columns that were
-never analyzed (a leaf was just loaded, or the server was upgraded), the planner has no statistics. Then it assumes that
-any range of values has 1 of 200 rows, so one chunk could have all rows of the leaf. So a leaf without statistics is
-divided into blocks.
+how the leaf is divided. If the server uses another plan for the reads, the reads return the same rows. The planner has
+no statistics for columns that were never analyzed, for example because a leaf was just loaded or the server was
+upgraded. In that case, the planner assumes that any range of values has 1 of 200 rows. So one chunk could have all rows
+of the leaf. To avoid this, a leaf without statistics is divided into blocks.
 
 Only keys that are whole numbers, dates or times are divided, because this package and the server sort them in the same
 way. The bounds increase, and the first and the last range are open-ended. A condition that bounds the key is not true
@@ -53,8 +53,8 @@ def ranges(connection: Connection, table: Table, leaf: Leaf, chunk_rows: int) ->
 
 
 def condition(table: Table, least: Sequence[KeyValue], beyond: Sequence[KeyValue]) -> str:
-    """Return the end of a chunk's condition, for keys from ``least`` (inclusive) to ``beyond`` (exclusive). Each bound
-    is a sequence with one value, or with no value if there is no bound."""
+    """Return the last part of a chunk's condition. It selects keys from ``least`` (inclusive) to ``beyond``
+    (exclusive). Each bound is a sequence with one value. The sequence is empty if there is no bound."""
     conditions = [
         f" AND {_key(table)} OPERATOR(pg_catalog.{sign}) {_spelt(*bound)}"
         for sign, bound in ((">=", least), ("<", beyond))
@@ -93,14 +93,15 @@ def _is_doubtful(connection: Connection, leaf: Leaf) -> bool:
 
 
 def _through_index(connection: Connection, leaf: Leaf, pushed: str) -> int | None:
-    """Return the estimated number of rows of a leaf that the server would send. None: it would use no index."""
+    """Return the estimated number of rows of a leaf that the server would send. None: the server would use no index."""
     sql = f"SELECT FROM ONLY {leaf.sql} WHERE ctid >= '(0,0)'::tid AND ({pushed})"
     try:
         (((plan,),),) = query(connection, f"EXPLAIN (FORMAT JSON) {sql}")
     except psycopg.Error as error:
         if not is_unplannable(error):
             raise
-        # The leaf is read under another search_path, and then by blocks only, without the pushed condition.
+        # The leaf is read under another search_path. Such a leaf is divided only into blocks, without regard to the
+        # pushed-down condition.
         return None
     return max(1, int(plan["Plan"]["Plan Rows"])) if {*_nodes(plan["Plan"])} <= _THROUGH_INDEX else None
 
@@ -114,8 +115,8 @@ def _nodes(plan: Mapping[str, Any]) -> Iterator[str]:
 def _ends(connection: Connection, table: Table, leaf: Leaf) -> tuple[Any, Any]:
     """Return the least and the greatest existing value of the key's first column within the bounds of the condition.
 
-    Both are None if the condition does not bound the key, if there is no such row, or if keys of this type are not
-    divided.
+    Both are None if the condition does not bound the key, if no row is within the bounds, or if keys of this type are
+    not divided.
     """
     least, greatest = pushed_span(table)
     known_end = greatest if least is None else least
@@ -130,7 +131,7 @@ def _ends(connection: Connection, table: Table, leaf: Leaf) -> tuple[Any, Any]:
     try:
         return read(low), read(high)
     except (TypeError, ValueError):
-        # There is no row, or Python cannot represent the value.
+        # There is no row within the bounds, or Python cannot represent the value.
         return None, None
 
 

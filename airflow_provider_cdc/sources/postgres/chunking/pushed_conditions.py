@@ -1,5 +1,5 @@
-"""Builds the part of a condition that PostgreSQL evaluates (`planning.pushdown`). This part compares whole numbers,
-decimals, dates and times."""
+"""Builds the part of a condition that PostgreSQL evaluates (`planning.pushdown`). This part contains only comparisons
+of whole numbers, decimals, dates and times."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def pushed_condition(table: Table, *, qualified: bool = False) -> str:
 def pushed_span(table: Table) -> tuple[Any, Any]:
     """Return bounds for the key's first column in the rows that fulfil the pushed-down condition.
 
-    A bound is None if no bound is known on that side. The bounds may be used for estimates only.
+    The lower or the upper bound is None if it is not known. The bounds may be used only for estimates.
     """
     if table.keyless or table.selection.where is None:
         return None, None

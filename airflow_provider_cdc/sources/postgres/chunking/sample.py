@@ -36,7 +36,7 @@ _IS_ODD: Mapping[Family, str] = {
 def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Problem]:
     """Return a problem for each column of the planned tables in which a sampled value would stop the run.
 
-    :raises LockNotGranted: a lock of another session blocks readers of a table.
+    :raises LockNotGranted: another session holds a lock that blocks readers of a table.
     """
     with session(settings) as connection, naming_blockers(settings, connection) as concerned:
         concerned += [plan.table for plan in plans]
@@ -56,8 +56,8 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
             except psycopg.errors.QueryCanceled:
                 gave_up(table)
             except psycopg.Error as error:
-                # The server can plan reads of the table only under another search_path (`users_code`). Then the read
-                # itself will find values that stop the run.
+                # The server can plan reads of the table only under another search_path (`users_code`). In that case,
+                # the read during the run will find values that stop the run.
                 if not is_unplannable(error):
                     raise
                 gave_up(table, "it needs another search_path")
@@ -68,7 +68,7 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
 
 def _at_risk(table: Table) -> list[ColumnType]:
     if table.details["kind"] == VIEW:
-        # A view has no blocks, so the server would have to evaluate the whole view.
+        # A view has no blocks. To sample a view, the server would have to evaluate the whole view.
         return []
     return [column for column in column_types(table) if column.family in _IS_ODD and column.policy == "error"]
 

@@ -1,1 +1,1 @@
-"""Decodes values to Arrow arrays, from the bytes of a COPY and from the texts in the log. Both give the same arrays."""
+"""Decodes values from the bytes of a COPY and from the texts in the log. Both sources give the same Arrow arrays."""

@@ -1,8 +1,8 @@
 """Converts arrays to the published Arrow types. This is the last step of decoding.
 
-The step is the same for rows from a SELECT and for row images from the log, because both are in ADBC's arrays. It
-applies the policy for values that Arrow cannot represent. It also replaces every NaN by the same NaN, because the bits
-of NaNs can differ.
+The step is the same for rows from a SELECT and for row images from the log, because both arrive in arrays of ADBC's
+types. It applies the policy for values that Arrow cannot represent. It also replaces every NaN by the same NaN, because
+the bits of NaNs can differ.
 """
 
 from __future__ import annotations
@@ -43,17 +43,19 @@ _NEW_RUN = "do not change the definitions of copied tables during a run; trigger
 _CHUNK = 10**18
 
 NO_NUMBER = -(2**63)
-"""The high half of a decimal that is NaN or infinite. No other decimal has this high half. The low half of such a
-decimal is the sign field that numeric_send writes."""
+"""The high half of a decimal that is NaN or infinite. No other decimal has this high half. The low half of a NaN or
+infinite decimal is the sign field that numeric_send writes."""
 _NO_NUMBERS = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 
 
 def finish_batch(
     table: Table, batch: pa.RecordBatch, nulled: dict[str, int] | None = None, odd: list[OddValue] | None = None
 ) -> pa.RecordBatch:
-    """Convert arrays of ``types.select_list``, made by ADBC or `row_cells`, to rows of ``types.arrow_schema``.
+    """Convert arrays from ADBC or `row_cells`, in the order of ``types.select_list``, to rows with
+    ``types.arrow_schema``.
 
-    :param nulled: counts, by column, the values that the policy replaced by null; this call adds to it.
+    :param nulled: for each column, the number of values that the policy replaced by null. This call increases the
+        numbers.
     :param odd: collects values that the Arrow type cannot represent, if the policy is ``error``. A placeholder replaces
         each of these values. Values that must stop the run at once are not collected (`odd_values.check_noted`).
     :raises ValueNotRepresentable: the Arrow type cannot represent a value, the policy is ``error``, and the value was
@@ -87,8 +89,8 @@ def finish(
     """Convert ``array`` to the type ``column.arrow``.
 
     :param table: the table's name, for messages.
-    :param nulled: counts the values that became null; this call adds to it.
-    :param odd: collects values that the Arrow type cannot hold if the policy is ``error``.
+    :param nulled: for each column, the number of values that became null. This call increases the numbers.
+    :param odd: collects values that the Arrow type cannot hold, if the policy is ``error``.
     :raises ValueNotRepresentable: the Arrow type cannot hold a value, the policy is ``error``, and the value was not
         collected.
     :raises SchemaChanged: the array's type is not ADBC's type for the column, or a NOT NULL column has a NULL.
@@ -254,8 +256,8 @@ def _is_number(data: Bytes, at: int, end: int) -> bool:
 def _parse_decimals(
     data: Bytes, ends: Int32s, valid: Bytes, whole_digits: int, scale: int, out: Int64s, odd: Bytes
 ) -> int:
-    """Multiply the values by 10^scale and write them as 128-bit integers. Return the number of the first malformed
-    text, or ALL_GOOD."""
+    """Multiply the values by 10^scale and write them as 128-bit integers. Return the index of the first malformed text,
+    or ALL_GOOD."""
     for row in range(len(valid)):
         at, end = int(ends[row]), int(ends[row + 1])
         if not valid[row]:

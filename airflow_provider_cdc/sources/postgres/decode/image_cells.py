@@ -1,8 +1,8 @@
 """Makes Arrow arrays from the texts in row images. ADBC would make the same arrays from the same values.
 
-So the next step (``columns.finish``) is the same for rows from images and from ADBC. The server's output functions
-write the texts under ``types.SESSION_SETTINGS``: numbers in decimal digits, ``bytea`` in hexadecimal digits, and dates
-in ISO 8601 format, followed by `` BC`` before the year 1.
+So the next step (``columns.finish``) is the same for rows from images and for rows from ADBC. The server's output
+functions write the texts under ``types.SESSION_SETTINGS``: numbers in decimal digits, ``bytea`` in hexadecimal digits,
+and dates in ISO 8601 format, followed by `` BC`` before the year 1.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def _parse_integers(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, low
                 at += 1
             if end - at < 1 or end - at > 19:
                 return row
-            # Compute the negative value, because there is one more integer below zero than above. If the value does not
-            # fit, it becomes positive at some digit.
+            # Compute the value as a negative number, because the lowest integer has no positive counterpart. If the
+            # value does not fit, it becomes positive at some digit.
             while at < end:
                 digit = load8(data, at) - 0x30
                 if digit < 0 or digit > 9:
@@ -203,7 +203,7 @@ def _parse_hex(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, offsets:
 
 @inner
 def _two_digits(data: Bytes, at: int) -> int:
-    """Return the number that two digits represent. A negative result means that they are not digits."""
+    """Return the number that two digits represent. A negative result means that the two characters are not digits."""
     first, second = load8(data, at) - 0x30, load8(data, at + 1) - 0x30
     if first < 0 or first > 9 or second < 0 or second > 9:
         return -1
@@ -227,7 +227,7 @@ def _infinity(data: Bytes, at: int, end: int) -> int:
 
 @inner
 def _time_of_day(data: Bytes, at: int, end: int) -> int:
-    """Return the microseconds of a time ``hh:mm:ss``, with up to six digits after a decimal point. A negative result
+    """Parse a time ``hh:mm:ss`` that may have up to six decimals, and return it in microseconds. A negative result
     means that the text is not a time."""
     if end - at < 8 or load8(data, at + 2) != 0x3A or load8(data, at + 5) != 0x3A:
         return -1

@@ -43,12 +43,14 @@ def decode_images(
     """Decode rows from their images, with the same result as ``columns.finish_batch`` for the rows of a SELECT.
 
     :param images: one image per row, no nulls.
-    :param nulled: counts, by column, the values that the policy replaced by null; this call adds to it.
-    :param names: the columns to decode; None: all. Values of other columns cause no errors.
+    :param nulled: for each column, the number of values that the policy replaced by null. This call increases the
+        numbers.
+    :param names: the columns to decode. None: all columns. Values of other columns cause no errors.
     :param odd: collects values that the Arrow type cannot represent. A placeholder replaces each of them.
     :raises DecodeError: the bytes are not an image of ``table``.
-    :raises ValueNotRepresentable: a value fits no Arrow type, the policy is ``error``, and ``odd`` is None.
-    :raises SchemaChanged: a NULL in a NOT NULL column.
+    :raises ValueNotRepresentable: the Arrow type cannot represent a value, the policy is ``error``, and ``odd`` is
+        None.
+    :raises SchemaChanged: a NOT NULL column has a NULL.
     """
     name, columns, rows = str(table.name), column_types(table), len(images)
     if images.null_count:
@@ -91,7 +93,7 @@ def _key_beside(
 
 @kernel
 def _locate_images(data: Bytes, ends: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s) -> int:
-    """Fill the arrays of ``located.Located``. Return the number of the first malformed image, or ALL_GOOD."""
+    """Fill the arrays of ``located.Located``. Return the index of the first malformed image, or ALL_GOOD."""
     columns = len(nulls)
     for row in range(len(ends) - 1):
         at, end = int(ends[row]), int(ends[row + 1])

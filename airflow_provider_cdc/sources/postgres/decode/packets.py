@@ -2,8 +2,8 @@
 
 A message has a byte for its kind, four bytes for its length (including these four bytes), and a payload. A CopyData
 message (``d``) holds one row: two bytes for the number of fields and then, for each field, four bytes for its length
-(-1: NULL), and its bytes. The first CopyData message begins with a header. The last one has the number -1 instead of a
-row. All numbers are big-endian. Sources: PostgreSQL's "Message Formats" and, under COPY, "Binary Format"
+(-1: NULL), and its bytes. The first CopyData message begins with a header. The last CopyData message has the number -1
+instead of a row. All numbers are big-endian. Sources: PostgreSQL's "Message Formats" and, under COPY, "Binary Format"
 (https://www.postgresql.org/docs/current/sql-copy.html).
 """
 
@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, ker
 NEEDS_BYTES = 1
 """All complete messages are processed."""
 NEEDS_ROOM = 2
-"""There is no room to locate more rows."""
+"""There is no room for the locations of more rows."""
 AT_OTHER = 3
 """The next message is not a row, or it marks the end of the rows."""
 BAD_ROW = -1
@@ -44,9 +44,10 @@ _HEADER_BYTES = 19
 def locate_rows(
     buffer: Bytes, state: Int64s, widths: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s
 ) -> int:
-    """Locate the values of rows in the form of ``sources.located.Located``. Return the code of the reason for stopping.
+    """Write the locations of the values of rows, as described in ``sources.located.Located``. Return the code of the
+    reason for stopping.
 
-    :param widths: for each column, the size in bytes of all its values, or -1 if the sizes differ.
+    :param widths: for each column, the size in bytes that each of its values has, or -1 if the sizes differ.
     """
     columns, capacity = starts.shape
     position, filled, row = state[STATE_POSITION], state[STATE_FILLED], state[STATE_ROWS]

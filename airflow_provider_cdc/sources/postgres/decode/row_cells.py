@@ -1,7 +1,7 @@
 """Makes Arrow arrays from the values of a COPY in binary format. ADBC would make the same arrays.
 
-So the next step (``columns.finish``) is the same for rows from here and from ADBC. The types' send functions determine
-the formats: numbers are big-endian, and days and microseconds are counted from 2000-01-01.
+So the next step (``columns.finish``) is the same for rows from this module and for rows from ADBC. The types' send
+functions determine the formats: numbers are big-endian, and days and microseconds are counted from 2000-01-01.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ def _power(exponent: int) -> int:
 def _copy_numerics(
     data: Bytes, starts: Int32s, lengths: Int32s, rows: int, whole_digits: int, scale: int, out: Int64s
 ) -> int:
-    """Multiply the values by 10^scale and write them as 128-bit integers. Return the number of the first malformed
+    """Multiply the values by 10^scale and write them as 128-bit integers. Return the index of the first malformed
     value, or ALL_GOOD.
 
     A numeric has four two-byte numbers (the number of digits, the weight of the first digit, the sign, and the number
@@ -169,8 +169,8 @@ def _copy_numerics(
         if digits > 0:
             first = load16be(data, at + 8)
             whole = 4 * weight + (1 if first < 10 else 2 if first < 100 else 3 if first < 1000 else 4)
-            # The number of decimal places after the last digit. A negative number counts digits beyond the scale; these
-            # digits must be zeros.
+            # The number of decimal places after the last digit. If it is negative, there are digits beyond the scale.
+            # These digits must be zeros.
             shift = scale + 4 * (weight - digits + 1)
             if whole > whole_digits or shift < -3 or shift > 38:
                 return row

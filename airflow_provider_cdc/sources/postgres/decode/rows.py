@@ -35,8 +35,8 @@ _BATCH_ROWS = 65_560
 """Maximum number of rows in a batch. With a large power of two, all locations of a row would compete for the same set
 of the CPU cache."""
 _BATCH_CELLS = 1_000_000
-"""Approximate maximum number of values in a batch. For wide rows, it limits the memory for the locations of values (8
-bytes per value)."""
+"""Approximate maximum number of values in a batch. This maximum limits the memory for the locations of values in wide
+rows (8 bytes per value)."""
 _JSONB = 3802
 
 _log = logging.getLogger(__name__)
@@ -100,7 +100,8 @@ def _reading(settings: ConnectionSettings) -> Iterator[CopyStream | session.Read
 
 
 class _NotOpened(Exception):
-    """A session over verified TLS could not be opened. libpq then opens its own session, or reports why it cannot."""
+    """A session over verified TLS could not be opened. In that case, libpq opens its own session, or reports why it
+    cannot open a session."""
 
 
 @contextmanager
@@ -120,7 +121,7 @@ def _verified(settings: ConnectionSettings) -> Iterator[CopyStream]:
 
 
 class AdbcReader:
-    """``RowReader`` that uses ADBC."""
+    """A ``RowReader`` that uses ADBC."""
 
     def __init__(self, reading: session.ReadingConnection, table: Table) -> None:
         self.nulled: dict[str, int] = {}
@@ -142,7 +143,7 @@ class AdbcReader:
 
 
 class CopyReader:
-    """``RowReader`` that reads the socket directly."""
+    """A ``RowReader`` that reads the socket directly."""
 
     def __init__(self, stream: CopyStream, table: Table) -> None:
         self.nulled: dict[str, int] = {}
@@ -180,7 +181,7 @@ class CopyReader:
                         hint="the table changed since the run began: trigger a new run",
                     )
                 if code == packets.AT_OTHER:
-                    # Reading the message may move the bytes in the buffer, so emit the located rows first.
+                    # Emit the located rows first, because the bytes in the buffer may move when the message is read.
                     if state[packets.STATE_ROWS]:
                         break
                     if ended := stream.at_other():

@@ -19,15 +19,16 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 
 _BUFFER = 4 << 20
 _LARGEST = 2**31 - 64
-"""Positions in the buffer are 32-bit numbers."""
+"""The maximum size of the buffer, in bytes. Positions in the buffer are 32-bit numbers."""
 SILENT_SECONDS = 900
-"""If the server sends nothing for this long, the session counts as lost. No statement of this package takes this long
-without a response."""
+"""If the server sends nothing for this many seconds, the session counts as lost. Every statement of this package gets a
+response in less time."""
 ANSWER_BYTES = 1 << 26
-"""Size limit of the result of `CopyStream.ask`, and of a message that is not a row of a COPY."""
+"""The maximum size, in bytes, of the result of `CopyStream.ask`, and of a message that is not a row of a COPY."""
 _PER_ROW = 100
 _SLACK = 32
-"""Number of bytes after the received bytes that a kernel may read. So it can copy short values in whole words."""
+"""The number of bytes beyond the received bytes that a kernel may read. This lets the kernel copy short values in whole
+words."""
 
 # Messages of the server: https://www.postgresql.org/docs/current/protocol-message-formats.html
 _TERMINATE = b"X\0\0\0\4"
@@ -41,7 +42,8 @@ error with which it ends the session.)"""
 
 
 def is_plain(connection: Connection) -> bool:
-    """Return whether a session is unencrypted on its socket: it uses neither TLS nor GSSAPI."""
+    """Return whether a session's socket is unencrypted. It is unencrypted if the session uses neither TLS nor
+    GSSAPI."""
     encrypted = query(connection, "SELECT FROM pg_stat_gssapi WHERE pid = pg_backend_pid() AND encrypted")
     return not (connection.pgconn.ssl_in_use or encrypted)
 
@@ -51,8 +53,8 @@ def socket_of(connection: Connection) -> socket.socket:
     (`is_plain`).
 
     libpq would return a COPY row by row, and allocate memory for each row. Between two statements, libpq has nothing
-    buffered, because the server sends only responses. So the caller can read from the socket itself. After that, the
-    caller may use libpq only to close the session.
+    buffered, because the server sends data only in response to statements. So the caller can read from the socket
+    itself. After that, the caller may use libpq only to close the session.
     """
     return socket.socket(fileno=os.dup(connection.fileno()))
 
@@ -180,7 +182,7 @@ class CopyStream:
         return True
 
     def grow(self) -> None:
-        """Double the size of the buffer, because a row does not fit into the buffer.
+        """Double the size of the buffer. The caller needs this if a row does not fit into the buffer.
 
         :raises DecodeError: a row has 2 GiB or more.
         """
@@ -193,7 +195,7 @@ class CopyStream:
         self.buffer[:filled] = old[:filled]
 
     def end(self) -> None:
-        """Tell the server that the session ends, for sessions that libpq does not close."""
+        """Tell the server that the session ends. This is for sessions that libpq does not close."""
         with suppress(OSError):
             self._socket.sendall(_TERMINATE)
 

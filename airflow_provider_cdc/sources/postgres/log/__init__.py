@@ -1,1 +1,1 @@
-"""Reads the messages of a replication slot, and nets the row changes in them."""
+"""Reads the messages of a replication slot, and computes the net change of the rows."""

@@ -25,12 +25,12 @@ FULL = "f"
 
 @dataclass(frozen=True)
 class Relation:
-    """A table's description in the log. The server sends it before the table's first change, and again after the table
-    was altered.
+    """A table's description in the log. The server sends the description before the table's first change, and again
+    after the table was altered.
 
     ``columns``: names, type OIDs and type modifiers, in the order of the tuples. ``identifying``: the names of the
-    replica identity's columns. A DELETE has the old values of these columns, and so has an UPDATE that changes one of
-    the values.
+    replica identity's columns. The log has the old values of these columns for each DELETE, and for each UPDATE that
+    changes one of the values.
     """
 
     oid: int

@@ -1,4 +1,4 @@
-"""Reads a replication slot by SQL, and nets the changes.
+"""Reads a replication slot by SQL, and computes the net change.
 
 Changes are read from a temporary copy of the slot. So the slot can be read any number of times, and every try reads the
 same changes. The server returns whole transactions, in the order of their commits.
@@ -39,7 +39,8 @@ from airflow_provider_cdc.sources.postgres.slots import slots
 from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark, parse_log_end
 
 FIRST_PART = 20_000
-"""Number of messages that the first call for a part of a long window returns; also the minimum for later calls."""
+"""The number of messages that the first call for a part of a long window returns. Later calls return at least as
+many."""
 PART_BYTES = 512 * 2**20
 """Approximate size, in bytes, of the messages that each later call returns. A stretch of the log up to this size is
 read by one call."""
@@ -51,11 +52,11 @@ _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
 def log_segments(
     settings: ConnectionSettings, start: Lsn, log_end: LogEnd, identity: Mapping[str, str]
 ) -> list[LogSegment]:
-    """Return a list with one segment. The segment has every change from ``start`` up to ``log_end``.
+    """Return a list with a single segment. The segment has every change from ``start`` up to ``log_end``.
 
     :param start: the consistent point of the slot.
-    :param log_end: as recorded by ``bound_reads``.
-    :param identity: names the ``slot`` and the ``publication``.
+    :param log_end: the end that ``bound_reads`` recorded.
+    :param identity: has the names of the ``slot`` and the ``publication``.
     :raises LogGone: the slot is gone, or was advanced.
     :raises SourceUnavailable: the server cannot be reached.
     """
@@ -81,7 +82,7 @@ def _segment(slot: str, publication: str, start: Lsn, stop: Lsn, mark: str = "")
 
 
 class PostgresSegmentReader:
-    """``sources.capabilities.SegmentReader`` for a slot. Iterating over it, once, reads the slot."""
+    """``sources.capabilities.SegmentReader`` for a slot. Iterate over it once to read the slot."""
 
     def __init__(
         self,
@@ -108,7 +109,7 @@ class PostgresSegmentReader:
         where = self.summary.segment.name
         with mapped_errors(where), slot_errors(where):
             for _ in self._read():
-                # The one segment may be long, so emit the net change in parts.
+                # The only segment may be long, so emit the net change in parts.
                 if change.used_bytes > NET_BYTES:
                     yield from self._net_change()
                     change.clear()
@@ -169,7 +170,7 @@ def messages(
 
 
 def copy_slot(connection: ReadingConnection, slot: str, initial: Lsn) -> str:
-    """Create a temporary copy of a slot whose position is ``initial``, and return the copy's name. The server drops the
+    """Create a temporary copy of the slot, whose position is ``initial``. Return the copy's name. The server drops the
     copy when the session ends.
 
     :raises LogGone: the slot is at another position.
@@ -186,7 +187,7 @@ def copy_slot(connection: ReadingConnection, slot: str, initial: Lsn) -> str:
 def take(
     connection: ReadingConnection, copy: str, publication: str, start: Lsn, stop: Lsn, *, marked: bool = False
 ) -> Generator[pa.Array]:
-    """Yield and consume the messages of a temporary slot of this session, from its position ``start`` on."""
+    """Yield and consume the messages of this session's temporary slot ``copy``, whose position is ``start``."""
     # The size of the messages is about the size of the log that is decoded.
     most = FIRST_PART if int(stop) - int(start) > PART_BYTES else _LARGEST_INT
     more = ", 'messages', 'true'" if marked else ""

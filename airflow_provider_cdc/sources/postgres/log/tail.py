@@ -95,7 +95,7 @@ class PostgresLogTail:
             self._walker.close()
             yield from self._net_change()
         self._reached = end
-        # Skip one number between the changes of this read and the changes of the next read.
+        # Leave one unused number between the changes of this read and the changes of the next read.
         self._walker.state[walk_state.ORDER] += 1
 
     def _walk(self, end: Lsn) -> Iterator[None]:
@@ -122,9 +122,9 @@ def open_tail(
 ) -> Iterator[PostgresLogTail]:
     """Follow the log from ``start`` on.
 
-    :param identity: names the slots and the publications.
-    :param tables: the tables whose log is read. Either all of them are rolled forward, or none, because the log for
-        tables that are rolled ``forward`` is in another slot.
+    :param identity: has the names of the slots and the publications.
+    :param tables: the tables whose log is read. Either all of these tables are rolled ``forward``, or none of them,
+        because the log for rolling forward is in another slot.
     :raises LogGone: the slot is gone, or was advanced.
     :raises SourceUnavailable: the server cannot be reached.
     """

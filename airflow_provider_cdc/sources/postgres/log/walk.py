@@ -1,12 +1,12 @@
 """The compiled kernel that processes the frequent pgoutput messages, without executing Python code for each message.
 
-The kernel follows the transactions, decides by their commit positions which of them count, and nets the row changes of
-the copied tables (``sources.netting``). The kernel leaves rare or unknown messages to the caller: it returns ``ODD``,
-and ``state[AT]`` is the number of the message.
+The kernel follows the transactions, decides by their commit positions which transactions count, and computes the net
+change of the copied tables (``sources.netting``). The kernel leaves rare or unknown messages to the caller. For such a
+message it returns ``ODD``, and ``state[AT]`` is the index of the message.
 
 A transaction is before a position in the log if its commit record *begins* before the position. The consistent point of
-a slot is the end of a record, and so is the position of a snapshot that was exported with the slot. The snapshot
-includes the transactions before its position.
+a slot and the position of a snapshot that was exported with the slot are ends of records. The snapshot includes the
+transactions before its position.
 Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html, version 1.
 """
 
@@ -94,12 +94,12 @@ _ORIGIN, _TYPE, _MESSAGE = 0x4F, 0x59, 0x4D
 _OLD, _KEY, _NEW = 0x4F, 0x4B, 0x4E
 _BEGIN_BYTES, _COMMIT_BYTES, _LEAST_MESSAGE_BYTES = 21, 26, 15
 _EPOCH = 946_684_800_000_000
-"""Microseconds from 1970 to 2000, the epoch of PostgreSQL."""
+"""Microseconds from 1970 to 2000. PostgreSQL counts times from 2000."""
 
 _ROW_SLACK = 2 * HEADER + 8
 MOST_RECORDS = 4
 """Maximum number of records that one row change adds: the old state of two keys and, for tables that are rolled
-forward, the new state of both."""
+forward, also the new state of both keys."""
 
 
 @inner
@@ -117,9 +117,9 @@ def _net_change(
     net: Net,
     changes: Changes,
 ) -> int:
-    """Net the row change in ``data[at:end]``. If single changes are needed, also record this change.
+    """Add the row change in ``data[at:end]`` to the net change. If single changes are needed, also record this change.
 
-    In the message, the row change follows the OID of the relation. On success, return MORE.
+    In the message, the row change comes after the OID of the relation. On success, return MORE.
     """
     info = table * TABLE_WORDS
     columns, keys_at, keys = tables[info + COLUMNS], tables[info + KEYS_AT], tables[info + KEYS]
@@ -154,12 +154,12 @@ def _net_change(
     if at != end:
         return BAD_LENGTH
 
-    # Upper bound for the size: the old row is written as a row, as a key, and as unchanged values in the new key or
-    # row. The new row is written once.
+    # This is an upper bound for the size. The old row is written as a row, as a key, and as unchanged values in the new
+    # key or row. The new row is written once.
     span = end - (old if old >= 0 else new)
     words = _ROW_SLACK + ((3 * span) >> 3)
     if forward:
-        # Write both keys once more, the new key with its row.
+        # Reserve room for both keys once more, and for the new row.
         words *= 2
     if not has_room(net, MOST_RECORDS, words):
         state[WANTED] = words
@@ -223,7 +223,7 @@ def _net_keys(
     new_places: Int64s,
     net: Net,
 ) -> int:
-    """Net a row change, as `_net_change` does, for a table of which only keys are read from the log.
+    """Add a row change to the net change, for a table of which only keys are read. `_net_change` is for other tables.
 
     An UPDATE has the old key only if it changes the key, or if the new row omits a value of the key.
     """
@@ -287,7 +287,8 @@ def walk(
 ) -> int:
     """Process the messages from number ``state[AT]`` on. Stop at a message that the caller must handle.
 
-    :param ends: the beginning of each message in ``data``, and the end of the last one; increasing and within ``data``.
+    :param ends: the position in ``data`` at which each message begins, followed by the end of the last message. The
+        positions increase, and are within ``data``.
     :param row: buffer for rows whose columns are in another order or are not all read. If there are such rows, the
         buffer has room for the longest message, plus one byte for each column of two rows.
     :param places, new_places: work arrays, ``int64[2 * columns]`` for the largest number of columns of any table.

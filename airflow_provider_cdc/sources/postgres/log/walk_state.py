@@ -1,4 +1,4 @@
-"""The layout of the arrays with which Python and the kernel of ``walk.py`` communicate."""
+"""The layout of the arrays through which Python and the kernel in ``walk.py`` exchange data."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SHAPE, NOT_WHOLE, NO_ROOM_FOR_CHANGES = 4, 5, 6
 """In this order: a counted change has another number of columns than the table, or no value for its key; a counted
 change does not have the whole old row; the list of single changes needs ``state[WANTED]`` more words."""
 BAD_LENGTH, BAD_TUPLE, BAD_COMMIT, OUT_OF_PLACE, NO_RELATION = 11, 12, 13, 14, 15
-"""Codes for a damaged message, or for messages in a wrong order."""
+"""Codes for a damaged message, and for messages in the wrong order."""
 
 # `state`, int64.
 AT = 0
@@ -20,7 +20,7 @@ STOP = 2
 """Transactions count if their commit is at or after INITIAL and before STOP."""
 PHASE = 3
 COMMIT = 4
-"""Position of the commit record of the current transaction. Between transactions: of the last transaction."""
+"""Position of the commit record of the current transaction or, between two transactions, of the last transaction."""
 XID = 5
 COUNTS = 6
 """1 if the current transaction is after the initial position."""

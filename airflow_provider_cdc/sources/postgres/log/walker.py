@@ -1,6 +1,6 @@
-"""Processes the messages of a slot. The kernel in ``walk.py`` processes frequent messages, this module the rare ones.
+"""Processes the rare messages of a slot. The kernel in ``walk.py`` processes the frequent messages.
 
-The kernel stops at every message that it does not know or cannot process. If this module does not know the message,
+The kernel stops at every message that it does not know or cannot process. If this module does not know the message
 either, the run stops. This module does not depend on where the messages come from.
 """
 
@@ -51,12 +51,12 @@ _DAMAGE = {
 
 
 class LogWalker:
-    """Nets the row changes of a slot, given as batches of messages.
+    """Computes the net change of rows from the messages of a slot, which are passed in batches.
 
     :param slot: the slot's name, for error messages.
     :param initial: transactions whose commit record begins before this position do not count.
     :param stop: transactions whose commit record begins at this position or later do not count.
-    :param mark: a message that the run wrote into the log (`end_mark`). It must occur before the end.
+    :param mark: a message that the run wrote into the log (`end_mark`). The messages of the slot must include it.
 
     ``state`` is the state of ``walk.walk``. After ``close``, ``change`` has the result.
     """
@@ -108,7 +108,7 @@ class LogWalker:
     def run(self, messages: pa.BinaryArray) -> bool:
         """Process a batch of messages.
 
-        :returns: whether the end is reached. If it is, later messages do not count.
+        :returns: whether the end is reached. After the end, messages do not count.
         :raises ExactnessError: the log has something that makes an exact copy impossible.
         :raises DecodeError: the messages are malformed.
         """
@@ -139,7 +139,7 @@ class LogWalker:
             self.state[walk_state.AT] += 1
 
     def close(self) -> None:
-        """Finish: there are no more messages.
+        """Finish, because there are no more messages.
 
         :raises DecodeError: the messages end within a transaction.
         :raises LogGone: the mark did not occur.
@@ -183,9 +183,9 @@ class LogWalker:
         kind = message[0]
         if kind == pgoutput.STREAM_ABORT and self.state[walk_state.PHASE] == walk_state.BETWEEN:
             # PostgreSQL 18 sends this message for some transactions that were rolled back, although it has sent no
-            # message of the transaction before. It drops the collected changes of a transaction that is larger than
-            # logical_decoding_work_mem, and then treats the transaction's savepoints as streamed. No change was sent,
-            # so there is nothing to undo. Within an open transaction, the message counts as unknown.
+            # other message of the transaction. If a transaction is larger than logical_decoding_work_mem, the server
+            # drops its collected changes, and then treats its savepoints as streamed. No change was sent, so there is
+            # nothing to undo. Within an open transaction, the message counts as unknown.
             if len(message) != pgoutput.STREAM_ABORT_BYTES:
                 raise self._damaged(_DAMAGE[walk_state.BAD_LENGTH])
             return
@@ -203,7 +203,7 @@ class LogWalker:
             self._truncate(self._read(pgoutput.truncated, message))
 
     def _relation(self, found: pgoutput.Relation) -> None:
-        """Register a relation that is one of the tables or a leaf of one of them.
+        """Register a relation that is a copied table, or a leaf of a copied table.
 
         The log describes a relation before its first change, and again after each alteration. The description may be in
         a transaction that does not count.
@@ -231,7 +231,8 @@ class LogWalker:
         self._register(found.oid, walk_state.UNTRACKED if index is None else index | self._order_of(found, index))
 
     def _order_of(self, found: pgoutput.Relation, index: int) -> int:
-        """Return the number to add to a table's index, so that the kernel reorders or leaves out a relation's columns.
+        """Return the number to add to a table's index. The number makes the kernel reorder or leave out a relation's
+        columns.
 
         If the number is not 0, ``orders`` has the order of the columns. The values of columns that are not read are
         left out.
@@ -248,7 +249,7 @@ class LogWalker:
     def _check(
         self, found: pgoutput.Relation, index: int, name: TableName, columns: Sequence[Column], what: str
     ) -> None:
-        """Stop the run if a relation differs from the recorded one."""
+        """Stop the run if a relation differs from the recorded relation."""
         told = {name for name, *_ in found.columns}
         # A publication may leave out columns that are not read.
         expected = [
@@ -328,7 +329,7 @@ class LogWalker:
         return DecodeError(message, where=self.where, hint=_REPORT)
 
     def _read(self, parse: Callable[[bytes], _Read], message: bytes) -> _Read:
-        """Return ``parse(message)``. If it raises an error, add the current transaction to the error."""
+        """Return ``parse(message)``. If the parser raises an error, add the current transaction to the error."""
         try:
             return parse(message)
         except DecodeError as error:

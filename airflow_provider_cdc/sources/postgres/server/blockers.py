@@ -15,9 +15,9 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 SECONDS = 10
 
 # The server grants locks in turn, so a session that waits for a lock blocks readers, too. A prepared transaction has no
-# session. Until the server restarts, the prepared transaction keeps the virtual transaction id from its session. So
-# several prepared transactions may have the same id. In that case, the query returns all of them. A lock on a partition
-# counts as a lock on the root.
+# session. Until the server restarts, the prepared transaction keeps the virtual transaction id that its session had. So
+# several prepared transactions may have the same id. In that case, the query returns all of these prepared
+# transactions. A lock on a partition counts as a lock on the root.
 _HOLDERS = """
 SELECT c.oid::regclass::text, l.granted, l.pid, a.usename, a.state, p.gid, p.owner,
     date_trunc('second', now() - COALESCE(a.xact_start, p.prepared))::text
@@ -42,7 +42,8 @@ def naming_blockers(settings: ConnectionSettings, connection: Connection) -> Ite
     This context manager yields a list. Before the caller accesses tables, it must add the names of the tables to the
     list.
 
-    :raises LockNotGranted: a table was locked for longer. The message names the table and the sessions that lock it.
+    :raises LockNotGranted: a table was locked for longer than `SECONDS`. The message names the table and the sessions
+        that lock it.
     """
     tables: list[TableName] = []
     query(connection, f"SET lock_timeout = '{SECONDS}s'")

@@ -1,4 +1,5 @@
-"""Maps failed connections to errors by SQLSTATE. The text cannot be used, because servers may use another language.
+"""Maps failed connections to errors by SQLSTATE. The text of an error cannot be used, because servers may use another
+language.
 
 libpq reports a failed connection only as text. This text includes the SQLSTATE only in verbose mode, and no driver
 offers this mode. So this module repeats a failed connection attempt directly through libpq.
@@ -29,7 +30,7 @@ NO_CLEARTEXT = "!password"
 _RAISED = ("P0", "22", "23", "42", "2F", "38", "39")
 """SQLSTATE classes of errors that are raised by code that runs on the server when a session begins."""
 _SECONDS = 15
-# PQERRORS_VERBOSE, of libpq-fe.h: it adds the SQLSTATE, in any language.
+# PQERRORS_VERBOSE in libpq-fe.h. In this mode, messages in every language include the SQLSTATE.
 _VERBOSE = 2
 # The SQLSTATE follows the severity. Every SQLSTATE of an error has a digit.
 _STATE = re.compile(r":  (?=[A-Z]*[0-9])([0-9A-Z]{5}): ")
@@ -38,7 +39,7 @@ _STATE = re.compile(r":  (?=[A-Z]*[0-9])([0-9A-Z]{5}): ")
 def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], text: str) -> CdcError:
     """Return the error for a connection that a driver could not open.
 
-    :param arguments: the parameters of the connection, as libpq names them.
+    :param arguments: the parameters of the connection, with libpq's names.
     :param text: the driver's error message.
     """
     where, message = settings.address, " ".join(text.split())
@@ -157,7 +158,7 @@ def state_of_refusal(arguments: Mapping[str, str]) -> str:
 
 
 def _set_verbose(connection: Any) -> None:
-    """Call `PQsetErrorVerbosity` of the libpq that psycopg has loaded."""
+    """Call the function `PQsetErrorVerbosity` in the libpq that psycopg has loaded."""
     module = importlib.import_module(type(connection).__module__)
     path = pq.misc.find_libpq_full_path() if pq.__impl__ == "python" else module.__file__
     # A symbol lookup in the driver's extension module also searches the libraries with which the module was linked.

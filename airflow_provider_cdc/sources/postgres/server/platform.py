@@ -11,7 +11,8 @@ _ROLES = {"rds_superuser": RDS, "cloudsqlsuperuser": CLOUD_SQL, "azure_pg_admin"
 
 
 def platform(connection: Connection) -> str:
-    """Return the managed service that runs the server; otherwise `OWN`. A service is recognized by its roles."""
+    """Return the managed service that runs the server, or `OWN` if there is none. A service is recognized by its
+    roles."""
     roles = {name for (name,) in query(connection, "SELECT rolname::text FROM pg_roles")}
     return next((service for role, service in _ROLES.items() if role in roles), OWN)
 

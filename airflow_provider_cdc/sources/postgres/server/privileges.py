@@ -38,7 +38,7 @@ class Privileges:
         self._user, self._login, self._database = quote(user), quote(login), quote(database)
 
     def server_problems(self, settings: ConnectionSettings, *, publishing: bool) -> list[Problem]:
-        """Return the privileges that are missing to create a slot and, if ``publishing``, a publication."""
+        """Return the missing privileges that are needed to create a slot and, if ``publishing``, a publication."""
         problems = []
         # On managed services, the role attribute REPLICATION does not show whether the user may replicate. So open a
         # replication connection to find out. If the server has no free connection, another check reports that.
@@ -64,7 +64,7 @@ class Privileges:
                     f"{allow_replication(platform(self._connection), self._user)}",
                 )
             )
-        # Since 17, the function has one more argument.
+        # Since PostgreSQL 17, the function has one more argument.
         ((marking, may_mark),) = query(
             self._connection,
             "SELECT oid::regprocedure::text, has_function_privilege(oid, 'EXECUTE') FROM pg_proc WHERE pronamespace = "
@@ -90,10 +90,10 @@ class Privileges:
         return problems
 
     def _refused_by_slots(self) -> str:
-        """Return the server's error if the session may not read from slots; otherwise an empty string.
+        """Return the server's error if the session may not read from slots. Empty: the session may read from slots.
 
-        A user may open a replication connection, but then act as a role without this privilege (``ALTER ROLE … SET
-        role``). To find out, the session tries to drop a slot that does not exist.
+        A user may have the right to open a replication connection, but act as a role that may not use slots (``ALTER
+        ROLE … SET role``). To find this out, the session tries to drop a slot that does not exist.
         """
         if self._login == self._user or self._superuser or self._replicates:
             return ""
@@ -106,7 +106,8 @@ class Privileges:
         return ""
 
     def table_problems(self, tables: Sequence[Table], *, publishing: bool) -> list[Problem]:
-        """Return the privileges that are missing to read tables and, if ``publishing``, to publish them."""
+        """Return the missing privileges that are needed to read tables and, if ``publishing``, to publish the
+        tables."""
         return [problem for table in tables for problem in self._problems_of(table, publishing)]
 
     def _problems_of(self, table: Table, publishing: bool) -> list[Problem]:
@@ -141,7 +142,8 @@ class Privileges:
         return problems
 
     def _may_read(self, leaf: Leaf, table: Table) -> tuple[bool, list[str]]:
-        """Return whether this user may use the leaf's schema, and the columns to copy that this user may not read."""
+        """Return whether this user may use the leaf's schema, and which of the copied columns this user may not
+        read."""
         # Reads select ranges of the system column ctid. So SELECT on all user columns is not enough.
         read = [*(column.name for column in table.as_read.columns), _PLACE]
         ((uses, denied),) = query(

@@ -10,8 +10,8 @@ from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 NEXT_XID = "txid_snapshot_xmax(txid_current_snapshot())::text"
-"""SQL for a lower bound of the server's next transaction id. The bound never decreases, even after a restart: all lower
-ids were in the log before they were visible, and a run flushes the log before its position counts."""
+"""SQL for a lower bound of the server's next transaction id. The bound never decreases, even after a restart, because
+all lower ids were in the log before they were visible, and a run flushes the log before its position counts."""
 
 
 def identity(connection: Connection) -> dict[str, str]:
@@ -36,9 +36,9 @@ def identity(connection: Connection) -> dict[str, str]:
 def relations(connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
     """`TellsHistory.relations`.
 
-    The end of the log and the id of the next transaction never decrease. If one of them is less than when a copy was
-    made, the server was reset to an earlier state. If neither is less, the server may still have been reset; this
-    cannot be detected.
+    The end of the log and the id of the next transaction never decrease. If one of these values is less than it was
+    when a copy was made, the server was reset to an earlier state. If neither value is less, the server may still have
+    been reset, but this cannot be detected.
     """
     end, next_xid = query(connection, f"SELECT pg_current_wal_insert_lsn()::text, {NEXT_XID}")[0]
     return [_relation(Lsn.parse(end), int(next_xid), trace) for trace in traces]

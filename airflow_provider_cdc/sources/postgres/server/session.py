@@ -52,7 +52,7 @@ TLS_MODES: Mapping[str, str] = {
 }
 """The modes of ``ConnectionSettings.tls``, each with libpq's name for the mode."""
 
-# States: https://www.postgresql.org/docs/current/errcodes-appendix.html
+# SQLSTATEs: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _DENIED = ("42501", "28")
 _CHANGED = ("42P01", "42703", "42704", "3F000", "3D000", "42883")
 _TRY_AGAIN = ("40", "55P03", "55006", "57014")
@@ -117,8 +117,8 @@ def reading_session(settings: ConnectionSettings) -> Iterator[ReadingConnection]
     """Open an ADBC session in autocommit with the settings of ``connect``, map its errors, and close the session at the
     end of the block.
 
-    ADBC reads through ``COPY … (FORMAT binary)``. So a query must be accepted by COPY, and have no parameters. Other
-    statements (BEGIN, SET) can be run if they return no rows.
+    ADBC reads through ``COPY … (FORMAT binary)``. So a query must have a form that COPY accepts, and must have no
+    parameters. Other statements (BEGIN, SET) can be run if they return no rows.
     """
     try:
         connection = dbapi.connect(_uri(parameters(settings)), autocommit=True)
@@ -143,7 +143,8 @@ def _uri(arguments: dict[str, str]) -> str:
     return f"{uri}?{urlencode(arguments, quote_via=percent)}"
 
 
-# Servers before 17 do not have this setting, and would reject a session that sets it. ADBC does not report the version.
+# PostgreSQL before 17 does not have this setting, and would reject a session that sets it. ADBC does not report the
+# version.
 _LIFT_TRANSACTION_TIMEOUT = (
     "DO $$BEGIN PERFORM pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings "
     "WHERE name = 'transaction_timeout'; END$$"
@@ -151,7 +152,7 @@ _LIFT_TRANSACTION_TIMEOUT = (
 
 
 def run(connection: ReadingConnection, sql: str) -> None:
-    """Run one statement that returns nothing through ADBC."""
+    """Run, through ADBC, one statement that returns no rows."""
     with connection.cursor() as cursor:
         cursor.adbc_statement.set_sql_query(sql)
         cursor.adbc_statement.execute_update()
@@ -180,7 +181,7 @@ def value(connection: Connection, expression: str, args: Sequence[Any] | None = 
 
 
 def quote(*names: str) -> str:
-    """Return an identifier, or several joined by dots, in double quotes."""
+    """Return names as quoted identifiers, joined by dots."""
     return ".".join(map(types.quote, names))
 
 
@@ -190,7 +191,7 @@ def literal(text: str) -> str:
 
 
 def parameters(settings: ConnectionSettings) -> dict[str, str]:
-    """Return the libpq parameters of every session. ``options`` has the settings of the session.
+    """Return the libpq parameters of every session. The parameter ``options`` has the settings of the session.
 
     :raises ConfigurationError: the connection lacks a user or a database, or its TLS settings cannot be used.
     """
@@ -219,7 +220,7 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
         "target_session_attrs": "any",
         "application_name": APPLICATION,
         "connect_timeout": str(CONNECT_SECONDS),
-        # Detect within minutes that the server's machine is unreachable; the kernel's default is two hours.
+        # Detect within minutes that the server's machine is unreachable. The kernel's default is two hours.
         "keepalives_idle": "60",
         "keepalives_interval": "15",
         "keepalives_count": "4",
@@ -261,7 +262,7 @@ def _tls(settings: ConnectionSettings) -> dict[str, str]:
 def mapped_errors(where: str) -> Iterator[None]:
     """Raise the drivers' errors as errors of this package.
 
-    :param where: the object that is being processed, for the message.
+    :param where: the object that is being processed. The error message names it.
     :raises SourceUnavailable: the session broke, or the server lacks resources.
     :raises ConfigurationError: a privilege is missing.
     :raises SchemaChanged: a table or a column no longer exists.
@@ -340,7 +341,8 @@ def _statement_error(where: str, state: str, told: str) -> CdcError:
         return SchemaChanged(told, where=where, hint="the table changed since the run began: trigger a new run")
     if state.startswith(_TRY_AGAIN):
         return TransientError(told, where=where, hint="retry the task")
-    # This error has a SQLSTATE of _BUSY. But the limit applies to each session separately, so waiting does not help.
+    # This error has one of the SQLSTATEs in _BUSY. But the limit applies to each session separately, so waiting does
+    # not help.
     if state == _LIMITED and "temp_file_limit" in told:
         return ConfigurationError(
             told,

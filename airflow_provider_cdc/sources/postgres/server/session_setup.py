@@ -19,7 +19,8 @@ SETTINGS: Mapping[str, str] = {name: pin.value for name, pin in PINNED.items()}
 """The settings of every session, each value as the server shows it."""
 
 SET_AT_ONCE = ("transaction_timeout", "synchronous_commit")
-"""Settings that `statement` sets without reading them back. Servers before 17 do not have the first one."""
+"""Settings that `statement` sets without reading them back. PostgreSQL before 17 does not have
+``transaction_timeout``."""
 
 KEEPALIVE: Mapping[str, str] = {
     # With these settings, the server detects within minutes that the client's machine is unreachable. The default of
@@ -31,12 +32,12 @@ KEEPALIVE: Mapping[str, str] = {
     # long enough for a reader that pauses to write files.
     "tcp_user_timeout": "600000",
 }
-"""Settings that are not read back. Over a Unix socket they are 0, and a proxy may use other values for its own
-connection to the server."""
+"""Settings that are not read back. Over a Unix socket these settings are 0, and a proxy may use other values for its
+own connection to the server."""
 
 _OF_THE_ENVIRONMENT = "'DateStyle', 'TimeZone', 'geqo'"
-"""libpq sends the values of PGDATESTYLE, PGTZ and PGGEQO of this process, which override the start-up options. So
-`statement` sets these settings again."""
+"""libpq sends the values of the environment variables PGDATESTYLE, PGTZ and PGGEQO, which override the start-up
+options. So `statement` sets these settings again."""
 
 OF_THE_SERVER = ("system_identifier", "timeline", "database_oid")
 STARTED = "started"
@@ -47,7 +48,7 @@ MEANING = "lc_monetary"
 during a run."""
 
 _ANY = Lsn(0)
-"""A position that every server has."""
+"""A position that every server has reached."""
 _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
 
 
@@ -75,7 +76,8 @@ def of_run(settings: ConnectionSettings, identity: Mapping[str, str], position: 
 def statement(settings: ConnectionSettings) -> str:
     """Return the query that prepares a session. The query returns one row of text, for `check`.
 
-    The query has no parameters, because COPY accepts none. Its result does not depend on how settings are set.
+    The query has no parameters, because COPY accepts no parameters. The query works in the same way under all values of
+    the settings.
     """
     # Only sessions of a run check the required settings. Before a run, preflight reports them together with all other
     # problems.
@@ -88,11 +90,11 @@ def statement(settings: ConnectionSettings) -> str:
         FROM (VALUES {pairs}) w(name, setting)
         WHERE CASE WHEN w.name IN ({_OF_THE_ENVIRONMENT}) THEN pg_catalog.set_config(w.name, w.setting, false)
         ELSE pg_catalog.current_setting(w.name, true) END IS DISTINCT FROM w.setting)""",
-        # Servers before 17 do not have this setting.
+        # PostgreSQL before 17 does not have this setting.
         """CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
         THEN pg_catalog.set_config('transaction_timeout', '0', false) END""",
-        # A run need not wait until standbys have its publication. The setting is changed here and not by a start-up
-        # option, so that preflight can see the value that applies to other sessions.
+        # A run does not need to wait until standbys have its publication. The setting is changed here and not by a
+        # start-up option, so that preflight can see the value that applies to other sessions.
         "pg_catalog.set_config('synchronous_commit', 'local', false)",
     ]
     if isinstance(settings, RunSettings):
@@ -124,7 +126,8 @@ def check(settings: ConnectionSettings, row: Sequence[str | None]) -> None:
     """Check the row that `statement` returned.
 
     :raises ConfigurationError: a setting does not have the requested value, or a setting hides damage.
-    :raises SourceReplaced: the server is not the run's server, or its log does not include the initial position.
+    :raises SourceReplaced: the server is not the run's server, or the server's log does not include the initial
+        position.
     :raises LogGone: the run's slot does not exist, or is at another position.
     :raises ExactnessError: a setting that determines the meaning of values has changed.
     """

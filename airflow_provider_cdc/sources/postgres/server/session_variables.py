@@ -4,7 +4,7 @@ There are three tables: pinned, required and harmless settings.
 
 Sessions are opened with the values of `PINNED` as start-up options. `session_setup` reads them back, together with the
 settings of `REQUIRED`, which only a superuser may change. A test queries each server for all settings that a role, a
-database or a session can change, and fails if a setting is missing in the tables here. Settings of extensions are not
+database or a session can change, and fails if a setting is missing from these tables. Settings of extensions are not
 listed: the servers of the tests have no extensions, and a server without an extension ignores its settings.
 
 A reason in these tables must hold for every possible value of the setting.
@@ -25,7 +25,7 @@ class Pinned:
     ``value``
         the value, as the server shows it.
     ``why``
-        the effect that another value would have, or the reason for this value.
+        the effect that another value would have, or the reason for choosing this value.
     """
 
     value: str

@@ -7,9 +7,9 @@ answers to libpq. After that, the caller reads from the TLS socket.
 
 The module does this only if it is as safe as libpq's own TLS. The server must prove its identity with a certificate of
 the authority that the connection names, and no other TLS feature may be configured. libpq does not see the encryption,
-so it cannot use channel binding. Channel binding would protect a login only where no certificate is verified. If these
+so it cannot use channel binding. Channel binding would add protection only if no certificate were verified. If these
 conditions do not hold, or if a session cannot be opened in this way, libpq itself opens the session. In this module, a
-certificate needs a subject alternative name to prove a host name; libpq also accepts a common name.
+certificate needs a subject alternative name to prove a host name, whereas libpq also accepts a common name.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from airflow_provider_cdc.sources.session.trust import VERIFY_CA, VERIFY_IDENTIT
 _SSL_REQUEST = struct.pack(">ii", 8, 80877103)
 _HEAD = 5
 _LONGEST_MESSAGE = 1 << 20
-"""Limit of the size of a message while a session is opened. Messages of servers are far shorter."""
+"""The maximum size, in bytes, of a message while a session is opened. Real messages of servers are far shorter."""
 _SASL = b"R", struct.pack(">i", 10)
 _BOUND_TO_CHANNEL = b"SCRAM-SHA-256-PLUS"
 _OF_TLS = ("ssl", CHANNEL_BINDING, "keepalives")
@@ -111,7 +111,7 @@ def _encrypted(settings: ConnectionSettings) -> ssl.SSLSocket:
             plain.setsockopt(socket.IPPROTO_TCP, option[name.rpartition("_")[2]], int(parameters(settings)[name]))
         plain.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         plain.sendall(_SSL_REQUEST)
-        # Read only one byte. An attacker could have sent further bytes, because they are not encrypted.
+        # Read only one byte. Further bytes could come from an attacker, because nothing is encrypted yet.
         if plain.recv(1) != b"S":
             raise OSError("the server does not support TLS")
         return context.wrap_socket(plain, server_hostname=settings.host)
@@ -121,7 +121,8 @@ def _encrypted(settings: ConnectionSettings) -> ssl.SSLSocket:
 
 
 def _log_in(settings: ConnectionSettings, encrypted: ssl.SSLSocket) -> bytes:
-    """Log in with libpq. Return the bytes that were received after the login; they begin an incomplete message."""
+    """Log in with libpq. Return the bytes that were received after the login. They are the beginning of an incomplete
+    message."""
     # An abstract socket has no file, and its random name cannot be guessed.
     name = f"cdc-{uuid.uuid4().hex}"
     arguments = {name: value for name, value in parameters(settings).items() if not name.startswith(_OF_TLS)}
@@ -195,7 +196,7 @@ def _wait(inner: socket.socket, encrypted: ssl.SSLSocket, deadline: float) -> No
 
 
 def _first_message(data: bytes) -> bytes:
-    """Return the first message in ``data`` if it is complete; otherwise no bytes."""
+    """Return the first message in ``data``. Empty: the message is not complete."""
     if len(data) < _HEAD:
         return b""
     end = 1 + int.from_bytes(data[1:_HEAD], "big")
@@ -205,7 +206,8 @@ def _first_message(data: bytes) -> bytes:
 
 
 def _without_binding(message: bytes) -> bytes:
-    """Return a message of the server. If it offers login methods, remove the method that needs channel binding."""
+    """Return a message of the server. If the message offers login methods, remove the method that needs channel
+    binding."""
     kind, what = _SASL
     if message[:1] != kind or message[_HEAD : _HEAD + 4] != what:
         return message

@@ -2,8 +2,8 @@
 
 With ``synchronous_commit=off``, a transaction is visible before its log is on disk. So a session determines the end of
 the log after its last read, and waits until the log is on disk up to that end. A crash would end every session, even if
-the server's main process survives. So if the same session sees the log on disk, no crash occurred meanwhile, and its
-reads are safe.
+the server's main process survives. So if the session that made the reads sees the log on disk, no crash occurred before
+that, and its reads are safe.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from airflow_provider_cdc.sources.postgres.server.session_setup import START
 FLUSH_SECONDS = 60.0
 
 _POLL_SECONDS = 0.01
-# Header sizes of a log page, and of the first page of a segment: access/xlog_internal.h.
+# Header sizes of a log page, and of the first page of a segment. Source: access/xlog_internal.h.
 _PAGE_HEADER, _SEGMENT_HEADER = 24, 40
 
-# The insert position is read before the flush position, so the flush position may already be further.
+# The insert position is read before the flush position, so the flush position may be after the insert position.
 _STATE = f"""
 SELECT pg_catalog.pg_current_wal_insert_lsn()::text, pg_catalog.pg_current_wal_flush_lsn()::text,
     pg_catalog.current_setting('wal_block_size'),
@@ -32,9 +32,9 @@ SELECT pg_catalog.pg_current_wal_insert_lsn()::text, pg_catalog.pg_current_wal_f
 
 
 def wait(ask: Callable[[str], list[Any]], where: str) -> tuple[Lsn, str]:
-    """Wait until all of the current log is on disk. Return the end of that log and the server's incarnation.
+    """Wait until the current log is on disk up to its end. Return this end, and the server's incarnation.
 
-    The incarnation is the time at which the server was started. A restart may undo even log that the server considered
+    The incarnation is the time at which the server was started. A restart may lose even log that the server considered
     to be on disk (``fsync=off``, or a machine that is reset to an earlier state). Only the incarnation shows such a
     loss.
 
@@ -67,7 +67,7 @@ _FLUSHED = "SELECT pg_catalog.pg_current_wal_flush_lsn()::text"
 def insert_end(insert: Lsn, page_bytes: int, segment_bytes: int) -> Lsn:
     """Return the end of the last record, given the position where the next record will begin.
 
-    At the beginning of a page, the position is directly after the page header. Then the size of the header is
+    At the beginning of a page, the position is directly after the page header. In that case, the size of the header is
     subtracted, because the server does not flush a header before a record follows it. If the offset in the page is
     greater than the size of the header, the page contains a record, and nothing is subtracted.
     """

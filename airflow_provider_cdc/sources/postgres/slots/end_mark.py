@@ -1,9 +1,9 @@
 """Writes a mark into the log at the end of a run's reads. The mark is a message that later reads of the log must find.
 
 Positions are only numbers. A server whose disk was reset to an earlier state continues from an earlier position. With
-other transactions, it eventually passes all positions that it had reached before. The name, the timeline and the slots
-of the server are unchanged. So the run writes a message that no other log contains. If the message is in a log, the log
-is still the same as during the reads.
+other transactions, the server eventually passes all positions that it had reached before. The name, the timeline and
+the slots of the server are unchanged. So the run writes a message that no other log contains. If the message is in a
+log, the log is still the same as during the reads.
 
 The message belongs to no transaction and changes no row
 (https://www.postgresql.org/docs/current/functions-admin.html, ``pg_logical_emit_message``).
@@ -24,7 +24,7 @@ from airflow_provider_cdc.sources.postgres.server.session import APPLICATION
 
 @dataclass(frozen=True)
 class EndMark:
-    """A unique message in the log, at or after ``since``. The plan of a log segment contains its text."""
+    """A unique message in the log, at or after ``since``. The plan of a log segment contains the mark as text."""
 
     since: Lsn
     token: str
@@ -42,7 +42,7 @@ class EndMark:
         return cls(Lsn.parse(since), token)
 
     def is_in(self, message: Message) -> bool:
-        """Whether ``message`` is this mark."""
+        """Return whether ``message`` is this mark."""
         return (message.prefix, message.content) == (APPLICATION, self.token.encode())
 
 
@@ -60,7 +60,7 @@ def write(ask: Callable[[str], list[Any]]) -> EndMark:
 
 
 def log_end(end: Lsn, mark: EndMark | None = None) -> LogEnd:
-    """Return ``UpperBound.log_end``: the end of the log and, if there is a mark before that end, the mark."""
+    """Return ``UpperBound.log_end``. It has the end of the log and, if there is a mark before the end, the mark."""
     return LogEnd(f"{end} {mark}" if mark is not None else str(end))
 
 

@@ -1,4 +1,5 @@
-"""Checks whether an existing publication that the connection names publishes every change that runs need."""
+"""Checks the existing publication that a connection specifies. This publication must publish every change that runs
+need."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _log = logging.getLogger(__name__)
 
 
 def relations_sql(tables: Iterable[Table]) -> str:
-    """Return the list of the relations that hold the rows of the tables, in the syntax of a publication."""
+    """Return the relations that hold the rows of the tables, as a list in the syntax of CREATE PUBLICATION."""
     return ", ".join(leaf.sql for table in tables for leaf in leaves(table))
 
 
@@ -73,7 +74,7 @@ def publication_problems(
                 f"leaves out the generated columns of {', '.join(str(table.name) for table in generated)}",
                 f"ALTER PUBLICATION {quote(name)} SET (publish_generated_columns = stored)",
             )
-    # The tables that the server publishes, also because of FOR ALL TABLES and FOR TABLES IN SCHEMA.
+    # The tables that the server publishes, including those of FOR ALL TABLES and FOR TABLES IN SCHEMA.
     covered = {
         relation: (filtered, columns)
         for relation, filtered, columns in query(

@@ -1,11 +1,13 @@
-"""Finds the position of a time: the end of the longest prefix of the log in which no commit is later than the time.
+"""Finds the position of a time. This position ends the longest prefix of the log in which no commit is later than the
+time.
 
-Commit times need not grow along the log, so the first later commit ends the prefix. The prefix begins where the
-standing slot was created. A recorded mark summarises the beginning of the log that earlier calls have already read.
+Commit times do not always increase along the log. So the first commit with a later time ends the prefix. The prefix
+begins where the standing slot was created. A recorded mark summarises the beginning of the log that earlier calls have
+already read.
 
 The log has no DDL. Tables may have joined the standing slot at a position after the end of the prefix, without a commit
-in between. Then a time after the join resolves to the position of the join. This position includes all changes to the
-definitions of tables that were made before it.
+in between. In that case, a time after the join resolves to the position of the join. This position includes all changes
+to the definitions of tables that were made before the join.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ def prefix_at(
     when: int,
     most: Lsn | None = None,
 ) -> Prefix | None:
-    """Return the prefix of a time. None: the prefix ends before the first mark.
+    """Return the longest prefix of the log without a commit after ``when``. None: the prefix ends before the first
+    mark.
 
     :param marks: the recorded marks. The slot still has the log since each of them.
     :param when: the time in microseconds since 1970.
@@ -70,7 +73,7 @@ def prefix_at(
 
 
 def remember(settings: ConnectionSettings, name: str, beginning: str, mark: Mark, seconds: float) -> None:
-    """Record a mark, so that later calls need not read the log before it again."""
+    """Record a mark, so that later calls do not need to read the log before the mark again."""
     with session(settings) as connection:
         alone(connection, name, seconds)
         record = load(connection, name)

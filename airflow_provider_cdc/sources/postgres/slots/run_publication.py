@@ -29,18 +29,20 @@ _log = logging.getLogger(__name__)
 
 _GENERATED_COLUMNS_SINCE = 180_000
 _PUBLISHED_AT_ONCE = 200
-"""Each relation takes a lock until the statement ends, and the server has room for some thousands of locks."""
+"""The maximum number of relations that one statement publishes. The statement locks each relation until it ends, and
+the server has room for some thousands of locks."""
 
 
 def create_publication(
     connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy, run_id: str = ""
 ) -> None:
-    """Publish every change of ``tables``: list each relation that holds their rows now.
+    """Create a publication of every change of ``tables``. The publication lists each relation that now holds rows of
+    the tables.
 
-    Partitions that are created later are not published. A publication of their root would publish them, too. Then the
-    server would reject an application's UPDATE and DELETE on a new partition until the partition has a replica
-    identity. Every published relation has a replica identity; this is checked while the relation is locked. So the
-    server never rejects a statement because of this publication.
+    Partitions that are created later are not published. A publication of the root would also publish its new
+    partitions. In that case, the server would reject an application's UPDATE and DELETE on a new partition until the
+    partition has a replica identity. Every published relation has a replica identity, which is checked while the
+    relation is locked. So the server never rejects a statement because of this publication.
 
     A comment on the publication names the run.
 
@@ -52,7 +54,7 @@ def create_publication(
         options.append("publish_generated_columns = stored")
 
     def make() -> None:
-        # Two statements in one transaction.
+        # Both statements run in one transaction.
         execute(
             connection,
             f"CREATE PUBLICATION {quote(name)} WITH ({', '.join(options)}); "
@@ -67,7 +69,8 @@ def create_publication(
 
 
 def add_tables(connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy) -> None:
-    """Add ``tables`` to a publication, as `create_publication` does. Tables that are already in it stay unchanged."""
+    """Add ``tables`` to a publication, as `create_publication` does. Tables that are already in the publication stay
+    unchanged."""
     _locking(connection, tables, lock, lambda: _publish_all(connection, name, tables), lambda: None)
 
 
@@ -132,7 +135,7 @@ def _publish_all(connection: Connection, name: str, tables: Sequence[Table]) -> 
 
 
 def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableName, Leaf]]) -> None:
-    """Add all of the relations to a publication, or none."""
+    """Add either all of the relations or no relation to a publication."""
     with connection.transaction():
         listed = ", ".join(f"ONLY {leaf.sql}" for _, leaf in relations)
         execute(connection, f"ALTER PUBLICATION {quote(name)} ADD TABLE {listed}")
@@ -157,8 +160,8 @@ def publication_state(connection: Connection, name: str, relations: str = "") ->
 
     Every change to the publication changes the digest, even if the change was undone. Each change writes a new version
     of the catalog row, and the old version gets another xmax as soon as the new version is written. Logical decoding
-    uses the new version once the log has the commit. Sessions may see the new version only later, when a standby has
-    confirmed the commit.
+    uses the new version as soon as the log has the commit. Sessions may see the new version only later, when a standby
+    has confirmed the commit.
 
     :param relations: comma-separated OIDs of the relations that the digest covers. Empty: all relations.
     """

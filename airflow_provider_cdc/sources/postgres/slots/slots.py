@@ -1,12 +1,12 @@
-"""Creates, finds and drops the replication slot of a run, which keeps the log, and the publication of the same name.
+"""Creates, finds and drops the replication slot of a run, and the publication of the same name. The slot keeps the log.
 
-The slot's consistent point is the initial position: the slot returns exactly the transactions whose commit record
-begins at or after this point. The slot is only peeked at and never advanced, so it stays at this point until the run
-releases it.
+The slot's consistent point is the initial position. The slot returns exactly the transactions whose commit record
+begins at or after this point. The run reads the slot without advancing it. So the slot stays at this point until the
+run releases the slot.
 
-Several tries may fix a run's position at once, and the manifest records the position of one of them. So each try
-creates its own slot and publication. A try drops the slots and publications of other tries only if the manifest has its
-own position. The run id alone is enough to find all of them.
+Several tries of a task may choose a position for the run at the same time, but the manifest records the position of
+only one try. So each try creates its own slot and publication. A try drops the slots and publications of other tries
+only if the manifest has the position of this try. The run id is enough to find the slots and publications of all tries.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _log = logging.getLogger(__name__)
 class SlotState:
     """A row of pg_replication_slots.
 
-    ``safe_bytes``: bytes that may still be written before the slot is lost; None: no limit. ``invalidated``: why the
-    slot was invalidated (reported since PostgreSQL 17).
+    ``safe_bytes``: the number of bytes that may still be written before the slot is lost. None: there is no limit.
+    ``invalidated``: the reason why the slot was invalidated (reported since PostgreSQL 17).
     """
 
     name: str
@@ -67,14 +67,15 @@ class SlotState:
 
     @property
     def limit(self) -> str:
-        """The setting that made the server invalidate a lost slot."""
+        """The name of the setting because of which the server invalidated the slot."""
         return "idle_replication_slot_timeout" if self.invalidated == "idle_timeout" else "max_slot_wal_keep_size"
 
 
 def name_of(run_id: str) -> str:
     """Return the prefix of the names of all slots and publications of a run.
 
-    The prefix is ``cdc_`` and the run id, reduced to characters that a slot name may have. It leaves room for a token.
+    The prefix is ``cdc_`` and the run id, reduced to characters that a slot name may have. The prefix leaves room for
+    the token of a try.
     """
     name = PREFIX + re.sub("[^a-z0-9_]", "_", run_id.lower())
     longest = _LONGEST_NAME - 1 - _TOKEN_DIGITS
@@ -84,13 +85,13 @@ def name_of(run_id: str) -> str:
 
 
 def name_of_try(run_id: str) -> str:
-    """Return a name for the slot and the publication of one try to fix the run's position. Each call returns another
-    name."""
+    """Return a new name for the slot and the publication of one try. Each call returns another name."""
     return f"{name_of(run_id)}_{uuid.uuid4().hex[:_TOKEN_DIGITS]}"
 
 
 def without_token(name: str) -> str:
-    """Remove the token from a slot name that `name_of_try` returned. The result is `name_of` the run."""
+    """Remove the token from a slot name that `name_of_try` returned. The result is the name that `name_of` returns for
+    the run."""
     return re.sub(f"_[0-9a-f]{{{_TOKEN_DIGITS}}}$", "", name)
 
 
@@ -101,7 +102,7 @@ def names_of_run(connection: Connection, run_id: str) -> list[str]:
         "SELECT slot_name::text FROM pg_replication_slots "
         "WHERE slot_name ~ %(names)s AND database = current_database() AND NOT temporary "
         "UNION SELECT pubname::text FROM pg_publication WHERE pubname ~ %(names)s ORDER BY 1",
-        # A name without a token was created by an older version of this provider.
+        # Older versions of this provider created names without a token.
         {"names": f"^{name_of(run_id)}(_[0-9a-f]{{{_TOKEN_DIGITS}}})?$"},
     )
     return [name for (name,) in rows]
@@ -109,18 +110,18 @@ def names_of_run(connection: Connection, run_id: str) -> list[str]:
 
 @contextmanager
 def new_slot(settings: ConnectionSettings, name: str, seconds: float) -> Iterator[tuple[Lsn, str]]:
-    """Create a run's slot. Yield its consistent point and the name of a snapshot of that point.
+    """Create the slot of a run. Yield the slot's consistent point, and the name of a snapshot at this point.
 
     Other sessions can use the snapshot while the context is open. The slot stays afterwards.
 
     To create the slot, the server waits for every running transaction that has written, including prepared
     transactions.
 
-    :raises LockNotGranted: a transaction ran for longer than ``seconds``; the message lists these transactions.
+    :raises LockNotGranted: transactions ran for longer than ``seconds``. The message lists these transactions.
     """
     with session(settings, replication=True) as connection:
-        # With SNAPSHOT 'nothing', servers before 15.8 and 16.4 may reuse the snapshot of another slot's creation. Then
-        # they miss changes of transactions that were open at that time (`warn_of_version`).
+        # With SNAPSHOT 'nothing', servers before 15.8 and 16.4 may reuse the snapshot of another slot's creation. In
+        # that case, the new slot misses changes of open transactions (`warn_of_version`).
         sql = f"CREATE_REPLICATION_SLOT {quote(name)} LOGICAL {PLUGIN} (SNAPSHOT 'export')"
         yield consistent_point(settings, connection, sql, seconds)
 
@@ -132,10 +133,11 @@ def create_slot(settings: ConnectionSettings, name: str, seconds: float) -> Lsn:
 
 
 def room(connection: Connection, setting: str, needed: int) -> tuple[int, int]:
-    """Return the limit that ``max_replication_slots`` or ``max_wal_senders`` sets, and how many are in use.
+    """Return the limit that ``max_replication_slots`` or ``max_wal_senders`` sets, and how many slots or senders are in
+    use.
 
     After a connection has ended, its server process may run for a moment longer, and keeps its slot or WAL sender until
-    it ends. If only such processes take the room that is needed, this function checks again a moment later.
+    it ends. If there is too little room only because of such processes, this function checks again a moment later.
     """
     view, may_end = _LIMITED[setting]
     deadline = time.monotonic() + _ENDING_SECONDS
@@ -250,7 +252,8 @@ def release(settings: ConnectionSettings, run_id: str) -> None:
         _require_primary(settings, connection)
         failures = []
         for name in names_of_run(connection, run_id):
-            # A slot that cannot be dropped must not prevent dropping the others: each of them keeps the server's log.
+            # A slot that cannot be dropped must not prevent dropping the others, because the server keeps log for each
+            # slot.
             try:
                 _drop(connection, name, name)
             except (CdcError, psycopg.Error) as error:
@@ -262,7 +265,8 @@ def release(settings: ConnectionSettings, run_id: str) -> None:
 def identity_of_try(slot: str, publication: str = "") -> dict[str, str]:
     """Return the manifest's fields for the slot and the publication of one try.
 
-    :param publication: an existing publication that the run uses; empty: the publication that has the slot's name.
+    :param publication: an existing publication that the run uses. Empty: the run uses the publication that has the
+        slot's name.
     """
     return {"slot": slot, "publication": publication or slot, "publication_made": "" if publication else "yes"}
 
@@ -270,8 +274,8 @@ def identity_of_try(slot: str, publication: str = "") -> dict[str, str]:
 def with_forward_slots(identity: Mapping[str, str], made: Mapping[Lsn, str], standing: str) -> dict[str, str]:
     """Return a try's identity with the slots that the try created for copies that are rolled forward.
 
-    :param made: these slots, by the positions of the copies.
-    :param standing: the publication that has listed the tables since these positions.
+    :param made: the slots that the try created, by the positions of the copies.
+    :param standing: the publication that has listed the tables since the positions of the copies.
     """
     return {
         **identity,
@@ -281,13 +285,14 @@ def with_forward_slots(identity: Mapping[str, str], made: Mapping[Lsn, str], sta
 
 
 def forward_slots(identity: Mapping[str, str]) -> dict[Lsn, str]:
-    """Return the slots for the copies that a run rolls forward, by the copies' positions. A slot has the log since its
-    copy."""
+    """Return the slots for the copies that a run rolls forward, by the copies' positions. Each slot has the log since
+    the position of its copy."""
     return {Lsn.parse(start): slot for start, slot in json.loads(identity.get(_FORWARD, "{}")).items()}
 
 
 def discard(settings: ConnectionSettings, identity: Mapping[str, str]) -> None:
-    """Drop the slots and the publication that one try created (`identity_of_try`), but not an existing publication.
+    """Drop the slots and the publication that one try created (`identity_of_try`). A publication that existed before
+    stays.
 
     :raises SourceUnavailable: the server cannot be reached; the slots and the publication stay.
     :raises TransientError: a session that uses the slot did not end.
@@ -338,7 +343,8 @@ def _drop(connection: Connection, slot: str, publication: str) -> None:
 
 
 def _drop_slot(connection: Connection, name: str) -> int | None:
-    """Drop the slot, or terminate the session that uses it. Return the pid of that session. None: the slot is gone."""
+    """Drop the slot, or terminate the session that uses it. Return the process id of the terminated session. None: the
+    slot is gone."""
     rows = query(connection, "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (name,))
     if not rows:
         return None

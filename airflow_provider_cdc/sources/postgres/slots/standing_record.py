@@ -31,8 +31,8 @@ _DAY = 24 * 3_600_000_000
 KNOWN_DAYS = 7
 """How many days a copy stays in the record."""
 _RUN = "run "
-"""Prefix of the key of a run's own entry in `Standing.copies`. In the key, the name of the run's slot follows. Digests
-of lakes never begin with this prefix."""
+"""Prefix of the key of a run's own entry in `Standing.copies`. The rest of the key is the name of the run's slot.
+Digests of lakes never begin with this prefix."""
 _MONEY = (790, 791)
 """OIDs of the types ``money`` and ``money[]``. User-defined types may contain them."""
 
@@ -41,7 +41,7 @@ _MONEY = (790, 791)
 class Joined:
     """A table in the publication. The log has all of its changes since ``position``.
 
-    - ``at``: a time, in microseconds since 1970, before which ``position`` was fixed.
+    - ``at``: a time in microseconds since 1970. ``position`` was fixed before this time.
     - ``state``: the table's digest (`states_of`). As long as the table has this digest, its definition is unchanged.
     - ``why``: the reason, in words, why the past of the table begins at ``position``.
     - ``shape``: the digest of `shapes_of`. It has been the same since ``shape_position``, which was fixed before the
@@ -91,13 +91,13 @@ class Published:
 class Standing:
     """The record of a standing slot.
 
-    - ``beginning``: an id that changes whenever the slot is created anew.
+    - ``beginning``: an id that changes whenever the slot is created again.
     - ``server``: the identity of the server. The positions are positions in the log of this server.
     - ``marks``: the marks, in the order of their positions.
     - ``joins``: all joins. If a table has joined again, its earlier joins are included, too.
     - ``tables``: the last join of each table, by table name.
-    - ``copies``: the last copies, by a digest of the lake's URI. Also the positions of runs that have not recorded
-      their copies yet (`with_run`).
+    - ``copies``: the last copies, by a digest of the lake's URI. The entry also has the positions of runs that have not
+      recorded their copies yet (`with_run`).
     """
 
     beginning: str
@@ -117,7 +117,7 @@ class Standing:
         """Add the position that a run has just fixed, and remove positions of runs that are older than `KNOWN_DAYS`.
 
         The new entry shows that the position is part of this server's history. The entry has no tables, so earlier
-        versions of the provider read it as a copy of no tables.
+        versions of the provider treat it as a copy without tables.
         """
         copies_kept = {
             lake: published
@@ -161,7 +161,8 @@ class Standing:
     def has_copy(self, table: str, position: Lsn, slot: str = "") -> bool:
         """Return whether the copy of a table at ``position`` belongs to the history of this server.
 
-        It does if the copy was recorded after it was published, or if the run that made the copy recorded the position.
+        The copy belongs to this history if the copy was recorded after it was published, or if the run that made the
+        copy recorded the position.
 
         :param slot: the prefix of the slot names of the run that made the copy (`slots.name_of`).
         """
@@ -240,14 +241,14 @@ def store(connection: Connection, name: str, record: Standing) -> None:
 
 
 def alone(connection: Connection, name: str, seconds: float) -> None:
-    """Wait until no other session changes the standing slot or its record. Then other sessions cannot change them until
-    this session ends."""
+    """Wait until no other session changes the standing slot or its record. After that, other sessions cannot change the
+    slot or the record until this session ends."""
     query(connection, f"SET lock_timeout = '{max(1, round(seconds))}s'")
     query(connection, "SELECT pg_advisory_lock(hashtextextended(%s, 0))", (f"{APPLICATION} {name}",))
     query(connection, "RESET lock_timeout")
 
 
-# If a schema was renamed and renamed back, its catalog row has a new version.
+# If a schema was renamed and then renamed back, its catalog row has a new version.
 _AROUND = """
 SELECT c.oid, concat_ws('/', n.oid, n.xmin, c.relhassubclass,
     (SELECT string_agg(concat_ws('/', p.oid, p.xmin, r.oid, r.xmin), ',') FROM pg_publication p
@@ -266,7 +267,7 @@ def states_of(connection: Connection, name: str, tables: Sequence[Table]) -> dic
 
 
 def shapes_of(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
-    """Return a digest of each table, by table name, that ignores some changes.
+    """Return a digest of each table, by table name. The digest ignores some changes.
 
     In contrast to `states_of`, the digest does not include NOT NULL, the labels of enums, or the versions of the
     catalog rows of the table and its columns. So it stays the same if privileges, defaults, NOT NULL or labels change,
@@ -291,8 +292,8 @@ def _digests(connection: Connection, name: str, tables: Sequence[Table]) -> dict
     for table in tables:
         kinds = [column.details for column in table.columns]
         has_money = any(kind["definition"] or kind["base_oid"] in _MONEY for kind in kinds)
-        # Keys other than the recorded row key may be added and dropped. The other two depend on the publication, which
-        # some callers do not read.
+        # Keys other than the recorded row key may be added and dropped. The entries ``via_root`` and ``as_root`` depend
+        # on the publication, which some callers do not read.
         left_out = ("keys", "via_root", "as_root")
         details = {part: detail for part, detail in table.details.items() if part not in left_out}
         surroundings = [
@@ -306,8 +307,7 @@ def _digests(connection: Connection, name: str, tables: Sequence[Table]) -> dict
 
 
 def parents_among(connection: Connection, tables: Sequence[Table]) -> set[str]:
-    """Return the names of the tables for which the catalog shows that they have, or may have had, child tables
-    (INHERITS).
+    """Return the names of the tables that have, or may have had, child tables (INHERITS), according to the catalog.
 
     For such a table, the server does not report when child tables were added and removed.
     """

@@ -1,4 +1,4 @@
-"""Creates and advances the standing slot, with which PostgreSQL keeps its log from run to run.
+"""Creates and advances the standing slot. Because of this slot, PostgreSQL keeps its log from run to run.
 
 A server keeps its log only for slots. The first run that uses a standing slot creates the slot and a publication of the
 same name. Both stay after the run. A table joins the publication when a run first needs the table. A position is fixed
@@ -59,7 +59,7 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import (
 
 _TRIES = 3
 _A_DAY = 26 * 3600
-"""How many seconds a slot that only nightly runs use may be idle."""
+"""The number of seconds for which a slot may be idle if only nightly runs use it."""
 _HOUR = 3_600_000_000
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options: StepOptions) -> None:
     """`KeepsPast.keep_past`.
 
-    :raises ConfigurationError: the connection names a publication.
+    :raises ConfigurationError: the connection specifies a publication.
     """
     if settings.options.get("publication"):
         raise ConfigurationError(
@@ -83,14 +83,15 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
         alone(connection, name, options.lock.slot_wait_seconds)
         record = usable(connection, name)
         if record is None:
-            # Runs in progress may read through the publication. So drop it only if its comment has no readable record.
+            # Runs in progress may read through the publication. So drop the publication only if its comment has no
+            # readable record.
             slots.drop(settings, name, "" if load(connection, name) else name)
         run_publication.let_go(connection, name)
         try:
             record = _join(settings, connection, name, record, plans, options)
         except BaseException:
             if record is None:
-                # Drop the slot after any error, because a slot without a record would keep the log without need.
+                # Drop the slot after any error, because a slot without a record would keep the log unnecessarily.
                 try:
                     slots.drop(settings, name, name)
                 except CdcError as also:
@@ -100,8 +101,8 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
 
 
 def usable(connection: Connection, name: str) -> Standing | None:
-    """Return the record of a standing slot if the record is valid. Otherwise, return None and log the reason. If there
-    is neither a record nor a slot, log nothing."""
+    """Return the record of a standing slot if the record is valid. Otherwise, return None and write the reason to the
+    task log. If there is neither a record nor a slot, write nothing."""
     record, slot = load(connection, name), slots.state(connection, name)
     if record is None and slot is None:
         return None
@@ -137,8 +138,8 @@ _STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin 
 def note_position(settings: ConnectionSettings, point: InitialPoint, options: StepOptions) -> None:
     """`KeepsPast.note_position`.
 
-    The session has found the run's slot at the position. So the history of this server includes the position. The same
-    is true if the server's disk is later reset to its state at a moment after this call.
+    The session has found the run's slot at the position. So the history of this server includes the position. If the
+    server's disk is later reset to a moment after this call, the history still includes the position.
     """
     position = Lsn.expect(point.position)
     with session(session_setup.of_run(settings, point.identity, position)) as connection:
@@ -154,8 +155,8 @@ def note_copies(
     """`KeepsPast.note_copies`.
 
     If the server's disk was reset to a moment before the run, its identity is the same, but the run's slot is missing.
-    Every session of a run checks for this slot. If the disk was reset to a moment during the run, the server was
-    restarted. If the run's slot is gone because the copies are already recorded, do nothing.
+    Every session of a run checks that this slot exists. If the disk was reset to a moment during the run, the server
+    was restarted. If the run's slot is gone because the copies are already recorded, do nothing.
     """
     try:
         _note_copies(settings, options, copies, incarnation)
@@ -261,8 +262,8 @@ def _by_the_clock(
 ) -> tuple[Standing, Mark | None]:
     """Return the record with a mark of the current position and time, and the mark to which the slot can be advanced.
 
-    The latter is the last earlier mark that is older than ``oldest``. This function is for servers that cannot report
-    when transactions committed. Without these marks, such a server would keep the log until its disk is full. A
+    This second mark is the last earlier mark that is older than ``oldest``. This function is for servers that cannot
+    report when transactions committed. Without these marks, such a server would keep the log until its disk is full. A
     transaction that has already committed may have a later commit time only if the clock was set back, or if the
     transaction came from another server.
     """
@@ -277,7 +278,7 @@ def _by_the_clock(
 
 
 def joining(connection: Connection, tables: Sequence[Table]) -> list[Table]:
-    """Return the tables that can join the publication: for these tables, the log has whole old rows or the keys of all
+    """Return the tables that can join the publication. For these tables, the log has whole old rows or the keys of all
     changed rows, and the server does not reject changes because of the publication."""
     followed_tables = followed(connection, tables)
     whole = whole_rows(connection, tables)
@@ -296,8 +297,8 @@ def _join(
     plans: Sequence[TablePlan],
     options: StepOptions,
 ) -> Standing:
-    """Add all tables that can join to the publication, and create the slot if there is none. Then record the position
-    and time of the join."""
+    """Add to the publication all tables that can join it, and create the slot if there is none. Then record the
+    position and the time of the join."""
     names = [plan.table for plan in plans]
     tables = joining(connection, read_tables(connection, names))
     states = states_of(connection, name, tables)
@@ -343,8 +344,8 @@ def _join(
 def _point(settings: ConnectionSettings, connection: Connection, slot: str, options: StepOptions) -> Lsn:
     """Return a position after the commits of all transactions that began before this call.
 
-    So every transaction that commits after the position began after this call, and the log has its changes as the
-    current publication defines.
+    So every transaction that commits after the position began after this call. The log has the changes of such
+    transactions as the current publication defines.
 
     :param slot: the name of a permanent slot to create at the position. Empty: create only a temporary slot.
     """
@@ -359,8 +360,8 @@ def _point(settings: ConnectionSettings, connection: Connection, slot: str, opti
 
 
 def _tell_cost(connection: Connection, name: str, record: Standing) -> None:
-    """Log how much log the standing slot keeps. Warn of settings that would invalidate the slot, or that leave the size
-    of the kept log unlimited."""
+    """Report how much of the server's log the standing slot keeps. Warn of settings that would invalidate the slot, or
+    that leave the size of the kept log unlimited."""
     slot = slots.state(connection, name)
     if slot is None:
         return

@@ -1,5 +1,5 @@
-"""Waits for two kinds of transactions: those that delay a slot's consistent point, and those whose commit is in the log
-but not yet visible."""
+"""Waits for transactions that delay a slot's consistent point, and for transactions whose commit is in the log but not
+yet visible."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server.session import Connection, mapped_errors, query, session
 
 NAME_SECONDS = 10.0
-"""Seconds between log messages that name the transactions that are waited for."""
+"""Seconds between log messages about the transactions for which the command still waits."""
 
 _POLL_SECONDS = 0.02
 _CANCEL_SECONDS = 1.0
@@ -55,17 +55,17 @@ def settle(
     """Wait until every transaction whose commit may already be in the log is visible.
 
     A commit is written to the log first and becomes visible afterwards, usually at once. If the server waits for
-    standbys, the commit becomes visible only after they have answered. Suppose that a transaction committed before the
-    slot's point, and a read does not see it. Then neither the read nor the log has its changes. So this function waits
-    for every transaction that is in progress right after the point was fixed. It does not wait for sessions that are
-    idle in a transaction: their commit has not begun, so it comes after the point.
+    standbys, the commit becomes visible only after they have answered. If a transaction committed before the slot's
+    point, but a read does not see the transaction, then neither the read nor the log has its changes. So this function
+    waits for every transaction that is in progress right after the point was fixed. It does not wait for sessions that
+    are idle in a transaction. Their commits have not begun, so they will come after the point.
 
-    :param only: the ids (of type xid) of the transactions to wait for, which were in progress a moment ago. None: all
-        transactions.
-    :raises LockNotGranted: some transactions did not end within ``seconds``; the message lists them.
+    :param only: the ids (of type xid) of the transactions to wait for, which were in progress a moment ago. None: wait
+        for all transactions.
+    :raises LockNotGranted: some transactions did not end within ``seconds``. The message lists these transactions.
     """
     # A snapshot lists running transactions only up to the latest transaction that has ended. So begin and end a new
-    # transaction here: it is later than all others.
+    # transaction here, which is later than all other transactions.
     query(connection, "SELECT pg_current_xact_id()")
     ((began, committing, waiting),) = query(connection, _BEGAN, {})
     if only is not None:
@@ -80,17 +80,17 @@ def settle(
 
 
 # The reported state of a subscription's worker is not reliable. In the state "idle in transaction", the worker may
-# commit changes that it applies in parallel. In the state "idle", it may run COMMIT PREPARED. But it does neither while
-# it waits for the publisher.
+# commit changes that it applies in parallel. In the state "idle", it may run COMMIT PREPARED. But while the worker
+# waits for the publisher, it does neither.
 _WORKER = "{0}.backend_type LIKE 'logical replication%%worker'"
 _WAITS_FOR_MORE = "{0}.wait_event IN ('LogicalApplyMain', 'LogicalParallelApplyMain', 'applytransaction')"
 _MAY_COMMIT = f"""CASE WHEN {_WORKER} THEN {_WAITS_FOR_MORE} IS NOT TRUE
     ELSE {{0}}.state IS NULL OR {{0}}.state NOT LIKE '{{1}}%%' END"""
-# A worker reports no query, either. The COMMIT PREPARED of a worker counts as a separate transaction.
+# A worker also does not report its query. The COMMIT PREPARED of a worker counts as a separate transaction.
 _STATEMENT = f"concat({{0}}.pid, ' ', CASE WHEN {_WORKER} THEN {{0}}.xact_start ELSE {{0}}.query_start END)"
 
 # A prepared transaction has no session. Its COMMIT PREPARED has begun only if some session runs a COMMIT PREPARED. The
-# reported query of a session may be hidden from this user, truncated, or not be valid text.
+# query that the server reports for a session may be hidden from this user, truncated, or invalid as text.
 _BEGAN = f"""
 SELECT pg_current_snapshot()::text, ARRAY(
     SELECT {_STATEMENT.format("w")} FROM pg_stat_activity w
@@ -124,8 +124,8 @@ def _held_up(settings: ConnectionSettings, what: str, seconds: float) -> LockNot
 
 
 def blockers(connection: Connection, seconds: float = 0) -> list[str]:
-    """Return the transactions for which the creation of a slot would wait: those that have written, including prepared
-    ones, and have run for at least ``seconds``."""
+    """Return the transactions for which the creation of a slot would wait. These are transactions that have written,
+    including prepared transactions, and have run for at least ``seconds``."""
     running: list[tuple[Any, ...]] = query(
         connection,
         "SELECT pid, usename, COALESCE(state, 'state not shown: GRANT pg_read_all_stats'), wait_event, "

@@ -43,7 +43,7 @@ from airflow_provider_cdc.sources.postgres.steps.snapshot import SharedView
 from airflow_provider_cdc.sources.session.kept_sessions import Kept
 
 MANY_LEAVES = 3
-"""The number of partitions from which a key lookup is faster if it first finds the partition of each key."""
+"""If a table has at least this many partitions, a key lookup is faster if it first finds the partition of each key."""
 
 _DATA_EXCEPTION = "22"
 """The SQLSTATE class of errors that are caused by values."""
@@ -111,7 +111,7 @@ class _Reader:
         return self._rows.odd
 
     def leave_view(self) -> None:
-        """If all chunks were read in one transaction, end it."""
+        """If all chunks were read in one transaction, end this transaction."""
         if self._in_view:
             self._rows.run("COMMIT")
             self._in_view = False
@@ -152,8 +152,8 @@ class _Reader:
         except (psycopg.Error, adbc_driver_manager.Error) as error:
             if not users_code.is_unplannable(error):
                 raise
-            # To plan a SELECT on the root, the server uses the CHECK constraints of the partitions. If that fails, each
-            # partition can still be searched separately.
+            # To plan a SELECT on the root, the server uses the CHECK constraints of the partitions. If planning fails,
+            # each partition can still be searched separately.
             self._undo()
             return None
         self._end()
@@ -162,20 +162,21 @@ class _Reader:
     def _begin(self, prepare: str) -> None:
         """Begin a read.
 
-        :param prepare: a query to run first, in the same transaction; empty: none.
+        :param prepare: a query to run first, in the same transaction. Empty: there is no such query.
         """
         if self.upper is None:
             self._rows.run("BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
         if self._path:
             self._rows.ask(f"SELECT pg_catalog.set_config('search_path', {literal(self._path)}, true)")
-            # A lookup by key (``prepare`` is not empty) needs an index. Its rows are compared with the log.
+            # A lookup by key (``prepare`` is not empty) needs an index. The rows that the lookup returns are compared
+            # with the log.
             prepare = prepare or users_code.NO_INDEX
         if prepare:
             self._rows.ask(prepare)
 
     def _end(self) -> None:
-        # Both statements release the lock on the relation. The next check relies on this: it looks at the locks of the
-        # transaction to find out which relation was read.
+        # Both statements release the lock on the relation. The next check relies on this, because it finds out from the
+        # transaction's locks which relation was read.
         self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper is not None else "COMMIT")
 
     def _undo(self) -> None:
@@ -267,13 +268,13 @@ class _Reader:
         """Yield the rows of one leaf, and check that the leaf is unchanged.
 
         :param pushed: as in `_batches`.
-        :param prepare: a query to run before the read, in the same transaction. Empty: none.
+        :param prepare: a query to run before the read, in the same transaction. Empty: there is no such query.
         """
         try:
             yield from self._batches(source, pushed, prepare)
         except DecodeError:
-            # Most likely, the column types have changed. Then the check raises an error that names the change. This
-            # session has not finished reading its result, so another session runs the check.
+            # Most likely, the column types have changed. In that case, the check raises an error that names the change.
+            # This session has not finished reading its result, so another session runs the check.
             with session(self._settings) as other:
                 check_in_place(partial(query, other), self._table, leaf, locked=False)
             raise
@@ -291,16 +292,16 @@ def check_in_place(
     file, and that its columns have the same names and types.
 
     :param ask: returns the rows of a query whose columns are all text.
-    :param locked: whether the session has just read the leaf, and nothing before that in its transaction.
+    :param locked: whether the session has just read the leaf, and has read nothing else in the same transaction.
     :raises SchemaChanged: the relation, its file or its columns are different.
     """
     relation = f"to_regclass({literal(leaf.sql)})"
     # A query of the catalog uses the session's snapshot. This snapshot may be older than the table definition that a
-    # SELECT uses. Expanding the row type uses the same definition as a SELECT.
+    # SELECT uses. The expansion of the row type uses the same definition as a SELECT.
     types = ", ".join(f"pg_typeof(r.{quote(column.name)})::oid" for column in table.columns)
     # The name of a schema cannot be locked. So during the read, the qualified name may have referred to another
-    # relation. To exclude this, check which relation the transaction has locked.
-    # r.* rather than r: the table may have a column named r.
+    # relation. To exclude this, check which relation the transaction has locked. Use r.* instead of r, because the
+    # table may have a column with the name r.
     read = f"SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = {leaf.oid}"
     ((oid, filenode, names, found, was_read),) = ask(
         f"SELECT {relation}::oid::text, pg_relation_filenode({relation})::text, row_to_json(r.*)::text, "

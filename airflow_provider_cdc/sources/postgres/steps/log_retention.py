@@ -15,7 +15,8 @@ _RATE = (
 
 
 def runway(settings: ConnectionSettings) -> Runway:
-    """`TellsRunway.runway`. The slot keeps the log up to a size, so the time is estimated from the write rate."""
+    """`TellsRunway.runway`. The slot keeps the log up to a limit in bytes, so the time is estimated from the write
+    rate."""
     with session(settings) as connection:
         ((megabytes,),) = query(connection, "SELECT setting::bigint FROM pg_settings WHERE name = %s", (_KEPT,))
         ((rate,),) = query(connection, _RATE)

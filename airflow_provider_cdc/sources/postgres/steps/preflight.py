@@ -1,4 +1,4 @@
-"""Checks everything that a run needs before it begins. Reports all problems at once, each with a hint."""
+"""Checks everything that a run needs, before the run begins. Reports all problems at once, each with a hint."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ def preflight(
 ) -> list[TablePlan]:
     """Check everything that a run needs, and decide how each table is read.
 
-    :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern that begins
-        with ``!`` excludes tables that earlier patterns matched (``!shop._*_gho``).
-    :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others by ``exported``. If
-        the log lacks the old rows of any table, no table can be rewound, and the copy is exact at the end of the reads.
-        Then tables for which the log has no key are read by ``exported``, and all other tables by ``again``.
+    :param patterns: ``schema.table``; ``*`` matches any sequence of characters in either part, and a pattern that
+        begins with ``!`` excludes tables that earlier patterns matched (``!shop._*_gho``).
+    :param options: with the consistency ``auto``, tables with a key are read by ``watermark``, and tables without a key
+        by ``exported``. If the log lacks the old rows of any table, no table can be rewound, and the copy is exact at
+        the end of the reads. In that case, tables for which the log has no key are read by ``exported``, and all other
+        tables by ``again``.
     :param parts: the part of each table that is copied. Columns that are not read need neither a supported type nor a
         privilege.
-    :raises PreflightError: with every problem found.
-    :raises LockNotGranted: a session holds a lock on a table that blocks readers.
+    :raises PreflightError: there are problems. The error lists all of them.
+    :raises LockNotGranted: a session holds a table lock that blocks readers.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the connection cannot work, or the server is too old.
     """

@@ -1,13 +1,13 @@
 """Fixes the initial position, opens the shared snapshot for reading tables, and determines the position after the
 reads.
 
-``exported`` follows the design of Materialize: the driver opens a transaction whose snapshot is exactly the consistent
-point of a temporary slot. The driver exports the snapshot and keeps the transaction open while every task imports the
-snapshot. So all tasks read at one known position.
+``exported`` follows the design of Materialize: the driver opens a transaction whose snapshot is exactly at the
+consistent point of a temporary slot. The driver exports the snapshot and keeps the transaction open while every task
+imports the snapshot. So all tasks read at one known position.
 
 ``watermark`` needs no such transaction: ``core.net_change`` explains why each chunk may be read at a different time.
-``again`` reads chunks in the same way as ``watermark``. Finally it reads the changed rows again by their keys, in an
-exported snapshot.
+``again`` reads chunks in the same way as ``watermark``. At the end, a run with ``again`` reads the changed rows once
+more by their keys, in an exported snapshot.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def record_initial(
     The log has no DDL. So the schemas are read before and after the point, and both must be equal to the catalog at the
     point itself (`read_at`).
 
-    :param publication: an existing publication to use; empty: one is created.
+    :param publication: an existing publication to use. Empty: this function creates a publication.
     :raises LockNotGranted: transactions delayed the slot or the publication's locks for longer than the policy allows.
     :raises PreflightError: the server's settings were changed since preflight.
     :raises SchemaChanged: a table is gone, a table no longer fits its plan, or tables keep changing.
@@ -115,7 +115,7 @@ def record_initial(
                 if problems := problems_of(SETTINGS, Moment.POSITION_FIXED, ServerContext(connection)):
                     raise PreflightError(problems)
                 # Only slots that already exist may be dropped later. The manifest may record the position of a try that
-                # begins after this point.
+                # begins later.
                 earlier = slots.names_of_run(connection, run_id)
                 before = read_tables(connection, [plan.table for plan in plans])
                 if not publication:
@@ -127,8 +127,8 @@ def record_initial(
                 with slots.new_slot(here, name, seconds) as (position, view):
                     _check_made(connection, name, position)
                     # Wait before anything is read in the slot's own snapshot. In that snapshot, a transaction whose
-                    # commit is in the log but not yet in pg_xact counts as aborted. A reader would mark the rows of the
-                    # transaction as aborted permanently.
+                    # commit is in the log but not yet in pg_xact counts as aborted. A reader would permanently mark the
+                    # rows of the transaction as aborted.
                     transaction_waits.settle(settings, connection, seconds)
                     catalog_tables = read_at(connection, view, [plan.table for plan in plans])
                 server_identity |= slots.identity_of_try(name, publication)
@@ -139,8 +139,8 @@ def record_initial(
                 )
                 check_whole(connection, tables)
                 _check_publication(connection, mine, state, plans, tables, own=not publication)
-                # A crash must not undo the schemas that the run relies on. It cannot undo the point itself, because the
-                # point was decoded from log that is on disk.
+                # A crash must not undo the schemas that the run relies on. A crash cannot undo the slot's point,
+                # because the point was decoded from log that is on disk.
                 durability_wait.wait(partial(query, connection), settings.address)
             changes = [
                 f"{old.name}: {what}"
@@ -164,7 +164,7 @@ def record_initial(
             hint="wait until the DDL has ended, then trigger a new run",
         )
     except BaseException:
-        # No later run would find the slot, so drop it. Raise the first error, even if this fails.
+        # No later run would find the slot, so drop it. Raise the first error, even if the slot cannot be dropped.
         try:
             slots.drop(settings, name, name)
         except CdcError as also:
@@ -235,7 +235,8 @@ def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Seq
 
 @contextmanager
 def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[SharedView]:
-    """Export one snapshot for many sessions, at an exactly known position. It can be used while the context is open.
+    """Export one snapshot for many sessions, at an exactly known position. The snapshot can be used while the context
+    is open.
 
     :raises LockNotGranted: transactions delayed the snapshot for too long.
     :raises SourceUnavailable: the server has no free slots or sessions.
@@ -281,7 +282,7 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
 
     A commit is in the log before it is visible, but may not be on disk yet (``synchronous_commit=off``). Only log that
     is on disk can be decoded, so this function waits until the log is on disk. It writes a mark into the log before the
-    end. When the log is read, it must still contain the mark.
+    end. When the log is read later, the log must still contain the mark.
 
     :raises SourceUnavailable: the server does not flush its log.
     """

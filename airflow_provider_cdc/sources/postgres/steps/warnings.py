@@ -14,12 +14,13 @@ BYTES_PER_SECOND = 20_000_000
 _LOG_PER_TABLE_BYTE = 0.1
 _LONG_SECONDS = 60
 _LEAST_SECONDS = 600
-"""Three estimates: how many bytes a run reads per second; how many bytes of log the server writes during the reads for
-each byte of the tables; and the minimum time that the rest of a run takes, in seconds."""
+"""The estimates: `BYTES_PER_SECOND` is how many bytes a run reads per second. `_LOG_PER_TABLE_BYTE` is how many bytes
+of log the server writes during the reads for each byte of the tables. `_LEAST_SECONDS` is the minimum time, in seconds,
+that the rest of a run takes."""
 
 _RIGHT_SINCE: Mapping[int, int] = {15: 8, 16: 4}
-"""The first minor version without a certain defect, by major version. With the defect, if a slot is created while other
-slots are read, the new slot may miss transactions that are open."""
+"""The first minor version without a certain defect, by major version. With the defect, a slot that is created while
+other slots are read may miss open transactions."""
 
 _RISKS: Mapping[tuple[str, str], str] = {
     ("fsync", "off"): "a crash of the machine may undo or damage committed changes",
@@ -42,8 +43,8 @@ def advise(connection: Connection, tables: Sequence[Table]) -> None:
 
 
 def _warn_of_alike(tables: Sequence[Table]) -> None:
-    """Warn of column names that differ only in case. Some readers confuse such columns: DuckDB may return the values of
-    the wrong column."""
+    """Warn of column names that differ only in case. Some readers confuse such columns. For example, DuckDB may return
+    the values of the wrong column."""
     for table in tables:
         by_fold: dict[str, list[str]] = {}
         for column in table.columns:
@@ -74,8 +75,9 @@ def _warn_of_version(version: int) -> None:
 
 
 def _warn_of_crashes(connection: Connection) -> None:
-    """Warn of settings under which a crash loses data. Parts read before a restart are read again in any case."""
-    # The values for other sessions: this session has its own synchronous_commit.
+    """Warn of settings under which a crash loses data. In any case, parts that were read before a restart are read
+    again."""
+    # Read the values that apply to other sessions, because this session has its own synchronous_commit.
     rows = query(
         connection,
         "SELECT name, reset_val FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') "
@@ -87,7 +89,7 @@ def _warn_of_crashes(connection: Connection) -> None:
 
 
 def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
-    """Warn of limits at which the server invalidates the run's slot. If the slot is invalidated, the run stops; there
+    """Warn of limits at which the server invalidates the run's slot. If the slot is invalidated, the run stops. There
     is no other effect."""
     limits = dict(
         query(
