@@ -1,9 +1,9 @@
-"""Declares checks. A declaration has the condition that the check protects, the moments at which it runs, and the
-function that performs it.
+"""Declares checks. A declaration has the condition that the check protects, the moments at which the check runs, and
+the function that performs the check.
 
 Each source declares its checks in its folder ``checks``. The checks of the target and the run are in
 ``operators/checks`` and ``jobs/checks``. The checks for each moment are selected from these declarations, so no step
-has a list of checks. The tables in docs/design/checks.md are generated from them (``dev/docs``).
+has a list of checks. The tables in docs/design/checks.md are generated from the declarations (``dev/docs``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ C = TypeVar("C", contravariant=True)
 
 
 class Moment(Enum):
-    """When a check runs. The value is its name in the documentation."""
+    """A moment at which checks run. The value is the name of the moment in the documentation."""
 
     PREFLIGHT = "preflight"
     POSITION_FIXED = "once the position is fixed"
@@ -49,7 +49,7 @@ class Check(Generic[C]):
     """One check.
 
     ``id``
-        the permanent name: the kind of source, ``target`` or ``run``, then a dot, and the subject.
+        the permanent name. It begins with the kind of source, ``target`` or ``run``. A dot and the subject follow.
     ``protects``
         one sentence: the condition that holds as long as the check finds no problem.
     ``when``
@@ -57,8 +57,8 @@ class Check(Generic[C]):
     ``hint``
         what to do if the check finds a problem. The problem or error may have a more specific hint.
     ``ask``
-        yields the problems in a context. If a run has begun, it may raise an error instead, for example because the
-        server was replaced or the log is gone.
+        yields the problems that it finds in a context. If a run has begun, it may raise an error instead, for example
+        because the server was replaced or the log is gone.
     ``raised_by``
         functions that perform the check at other moments, as a part of other work, such as reading the log.
     """

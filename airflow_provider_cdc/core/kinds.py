@@ -27,11 +27,12 @@ class Kind:
     ``features``
         the consistencies that only some kinds have, and the features that options need (`Option.feature`).
     ``branch``
-        the key of a server's identity within which positions are comparable; empty: positions are always comparable.
+        a key in a server's identity. Positions are comparable only if their servers have the same value of this key.
+        Empty: positions are always comparable.
     ``takes_over``
-        whether another server with the same connection that includes a copy's position counts as the same source.
+        whether another server counts as the same source if it has the same connection and includes the copy's position.
     ``keeps_past``
-        whether the log of the past is retained without an option that requests it.
+        whether the source retains its past log even if no option requests this.
     """
 
     name: str
@@ -70,7 +71,7 @@ KINDS = {
 
 @lru_cache(maxsize=32)
 def parse_position(kind: str, text: str) -> Position:
-    """Parse the text of a position, in a record, of a source of this kind.
+    """Parse the position of a source of this kind, as text from a record.
 
     The results are cached, because records with large GTID sets are parsed repeatedly.
 
@@ -89,7 +90,7 @@ def kinds_with(feature: str) -> tuple[Kind, ...]:
 
 
 def has(kind: str, feature: str) -> bool:
-    """Return whether sources of the kind named ``kind`` have ``feature``. The empty feature belongs to all kinds."""
+    """Return whether sources of the kind named ``kind`` have ``feature``. All kinds have the empty feature."""
     return any(one.name == kind for one in kinds_with(feature))
 
 

@@ -1,1 +1,1 @@
-"""Sinks: publish the copies that many tasks staged, all at once."""
+"""Publishes all copies of a run at once. Many tasks stage the files of these copies."""

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 class TableChange:
     """The files of one table's copy, and the facts that the copy's record gives to readers.
 
-    ``added`` are files in the run's staging. ``kept`` are files that this copy shares with the copy of the run
+    ``added`` are files in the run's staging folder. ``kept`` are files that this copy shares with the copy of the run
     ``base``; their names have no folder. ``where`` and ``columns`` describe a copy of a part of the table, as in
     `Selection`. ``feed`` has the changes since the copy of ``base``; None: the changes are not published. ``history``
     is the result of `Manifest.history_of`. ``place`` is the result of `Sink.prepare`; if it is not None, the files are
@@ -199,7 +199,8 @@ class Sink(Protocol):
         """
 
     def check_ready(self) -> None:
-        """Check that the sink can reach everything it needs in addition to the lake's folder. Creates nothing.
+        """Check that the sink can reach everything it needs in addition to the lake's folder. The check does not create
+        anything.
 
         :raises ConfigurationError: the catalog cannot be used.
         """
@@ -212,7 +213,7 @@ class Sink(Protocol):
         """
 
     def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: Position) -> None:
-        """Check that existing copies of ``tables`` are copies of ``source``. The source has reached ``position``.
+        """Check that all existing copies of ``tables`` were made from ``source``. The source has reached ``position``.
 
         :raises ConfigurationError: a copy is of another source.
         """
@@ -243,11 +244,11 @@ class Sink(Protocol):
         """
 
     def copy_folder(self, run_id: str, table: TableName) -> Storage:
-        """Return the folder of the copy that a run published of a table. Other copies may share the folder."""
+        """Return the folder of the copy that a run published for a table. Other copies may share the folder."""
 
     def copy_uri(self, run_id: str, table: TableName) -> str:
-        """Return the URI of the copy that a run published of a table, even if it is incomplete; empty: there is
-        none."""
+        """Return the URI of the copy that a run published for a table, even if the copy is incomplete; empty: there is
+        no such copy."""
 
     def folders(self, run_id: str, table: TableName) -> tuple[Storage, ...]:
         """Return the folders into which the `publish` of a run moves files of a table."""
@@ -257,7 +258,8 @@ class Sink(Protocol):
         `remove` that did not finish left behind, are included."""
 
     def feed(self, run_id: str, table: TableName) -> LakeFeed | None:
-        """Return the changes of a table that a run published; None: the run published no changes, or they were removed.
+        """Return the changes that a run published for a table; None: the run published no changes, or they were
+        removed.
 
         :raises ManifestError: the record of the changes is damaged.
         """
@@ -268,16 +270,18 @@ class Sink(Protocol):
         time."""
 
     def withdraw(self, copies: Sequence[tuple[str, TableName]]) -> None:
-        """Stop directing new readers to copies that are not the latest ones. Each copy is a run id and a table."""
+        """Stop directing new readers to these copies, which are not the latest copies of their tables. Each copy is
+        given as a run id and a table."""
 
     def remove(
         self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()
     ) -> list[str]:
-        """Remove the copy that a run published of a table, and the changes that lead to this copy. The copy must not be
-        the latest one. Other copies are not affected. If the removal stops half-way, another call completes it.
+        """Remove the copy that a run published for a table, and the changes that lead to this copy. The copy must not
+        be the table's latest copy. Other copies are not affected. If the removal stops half-way, another call completes
+        it.
 
-        ``files`` are the files of the copy, and ``feed`` the files of the changes. Other files in their folders are not
-        removed; their URIs are returned.
+        ``files`` are the files of the copy, and ``feed`` the files of the changes. Other files in the same folders are
+        not removed, but their URIs are returned.
         """
 
     def difference(self, run_id: str, table: TableName, file: StagedFile) -> str:

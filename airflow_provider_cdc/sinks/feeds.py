@@ -1,8 +1,8 @@
 """Files and records of the changes between copies.
 
-``<lake>/<schema>.<table>/_changes/<run_id>/part-*`` has the changes between the previous copy and the copy of that run.
-``_feed.json``, in the same folder, is the record of these changes. The record never changes. Readers of copies ignore
-folders whose names begin with ``_``.
+``<lake>/<schema>.<table>/_changes/<run_id>/part-*`` has the changes between the previous copy and the copy of the run
+``run_id``. ``_feed.json``, in the same folder, is the record of these changes. The record never changes. Readers of
+copies ignore folders whose names begin with ``_``.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class _File:
 
 @dataclass(frozen=True)
 class _Told:
-    """The fields of ``_feed.json``. ``start`` is its ``from`` (a keyword in Python), and ``end`` is its ``to``."""
+    """The fields of ``_feed.json``. ``start`` is the field ``from`` (a keyword in Python), and ``end`` is the field
+    ``to``."""
 
     run_id: str
     from_run_id: str
@@ -47,7 +48,7 @@ class _Told:
 
 
 def place_of(table: TableName, run_id: str) -> str:
-    """Return the folder, relative to the lake, with the changes of a table that a run published."""
+    """Return the folder, relative to the lake, with the changes that a run published for a table."""
     return f"{feeds_of(table)}/{run_id}"
 
 
@@ -75,7 +76,7 @@ def told_file(file: StagedFile) -> dict[str, Any]:
 
 
 def read_feed(lake: Storage, table: TableName, run_id: str) -> LakeFeed | None:
-    """Return the changes of a table that a run published; None: the run published no changes.
+    """Return the changes that a run published for a table; None: the run published no changes.
 
     :raises ManifestError: the record of the changes is damaged.
     """

@@ -1,8 +1,8 @@
 """The head of a table, ``<target>/<schema>.<table>/_latest.json``. Only a newer copy of the same source replaces it.
 
-Two runs may publish at the same time. On a local disk, one waits for the other. pyarrow.fs has no lock for object
-stores. There, each run first writes a claim, and reads all claims again after it wrote the head. A slow run that
-overwrote a newer head finds the claim of the newer copy, and writes that copy back.
+Two runs may publish at the same time. On a local disk, one run waits for the other run. pyarrow.fs has no lock for
+object stores, so on these stores, each run first writes a claim, and reads all claims again after it has written the
+head. A slow run that overwrote a newer head finds the claim of the newer copy, and makes the newer copy the head again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ from airflow_provider_cdc.errors import ConfigurationError, ManifestError, Publi
 LATEST = "_latest.json"
 CLAIMS = "_claims"
 CLAIM_LIFE = timedelta(days=1)
-"""How long a claim is kept. No writer is expected to stall for longer between reading the head and writing it."""
+"""The time for which a claim is kept. No writer is expected to stall for longer between reading the head and writing
+it."""
 
 _LOCK_SECONDS = 60.0
 _ROUNDS = 20
@@ -54,10 +55,10 @@ def read_latest(target: Storage, folder: str) -> Copy | None:
 
 
 def check_source(target: Storage, folder: str, source: Mapping[str, str], position: Position) -> None:
-    """Check that the copies in ``folder`` are not known to be copies of another source than ``source``.
+    """Check that no copy in ``folder`` is known to be a copy of a source other than ``source``.
 
     :param position: a position that the source has reached.
-    :raises ConfigurationError: they are copies of another source.
+    :raises ConfigurationError: a copy is a copy of another source.
     """
     current = read_latest(target, folder)
     if current is None:
@@ -73,7 +74,7 @@ def replace_latest(target: Storage, folder: str, latest: Copy) -> bool:
     latest copy.
 
     :raises ConfigurationError: the existing copy is of another source.
-    :raises PublishIncomplete: other runs kept replacing the head; call it again.
+    :raises PublishIncomplete: other runs kept replacing the head; call this function again.
     """
     with _locked(target, folder) as alone:
         if alone:

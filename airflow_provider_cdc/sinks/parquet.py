@@ -3,7 +3,7 @@ folders. The changes between the previous copy and a run's copy are in ``_change
 
 ``_latest.json`` names the copy to read. It changes only after every file of every table of the run is in place, and it
 never returns to an older copy. The ``_latest.json`` of each table changes separately. For a moment, readers of several
-tables may see the new copy of one table beside the old copy of another.
+tables may see the new copy of one table and the old copy of another table.
 """
 
 from __future__ import annotations
@@ -60,16 +60,16 @@ class ParquetSink:
         self._lake = lake
 
     def check_ready(self) -> None:
-        """Do nothing: this sink needs only the lake's folder."""
+        """Do nothing, because this sink needs only the lake's folder."""
 
     def check_names(self, tables: Sequence[TableName]) -> None:
-        """Do nothing: each table has a separate folder, which is named after the table."""
+        """Do nothing, because each table has a separate folder, which is named after the table."""
 
     def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: Position) -> None:
         def check(table: TableName) -> None:
             check_source(self._lake, folder_name(table), source, position)
 
-        # In threads, because each check waits for the store.
+        # Use threads, because each check waits for the store.
         with ThreadPoolExecutor(_MOVERS) as checkers:
             list(checkers.map(check, tables))
 
@@ -80,7 +80,7 @@ class ParquetSink:
         try:
             return self._copy_of(table, head)
         except ManifestError:
-            # Meanwhile, another run may have published a newer copy and removed this one (``keep``).
+            # Meanwhile, another run may have published a newer copy and removed this copy (``keep``).
             if read_latest(self._lake, folder_name(table)) != head:
                 return self.latest(table)
             raise
@@ -98,22 +98,22 @@ class ParquetSink:
                 uri = self._lake.uri_of(place_of(change.table, publication.run_id))
                 return PublishedCopy(uri, self._announce(change.table, record_of(publication, change, uri)))
 
-        # In threads, because each table waits for the store. No table is announced before all files of all tables are
-        # in place.
+        # Use threads, because publishing a table waits for the store. No table is announced before all files of all
+        # tables are in place.
         with ThreadPoolExecutor(_PUBLISHERS) as publishers:
             list(publishers.map(place, publication.tables))
             copies = list(publishers.map(announce, publication.tables))
         return {change.table: copy for change, copy in zip(publication.tables, copies, strict=True)}
 
     def prepare(self, run_id: str, tables: Sequence[Prepared]) -> dict[TableName, Place]:
-        # Readers list the folder of a copy, so files get there when they are published.
+        # Readers list the folder of a copy, so files are moved to this folder when they are published.
         return {}
 
     def copy_folder(self, run_id: str, table: TableName) -> Storage:
         return self._lake.folder(*place_of(table, run_id).split("/"))
 
     def withdraw(self, copies: Sequence[tuple[str, TableName]]) -> None:
-        """Do nothing: readers find copies by ``_latest.json``, which names the latest copy."""
+        """Do nothing, because readers find copies by ``_latest.json``, which names the latest copy."""
 
     def copy_uri(self, run_id: str, table: TableName) -> str:
         folder = self.copy_folder(run_id, table)
@@ -123,7 +123,7 @@ class ParquetSink:
         return self.copy_folder(run_id, table), self._lake.folder(*feeds.place_of(table, run_id).split("/"))
 
     def clean(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> None:
-        """Do nothing: `Run.clean` removes the run's own folder, and `remove` removes published files."""
+        """Do nothing, because `Run.clean` removes the run's own folder, and `remove` removes published files."""
 
     def copies(self, table: TableName) -> list[str]:
         names = [name.rpartition("/")[2] for name in self._lake.folders(folder_name(table))]
@@ -136,31 +136,34 @@ class ParquetSink:
     def remove(
         self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()
     ) -> list[str]:
-        # Remove the changes first: if the removal stops half-way, the rest of the copy shows that changes may be left.
+        # Remove the changes first. If the removal stops half-way, the remaining files of the copy then show that
+        # changes may be left.
         errors = self.remove_feed(run_id, table, feed)
         place = place_of(table, run_id)
         hidden = f"{folder_name(table)}/{_REMOVED}{run_id}"
         file_names = {file.base_name for file in files}
         if self._own(place, file_names) and not self._strange(place, file_names):
             # Readers that list the folder see the copy in full or not at all, if the store can rename folders. A
-            # recreated run with this id publishes nothing there while files of the first run are in the folder.
+            # recreated run with this id publishes nothing in this folder while it contains files of the first run.
             self._lake.rename_folder(place, hidden)
         for folder in (place, hidden):
             errors += self._remove_files(folder, file_names)
         return errors
 
     def remove_feed(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> list[str]:
-        """Remove the changes that a run published of a table. Return the URIs of other files in their folder."""
+        """Remove the changes that a run published for a table. Return the URIs of all other files in the folder of the
+        changes."""
         place, own = feeds.place_of(table, run_id), {file.base_name for file in files}
-        # A recreated run with this id has its own record there, which must stay.
+        # A recreated run with this id has its own record in this folder, which must stay.
         if self._own(place, own):
             # Remove the record first, so that no reader mistakes the remaining files for the complete changes.
             self._delete(f"{place}/{feeds.RECORD}")
         return self._remove_files(place, own) if own else []
 
     def _remove_files(self, folder: str, own: set[str]) -> list[str]:
-        """Remove the files ``own`` from a folder, then the folder. Return the URIs of all other files in it."""
-        # In threads, because each removal waits for the store.
+        """Remove the files ``own`` from a folder, and then the folder itself. Return the URIs of all other files in
+        it."""
+        # Use threads, because each removal waits for the store.
         with ThreadPoolExecutor(_MOVERS) as removers:
             list(removers.map(self._delete, self._own(folder, own)))
         if self._lake.delete_empty_folder(folder):
@@ -175,7 +178,7 @@ class ParquetSink:
         return [name for name in entries if name.rpartition("/")[2] not in own]
 
     def _delete(self, name: str) -> None:
-        # Another run may remove the same copy.
+        # Ignore a missing file, because another run may remove the same copy.
         with suppress(FileNotFoundError):
             self._lake.delete_file(name)
 
@@ -201,7 +204,7 @@ class ParquetSink:
             folder = Storage(head.path)
             present = _visible(folder)
         path = folder.uri
-        # Records of earlier versions name no files: their copies have all files in the folder.
+        # Records of earlier versions do not name files. Their copies have all files in the folder.
         listed_files = sorted(str(file["name"]) for file in head.files) or present
         if not listed_files or not {*listed_files} <= {*present}:
             raise ManifestError(
@@ -240,11 +243,11 @@ class ParquetSink:
     def _move(
         self, staging: Staging, folder: str, added: Sequence[StagedFile], kept: Mapping[str, StagedFile], base: str
     ) -> None:
-        """Put files into ``folder``: the ``added`` ones, and the ``kept`` ones (by their new names) from ``base``."""
+        """Put the ``added`` files into ``folder``, and the ``kept`` files (by their new names) from ``base``."""
         self._lake.make_folder(folder)
         expected_paths = {f"{folder}/{file.base_name}": file for file in added} | dict(kept)
         present = self._lake.sizes(folder)
-        # Check before adding files: the existing files may be a copy that is being read.
+        # Check before adding files, because the existing files may be a copy that is being read.
         self._check_own(folder, present, expected_paths)
 
         def move(name: str) -> None:
@@ -259,7 +262,7 @@ class ParquetSink:
                     raise
                 return
             if copied not in ("", expected_paths[name].checksum):
-                # No reader uses this file yet, and the next try would accept it as correct.
+                # Delete the file: no reader uses it yet, and the next try would accept it as correct.
                 self._lake.delete_file(name)
                 raise FileDamaged(
                     f"the file's checksum is {copied}, not {expected_paths[name].checksum}",
@@ -267,7 +270,7 @@ class ParquetSink:
                     hint=_DAMAGED,
                 )
 
-        # In threads, because a move within an object store copies the file and waits for the store.
+        # Use threads, because a move within an object store copies the file and waits for the store.
         with ThreadPoolExecutor(_MOVERS) as movers:
             list(movers.map(move, expected_paths.keys() - present.keys()))
         self._lake.sync(folder)
@@ -281,7 +284,7 @@ class ParquetSink:
         self._check_own(folder, present, expected_paths)
 
     def _check_own(self, folder: str, present: Iterable[str], wanted: Collection[str]) -> None:
-        """Check that the folder of a copy has no other files.
+        """Check that the folder of a copy has no files except ``wanted``.
 
         :raises FileDamaged: the folder has other files.
         """
@@ -307,8 +310,8 @@ class ParquetSink:
             ) from error
 
     def _announce(self, table: TableName, latest: Copy) -> bool:
-        """Make ``latest`` the table's latest copy unless there is a newer copy. Return whether ``latest`` is now the
-        latest copy."""
+        """Make ``latest`` the table's latest copy, unless the table has a newer copy. Return whether ``latest`` is now
+        the latest copy."""
         folder = folder_name(table)
         where = self._lake.uri_of(f"{folder}/{LATEST}")
         try:

@@ -1,5 +1,5 @@
-"""Decides which tables of a run are rolled forward from existing copies. For each other table, gives the reason why it
-is read in full."""
+"""Decides which tables of a run are rolled forward from existing copies. For each other table, the module returns the
+reason why the table is read in full."""
 
 from __future__ import annotations
 
@@ -112,8 +112,8 @@ def choose(
     """Return the plans, each with the base of its table, or with the reason why the table has no base.
 
     :param scratch: URI of the folder that holds the folders of runs.
-    :raises PreflightError: ``refresh`` is `CHANGES`, and tables would have to be read in full; or the changes of a
-        table were requested, and cannot be published.
+    :raises PreflightError: ``refresh`` is `CHANGES`, but some tables would have to be read in full. Or the changes of a
+        table were requested, but cannot be published.
     """
     if options.changes:
         _check_changes(plans, options)
@@ -142,8 +142,8 @@ def choose(
             refused |= source.refusals_since(*since, tables, to, options, keys_only=keys_only, bases=len(fit))
         except TerminalError as error:
             if isinstance(error, PreflightError) and (options.changes or options.refresh == CHANGES):
-                # The run's position is unavailable. No table's copy is the cause, so reading the tables in full would
-                # not help.
+                # The run's position is unavailable. The cause is not the copy of a table, so reading the tables in full
+                # would not help.
                 raise
             refused |= dict.fromkeys(candidates_of_run, _said(error))
     if refused and options.refresh == CHANGES:
@@ -169,7 +169,7 @@ def choose(
 def _by_cause(refused: Mapping[TableName, str], what: tuple[str, str], hint: str) -> list[Problem]:
     """Return one problem for each cause. A cause may apply to many tables.
 
-    :param what: describes the impossible action: first for one table, then for several tables.
+    :param what: two descriptions of the action that is impossible: for one table, and for several tables.
     """
     tables: dict[str, list[str]] = {}
     for table, cause in refused.items():
@@ -242,7 +242,8 @@ def bases_of(
 
 
 def with_known_of_bases(plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage) -> InitialPoint:
-    """Return the initial point in which each table that is rolled forward has the `KNOWN_AT_POSITION` of its base.
+    """Return the initial point with changed tables: each table that is rolled forward gets the `KNOWN_AT_POSITION` of
+    its base.
 
     The window of such a table begins at the base. Only the facts in the base's record were known at the beginning of
     the window, and all of these facts still hold.
@@ -280,7 +281,7 @@ def _candidate(
         raise _NotFit("the last copy is incomplete: the commit of its run does not list it")
     if what := damage_of(run.folder, plan.table):
         raise _NotFit(f"the last copy is damaged: {what}")
-    # A later step of this run would reject a removed copy. Every following run would reject it, too.
+    # Reject a removed copy now. Otherwise, a later step would reject it, in this run and in every following run.
     check_not_removed(run, [plan.copy_name])
     table = _entry(run, plan.table).table
     if table.selection != plan.selection:
@@ -302,7 +303,7 @@ def _check_files(folder: Storage, decision: Decision, name: str, schema: pa.Sche
         with told(folder.uri_of(files[0].name)), folder.filesystem.open_input_file(folder.path(files[0].name)) as file:
             file_schema = pq.read_schema(file)
     except (CdcError, pa.ArrowException) as error:
-        # Arrow raises the same error for a damaged footer as for a store that does not answer.
+        # Arrow raises the same error for a damaged footer and for a store that does not answer.
         if what := difference(folder, files[0].name, files[0]):
             raise _NotFit(f"the file {files[0].name} of the last copy is damaged: {what}") from error
         raise

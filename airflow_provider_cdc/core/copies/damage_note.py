@@ -1,9 +1,9 @@
-"""Damage notes. A note says that a published copy, or the log after the copy, is damaged, so that no later run rolls
-the copy forward.
+"""Damage notes. A note says that a published copy, or the log after the copy, is damaged. No later run rolls such a
+copy forward.
 
 The note is in the folder of the run that made the copy. A file can have the right size and footer, and still have wrong
-content. Damage of this kind is noticed only when the file is read. Damaged rows in the log are also noticed only then.
-Without the note, each following run would use the same copy and stop at the same place.
+content. Damage of this kind is noticed only when the file is read. Damaged rows in the log are noticed only when the
+log is read. Without the note, each following run would use the same copy and stop at the same place.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ class Damage:
 
 
 def note_damage(folder: Storage, table: TableName, what: str, file: str) -> None:
-    """Write a damage note in the folder of a run: a file of the run's copy, or the log after the copy, is damaged."""
+    """Write a damage note in the folder of a run. The note says that a file of the run's copy, or the log after the
+    copy, is damaged."""
     records.write(folder, _name(table), Damage(str(table), what, file))
 
 

@@ -21,15 +21,15 @@ from airflow_provider_cdc.errors import PositionError
 class Copy:
     """The record of one table's copy.
 
-    The copy is exact at ``position``. The position is also stored under the source's own name: one of
-    ``initial_gtid_set`` and ``initial_lsn`` is not None. ``as_of`` is the point that was requested; empty: now.
+    The copy is exact at ``position``. The position is also stored under the source's own name for it: either
+    ``initial_gtid_set`` or ``initial_lsn`` is not None. ``as_of`` is the point that was requested; empty: now.
     ``missed_as_of`` is `Manifest.missed_as_of`. ``source`` is the result of `source_of`. ``path`` is a URI. Times are
-    ISO 8601. ``files`` are all files of the copy, one object each: the ``name`` in the folder ``path``, ``rows``,
+    ISO 8601. ``files`` has one object for each file of the copy, with the ``name`` in the folder ``path``, ``rows``,
     ``bytes``, and ``checksum`` (CRC-32). For a copy of a part of a table, ``where`` and ``columns`` name the part, as
     in `Selection`. Records of earlier versions have only the run's id and the initial position. ``changes`` is the
-    record of the changes between the previous copy and this one, as `sinks.feeds` writes it. ``history`` is the result
-    of `core.copies.history.told`. ``more`` has the fields that a later version added; they are kept when the record is
-    written again.
+    record of the changes between the previous copy and this copy, as `sinks.feeds` writes it. ``history`` is the result
+    of `core.copies.history.told`. ``more`` has the fields that a later version added. These fields are kept when the
+    record is written again.
     """
 
     run_id: str
@@ -55,7 +55,7 @@ def decode_copy(data: Any, where: str) -> Copy:
     """Decode the `Copy` in JSON data.
 
     :param where: the name of the record in an error.
-    :raises ManifestError: the data is not such a record.
+    :raises ManifestError: the data is not the record of a copy.
     """
     if not isinstance(data, dict):
         return records.decode(Copy, data, where)
@@ -85,11 +85,11 @@ def source_of(kind: str, identity: Mapping[str, str], conn_id: str) -> dict[str,
 
 
 def is_of_another_source(copy: Copy, source: Mapping[str, str], position: Position | None) -> bool:
-    """Return whether ``copy`` is of a source other than ``source``. The source includes all of ``position`` (None:
-    unknown). Unknown facts do not count as a difference.
+    """Return whether ``copy`` is of a source other than ``source``. The source has reached ``position`` (None: its
+    position is unknown). Unknown facts do not count as a difference.
 
-    For some kinds (`Kind.takes_over`), another server with the same connection that includes the copy's position counts
-    as the same source: it took over from the copy's server.
+    For some kinds (`Kind.takes_over`), another server counts as the same source if it has the same connection and
+    includes the copy's position, because it took over from the copy's server.
     """
     source_of_copy = known_source(copy)
     if _differ(source_of_copy, source, "kind") or _differ(source_of_copy, source, "database"):
@@ -107,19 +107,20 @@ def is_of_another_source(copy: Copy, source: Mapping[str, str], position: Positi
 
 
 def is_of_another(copy: Copy, latest: Copy) -> bool:
-    """Return whether the records show that ``copy`` is of another source than ``latest``. Unknown facts do not
-    count."""
+    """Return whether the records show that ``copy`` is of another source than ``latest``. Unknown facts do not count as
+    a difference."""
     if not latest.source or copy.run_id == latest.run_id:
         return False
     another = is_of_another_source(copy, latest.source, parsed_position_of(latest))
-    # After another server took over, a run that began before may end later than a run that began after.
+    # If another server takes over, a run that began before the takeover may end later than a run that began after it.
     if another and copy.source:
         another = is_of_another_source(latest, copy.source, parsed_position_of(copy))
     return another
 
 
 def is_newer(copy: Copy, than: Copy) -> bool:
-    """Return whether ``copy`` is newer than ``than``, a copy of the same source: by history number, then by position.
+    """Return whether ``copy`` is newer than ``than``, a copy of the same source. Copies are compared by history number,
+    and then by position.
 
     If the positions do not determine an order, compare the times at which they were recorded, and then the run ids.
     """
@@ -149,7 +150,7 @@ def parsed_position_of(copy: Copy) -> Position | None:
 
 
 def trace_of(copy: Copy) -> Trace:
-    """Return the trace of ``copy``, by which its source recognizes its history."""
+    """Return the trace of ``copy``, by which the source recognizes the history of the copy."""
     mark = copy.history.get("mark", "")
     return Trace(parsed_position_of(copy), mark if isinstance(mark, str) else "")
 
@@ -160,7 +161,8 @@ def describe(source: Mapping[str, str]) -> str:
 
 
 def _order(copy: Copy, than: Copy) -> int:
-    """Compare the positions. 1: later, -1: earlier, 0: the positions are equal, or not comparable."""
+    """Compare the positions of two copies. Return 1 if the position of ``copy`` is later, -1 if it is earlier, and 0 if
+    the positions are equal or not comparable."""
     name, *other_kinds = {known_source(compared).get("kind", "") for compared in (copy, than)}
     kind = KINDS.get(name)
     # LSNs of different timelines are not comparable.
@@ -190,7 +192,7 @@ def _time(copy: Copy) -> datetime | None:
         recorded_at = datetime.fromisoformat(copy.recorded_at)
     except ValueError:
         return None
-    # Python cannot compare a time without a zone with one that has a zone.
+    # Python cannot compare a time that has a time zone with a time that has none.
     return recorded_at if recorded_at.tzinfo else recorded_at.replace(tzinfo=UTC)
 
 

@@ -1,10 +1,10 @@
 """Histories of a source: sequences of positions that a server went through.
 
-A server that is set back (a restored backup, a reset of its log) begins another history, in which the same positions
-mean other rows. So every copy of a table records the history that its position belongs to, and a *mark*. The mark is a
-value by which the source can check later whether the server is still in that history. The histories of a table's copies
-are numbered: a later history supersedes all earlier histories, even if their copies have greater positions. Within one
-history number, copies are compared by position.
+A server that is set back (by a restored backup, or a reset of its log) begins another history, in which the same
+positions mean other rows. So every copy of a table records the history that its position belongs to, and a *mark*. The
+mark is a value by which the source can check later whether the server is still in that history. The histories of a
+table's copies are numbered. A later history supersedes all earlier histories, even if their copies have greater
+positions. Within one history number, copies are compared by position.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.storage import records
 
 MARK = "history_mark"
-"""The key, in a server's identity (`InitialPoint`), of the mark of a position that was just fixed."""
+"""A key in a server's identity (`InitialPoint`). The value is the mark of the position that was just fixed."""
 KEPT = 10
-"""The number of superseded histories that are recorded. The number is limited because each has a position, which may be
-a long text."""
+"""The number of superseded histories that are recorded. The number is limited because each record has a position, which
+may be a long text."""
 
 
 class Relation(StrEnum):
@@ -77,7 +77,7 @@ class History:
     copies have different numbers, the copy with the greater ``number`` is later, even if its position is smaller. The
     copy of the run ``begun_by`` is the first copy with this id. ``unproven`` says why it is unknown whether that first
     copy continues the history of the previous copy; empty: this is known, or there was no previous copy. ``superseded``
-    holds the last `KEPT` histories that ended, the latest one last.
+    holds the last `KEPT` histories that ended. The latest of them is last.
     """
 
     id: str
@@ -87,7 +87,7 @@ class History:
     superseded: tuple[Superseded, ...] = ()
 
     def ended_by(self, run_id: str) -> Superseded | None:
-        """Return the history whose end the run with this id detected; None: the run detected no end."""
+        """Return the history that the run with this id found to have ended; None: the run found no such history."""
         return self.superseded[-1] if self.superseded and self.superseded[-1].found_by == run_id else None
 
 

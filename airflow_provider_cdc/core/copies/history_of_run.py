@@ -1,9 +1,10 @@
-"""Decides, once when a run begins, to which history each table's copy belongs. The manifest stores the result.
+"""Decides to which history each table's copy belongs. This is decided once, when a run begins, and the manifest stores
+the result.
 
 The source checks the position and the mark of the previous copy. There are three results: the history continues; the
-history ended, because the server was set back; or it is unknown which, because the server no longer has the log that
-would show it. Later steps, and later runs that compare copies, use the result in the manifest. So every try of the run
-has the same result.
+history ended, because the server was set back; or this is unknown, because the server no longer has the log that would
+show it. Later steps, and later runs that compare copies, use the result in the manifest. So every try of the run has
+the same result.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ _READERS = 8
 _TAKEN_OVER = Finding(
     Relation.UNKNOWN, "the copy was made from another server, and this server has that server's transactions"
 )
-"""The same position means the same rows on both servers."""
+"""If a server took over from another server, the same position means the same rows on both servers."""
 _PROMOTED = Finding(Relation.UNKNOWN, "a standby was promoted since; it has a timeline of its own")
-"""Positions on different timelines are not comparable."""
+"""A promoted standby has another timeline, and positions on different timelines are not comparable."""
 
 _log = logging.getLogger(__name__)
 
@@ -83,12 +84,13 @@ def histories_of(
 
     :param scratch: the folder that holds the folders of runs.
     :param present: the run's source, as returned by `source_of`.
-    :raises PreflightError: a table is planned to be rolled forward, but the history of its copy ended meanwhile, or is
-        unknown.
+    :raises PreflightError: the plan rolls a table forward, but the history of its copy has ended meanwhile, or may have
+        ended.
     """
     if not isinstance(source, TellsHistory):
         return {}
-    # Read the copies before the server is asked: the server must then have all transactions of every copy.
+    # Read the copies before asking the server. If the server's history continues, it then has all transactions of these
+    # copies.
     before = _copies_before(heads, scratch, plans, present, initial.position)
     shown = {plan.table: trace_of(copy) for plan in plans if (copy := before[plan.table]) and _is_own(copy, present)}
     # Most tables were copied by the same run, so check each trace once.
@@ -111,7 +113,7 @@ def histories_of(
 
 
 def _is_lost(copy: Copy, finding: Finding) -> bool:
-    # Copies of earlier versions have no mark. For them, the server's identity decides whether they can be rolled
+    # Copies of earlier versions have no mark. For such copies, the server's identity decides whether they can be rolled
     # forward.
     return finding.relation is Relation.OTHER or (finding.relation is Relation.UNKNOWN and bool(trace_of(copy).mark))
 
@@ -127,7 +129,8 @@ def _history(copy: Copy | None, finding: Finding, mark: str, run_id: str, begun_
         return History(new_id, number + 1, run_id, superseded=(*ended, one)[-KEPT:])
     if finding.relation is Relation.SAME and last is not None:
         return last
-    # Keep the number, so that positions are still compared: the server has everything up to the copy's position.
+    # Keep the history number, so that positions are still compared. This is safe, because the server has all
+    # transactions up to the copy's position.
     return History(new_id, number, run_id, finding.why, ended)
 
 
@@ -153,8 +156,9 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
 
 
 def _is_own(copy: Copy, present: Mapping[str, str]) -> bool:
-    """Return whether a copy was made from this server, and not from a server that this server took over from. Copies of
-    the earliest versions do not record their server, and count as made from this server."""
+    """Return whether a copy was made from this server. If this server took over from another server, copies that were
+    made from the other server do not count. Copies of the earliest versions do not record their server, and count as
+    made from this server."""
     return known_source(copy).get("server") in (None, present.get("server"))
 
 
@@ -169,7 +173,7 @@ def _copies_before(
     def find(plan: TablePlan) -> Copy | None:
         return heads.head(plan.copy_name) or _newest(heads, scratch, plan, present, position)
 
-    # Each lookup waits for the store.
+    # Use threads, because each lookup waits for the store.
     with ThreadPoolExecutor(_READERS) as readers:
         return dict(zip((plan.table for plan in plans), readers.map(find, plans), strict=True))
 
@@ -177,7 +181,7 @@ def _copies_before(
 def _newest(
     heads: Heads, scratch: Storage, plan: TablePlan, present: Mapping[str, str], position: Position
 ) -> Copy | None:
-    """Return the newest copy of a table whose `_latest.json` was removed. Only copies that a run recorded are
+    """For a table whose `_latest.json` was removed, return the newest copy. Only copies that a run recorded are
     considered; None: there is no such copy."""
     newest: Copy | None = None
     for run_id in heads.copies(plan.copy_name):

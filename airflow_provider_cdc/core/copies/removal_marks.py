@@ -1,4 +1,4 @@
-"""Marks of copies that are being removed, in the folders of the runs that made them.
+"""Marks copies that are being removed. The marks of a copy are in the folder of the run that made the copy.
 
 A mark belongs to one manifest. If a run is recreated with the same id, the new manifest has new copies, and earlier
 marks do not apply to them.
@@ -24,7 +24,7 @@ _DIGITS = 16
 
 @dataclass(frozen=True)
 class Mark:
-    """A mark: the run with the id ``by`` removes a copy. ``since`` is the time of the mark (ISO 8601)."""
+    """A mark says that the run with the id ``by`` removes a copy. ``since`` is the time of the mark (ISO 8601)."""
 
     table: str
     by: str
@@ -36,7 +36,7 @@ def mark(run: Run, table: TableName, by: str) -> None:
     since = datetime.now(UTC).isoformat(timespec="seconds")
     # A folder for each table, because the longest table name plus a file extension would be too long for a file name.
     name = f"{_marks_of(run)}/{folder_name(table)}/{_MARK}"
-    # The first mark counts: since that time, no new reader has been directed to the copy.
+    # The first mark counts, because no new reader has been directed to the copy since the time of the first mark.
     if not run.folder.exists(name):
         records.write(run.folder, name, Mark(str(table), by, since))
 

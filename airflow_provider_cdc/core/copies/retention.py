@@ -1,13 +1,14 @@
 """Finds the older copies in a lake, and the folders of runs, that can be removed.
 
-A copy is removed only if a finished run records that it made the copy, if it is not one of the newest copies of its
-table, and if no run that may still publish is based on it. A copy for which this is unknown is kept and reported.
+A copy is removed only if three conditions are true: a finished run recorded that it made the copy, the copy is not one
+of the newest copies of its table, and no run that may still publish is based on the copy. If a condition is unknown,
+the copy is kept and reported.
 
 A run that is based on a copy, and a run that removes the copy, may be active at the same time. So each run first
-records its intention, and then looks for the record of the other run. The first run writes its manifest, which names
-its bases, and checks for marks before it uses the bases (`check_not_removed`). The second run marks the copy, and reads
-the manifests again before it deletes the first file. Even if one of the runs stalls in between, at least one run
-detects the other and stops.
+records its intention, and then looks for the record of the other run. The run that is based on the copy writes its
+manifest, which names its bases, and checks for marks before it uses the bases (`check_not_removed`). The run that
+removes the copy marks it, and reads the manifests again before it deletes the first file. Even if one of the runs
+stalls in between, at least one run detects the other run and stops.
 
 A mark belongs to one manifest. If a run is recreated with the same id after its first copies were removed, marks for
 the first copies do not apply to the new copies, even if such a mark is written late.
@@ -34,7 +35,7 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ManifestError
 
 LIFELESS = timedelta(days=7)
-"""If an unpublished run has written nothing for this time, it counts as over."""
+"""A run that is not published counts as over if it has written nothing for this time."""
 UNTOLD = timedelta(days=1)
 """The longest time to wait for the end of a published run's last task, which still reads the run's records."""
 
@@ -99,7 +100,8 @@ class Runs:
             bases = {entry.base for entry in run.manifest.tables if table is None or entry.table.copy_name == table}
             if run_id in bases and not is_over(run) and not is_stuck(run, self._lake):
                 return name
-        # The format of a manifest of another version, or of a damaged one, is unknown, but run ids are recognizable.
+        # A damaged manifest, or a manifest of another version, cannot be decoded, but its text still contains the run
+        # ids.
         return next((name for name, text in self._unreadable.items() if run_id in text), "")
 
     def _read(self, name: str) -> Run | str:
@@ -129,7 +131,8 @@ def is_stuck(run: Run, lake: Lake) -> bool:
         return False
     for entry in run.manifest.tables:
         expected_names = {file.base_name for file in kept_files.get(str(entry.table.name), ())}
-        # Look in the base's folder first: a file that no longer exists there cannot be added to the run's folder later.
+        # Look in the base's folder first, because a file that is not in this folder cannot be added to the run's folder
+        # later.
         for run_id in (entry.base, run.run_id) if expected_names else ():
             expected_names -= {*lake.copy_folder(run_id, entry.table.copy_name).files()}
         if expected_names:
@@ -189,13 +192,13 @@ def _age(other: Run, run: Run) -> int:
 
 
 def in_use(user: str) -> str:
-    """Return the reason for keeping a copy: the run ``user`` may be based on it."""
+    """Return the text of the reason for keeping a copy, which is that the run ``user`` may be based on the copy."""
     return f"run {user}, which is not over, may be based on it"
 
 
 def made_by(run: Run, table: TableName) -> Expired:
-    """Return a run's copy of a table with the files that the run's commit names. The run may not have published the
-    copy."""
+    """Return a run's copy of a table with the files that the run's commit names. It is possible that the run has not
+    published the copy."""
     decision = decision_of(run)
     feed = decision.feeds.get(str(table))
     return Expired(run, table, decision.files_of(str(table)), feed.files if feed else ())
@@ -208,10 +211,10 @@ def is_latest(run: Run, table: TableName, lake: Lake) -> bool:
 
 
 def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now: datetime) -> list[Run]:
-    """Return the runs that published copies of some of ``tables`` before ``run``, if no copy of the run is left.
+    """Return the runs that published copies of some of ``tables`` before ``run``, and that have no copies left.
 
-    The records of these runs are no longer needed: the last task of each run has ended (`Run.note_told`), or has
-    written nothing for `UNTOLD`.
+    The records of these runs are no longer needed, because the last task of each run has ended (`Run.note_told`), or
+    has written nothing for `UNTOLD`.
 
     :param now: the time of the store's clock.
     """
@@ -265,7 +268,7 @@ def _silent_since(run: Run, when: datetime) -> bool:
 
 
 def remove_folder(run: Run, by: str) -> None:
-    """Remove the folder of a run that is over, unless the run was recreated since. If the removal stops half-way,
+    """Remove the folder of a run that is over, unless the run was recreated meanwhile. If the removal stops half-way,
     `Runs.remains` lists the folder."""
     with suppress(ManifestError):
         if Run.load(run.folder).digest != run.digest:
@@ -285,7 +288,7 @@ def remove_remains(folder: Storage) -> None:
         folder.delete_file(name)
     # The marks identify this folder as a remainder, so they are deleted last.
     for name in folder.folders():
-        # Another run may remove the same folder.
+        # Ignore a missing folder, because another run may remove the same folder.
         with suppress(FileNotFoundError):
             if name != MARKS:
                 folder.delete_folder(name)
@@ -302,7 +305,8 @@ def copy_of(run: Run, table: TableName) -> Copy:
 
 
 def tables_of(run: Run) -> list[TableName]:
-    """Return the names of the copies that a run has published: names of tables, or of parts of tables."""
+    """Return the names of the copies that a run has published. A copy has the name of a table, or of a part of a
+    table."""
     files = decision_of(run).files
     return [entry.table.copy_name for entry in run.manifest.tables if str(entry.table.name) in files]
 

@@ -1,6 +1,7 @@
-"""Selects the rows and columns to copy. The rows were read from the table, or were put back from the log.
+"""Selects the rows and columns to copy. It is used for rows that were read from the table, and for rows that were
+restored from the log.
 
-The filter is exact because both kinds of rows use this code: see docs/design/parts-of-tables.md.
+The filter is exact because this code filters both kinds of rows: see docs/design/parts-of-tables.md.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from airflow_provider_cdc.core.tables.table import Table
 
 
 def published_schema(table: Table, schema: pa.Schema) -> pa.Schema:
-    """Return the schema of the published copy of ``table``, whose rows have ``schema``."""
+    """Return the schema of the published copy of ``table``. The rows of the table have ``schema``."""
     if not table.selection.columns:
         return schema
     return pa.schema([schema.field(name) for name in table.published_columns])
@@ -29,14 +30,16 @@ def published_columns(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
 def matching(
     table: Table, rows: pa.RecordBatch, unknown: Mapping[str, Sequence[int]] | None = None
 ) -> pa.BooleanArray | None:
-    """Return for each of ``rows`` whether it is copied; None: all rows are copied. ``rows`` must have all columns of
-    the condition.
+    """Return a mask of the ``rows`` that are copied; None: all rows are copied. ``rows`` must have all columns of the
+    condition.
 
-    :param unknown: by column, the rows whose value no Arrow type can hold. The condition treats such a value as null.
+    :param unknown: for each column, the rows with a value that no Arrow type can hold. The condition treats such a
+        value as null.
     """
     return None if table.selection.where is None else holds(table.selection.where, rows, unknown)
 
 
 def published_keys(table: Table, rows: pa.RecordBatch) -> pa.BinaryArray:
-    """Return the canonical bytes of the published rows of a keyless table. All columns together identify such a row."""
+    """Return the canonical bytes of the published rows of a keyless table. All columns together identify a row of a
+    keyless table."""
     return row_bytes.encode(rows, table.published_columns)

@@ -1,6 +1,7 @@
-"""Evaluates a condition on rows with Arrow: true, false or unknown for each row, in the logic of SQL.
+"""Evaluates a condition on rows with Arrow. The result for each row is true, false or unknown, as in SQL.
 
-Text compares by code point, floating point as in IEEE 754 (a NaN is equal to nothing), all other types by value.
+Text is compared by code point. Floating-point numbers are compared as in IEEE 754 (a NaN is not equal to any number).
+All other types are compared by value.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ _COMPARE: Mapping[str, Callable[[pa.Array, pa.Scalar], pa.BooleanArray]] = {
 def holds(term: Term, rows: pa.RecordBatch, unknown: Mapping[str, Sequence[int]] | None = None) -> pa.BooleanArray:
     """Return for each row whether the condition is true; False if it is false or unknown.
 
-    :param unknown: by column, the rows whose value counts as null, even if the array has a value there.
+    :param unknown: for each column, the rows whose value counts as null, even if the array has a value for such a row.
     """
     columns = {name: _column(rows, name, (unknown or {}).get(name, ())) for name in term.columns}
     return pc.fill_null(_evaluate(term, columns, rows.num_rows), False)
@@ -64,7 +65,7 @@ def _evaluate(term: Term, columns: Mapping[str, pa.Array], rows: int) -> pa.Bool
     if term.op != IN:
         return _COMPARE[term.op](column, values[0])
     if pa.types.is_floating(column.type) or len(values) == 1:
-        # is_in would find a NaN, and would treat the two zeros as different.
+        # Do not use is_in, which treats two NaNs as equal, and 0.0 and -0.0 as different.
         return reduce(pc.or_kleene, [pc.equal(column, value) for value in values])
     matches = pc.is_in(column, value_set=pa.array([value.as_py() for value in values], column.type))
     # For a null, the result of IN is unknown, but is_in returns false.

@@ -1,7 +1,8 @@
 """Converts the literals of a condition to the types of the columns that they are compared with.
 
-A literal is converted exactly to a value of the column's published type, or rejected: nothing is rounded or truncated.
-(For a floating-point column, it becomes the nearest number of that type, as in the database.)
+A literal is converted exactly to a value of the column's published type, or is rejected. It is never rounded or
+truncated. (For a floating-point column, the literal becomes the nearest number of the column's type, as in the
+database.)
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import Problem
 
 PLAIN, LABEL, UUID = "plain", "label", "uuid"
-"""The kinds of text in a string column that can be compared: any text, a label of an enumeration, or a UUID."""
+"""The kinds of string columns that can be compared: their values are any text, labels of an enumeration, or UUIDs."""
 
 _DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
 _CLOCK = r"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?"
@@ -56,10 +57,10 @@ class NotComparable(Exception):
 
 
 def problems(term: Term, schema: pa.Schema, texts: Mapping[str, str], place: Callable[[int], str]) -> list[Problem]:
-    """Return the problems of a condition on rows of ``schema``.
+    """Return the problems of a condition that is to be evaluated on rows of ``schema``.
 
     :param texts: the text columns that can be compared, each with `PLAIN`, `LABEL` or `UUID`.
-    :param place: describes the place of a term from its offset.
+    :param place: a function that describes the place of a term, given the term's offset.
     """
     all_problems = []
     for leaf in term.leaves():
@@ -117,7 +118,7 @@ def _check(leaf: Term, kind: pa.DataType, text: str) -> None:
 def value_of(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     """Return the value of type ``kind`` for ``literal``.
 
-    :raises NotComparable: there is no such value, or values of the type cannot be compared.
+    :raises NotComparable: the type has no such value, or values of the type cannot be compared.
     """
     for holds, convert in _CONVERSIONS:
         if holds(kind):

@@ -1,11 +1,12 @@
 """Parses the text of a condition: the subset of SQL that docs/filters.md describes, and nothing beyond it.
 
 sqlglot parses the text, but accepts much more than this subset. So the tokens are checked against a list before
-parsing, and the tree is checked against another list afterwards. Anything else is rejected, with its place. Words and
-literals are counted: the text is also rejected if a word or literal is missing from the tree, or was changed in it.
+parsing, and the tree is checked against another list afterwards. All other text is rejected with an error that names
+the place. Words and literals are also counted: the text is rejected if a word or literal is missing from the tree, or
+is different in the tree.
 
-Text is in single quotes; a column's name is in double quotes, in backticks, or unquoted. A quote within quotes is
-doubled. A backslash is an ordinary character.
+A text literal is in single quotes. A column's name is in double quotes, in backticks, or unquoted. A quote within
+quotes is doubled. A backslash is an ordinary character.
 """
 
 from __future__ import annotations
@@ -64,13 +65,13 @@ _FOLLOWS = {
     "(": _TERM | {")"},
     **dict.fromkeys(("AND", "OR", _COMPARISON, "BETWEEN", "LIKE", "ESCAPE", ","), _TERM),
 }
-"""The token kinds that may follow each kind. sqlglot accepts more: ``a BETWEEN 1 2``, ``a IN (, 2)``, ``+ a``, …"""
+"""The kinds of tokens that may follow each kind. sqlglot also accepts ``a BETWEEN 1 2``, ``a IN (, 2)``, ``+ a``, …"""
 
 
 def parse(text: str) -> Term:
     """Parse ``text``.
 
-    :raises ConfigurationError: the text is not a condition of the language; the error's ``where`` is the place.
+    :raises ConfigurationError: the text is not a condition of this language. The error's ``where`` names the place.
     """
     # Imported here, because the import is slow and most runs copy whole tables.
     from sqlglot.errors import SqlglotError
@@ -106,7 +107,7 @@ def parse(text: str) -> Term:
 
 
 def place_in(text: str, at: int) -> str:
-    """Return the line and the column of the offset ``at`` in ``text``, as text."""
+    """Describe the offset ``at`` in ``text`` by its line and column."""
     before = text[:at]
     return f"line {before.count(chr(10)) + 1}, column {at - before.rfind(chr(10))}"
 
@@ -172,7 +173,7 @@ def _check_tokens(text: str, tokens: Sequence[Any]) -> list[int]:
 
 
 def _kind(token: Any) -> str:
-    """Return the kind of a token, which decides which tokens may stand next to it."""
+    """Return the kind of a token. The kind determines which tokens may come before and after the token."""
     word = token.text.upper()
     if token.token_type.name in (_STRING, _NAME, _NUMERAL) or word not in _FOLLOWS.keys() | _PUNCTUATION:
         return _OPERAND
@@ -332,7 +333,7 @@ class _Reader:
         while at is not None:
             if starts := [int(one.meta["start"]) for one in at.walk() if "start" in one.meta]:
                 return _refused(self._text, min(starts), what)
-            # Words such as NULL have no offset, so use the parent's.
+            # Words such as NULL have no offset, so use the offset of the parent node.
             at = at.parent
         return ConfigurationError(what, hint=HINT)
 
@@ -359,7 +360,7 @@ def wrong_pattern(pattern: str, escape: str) -> str:
     if len(pattern) > 1000:
         return "the pattern has more than 1,000 characters"
     if not escape:
-        # Both databases treat a backslash as the escape character, but standard SQL does not.
+        # MySQL and PostgreSQL treat a backslash as the escape character, but standard SQL does not.
         return "a pattern with a backslash needs ESCAPE, for example ESCAPE '!'" if "\\" in pattern else ""
     at = 0
     while at < len(pattern):
@@ -386,7 +387,7 @@ def _shown(node: exp.Expr) -> str:
     try:
         text = node.sql()
     except Exception:
-        # The text is only for a message.
+        # This text is used only in a message.
         text = type(node).__name__
     return text if len(text) <= 60 else f"{text[:57]}…"
 

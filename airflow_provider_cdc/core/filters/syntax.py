@@ -1,7 +1,7 @@
 """The syntax tree of a condition on one row. `core.filters.parser` parses it, `core.filters.evaluator` evaluates it.
 
-A condition depends only on a row's published values: not on the time, a collation, or a session's settings. So it has
-the same result for a row that was read and for a row that was put back from the log.
+A condition depends only on a row's published values: not on the time, a collation, or a session's settings. So a row
+that was read and an equal row that was restored from the log have the same result.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _BINDS = {OR: 1, AND: 2, NOT: 3}
 
 @dataclass(frozen=True)
 class Literal:
-    """A value as written in the condition: ``kind`` is one of `NUMBER`, `TEXT`, `DATE`, `TIMESTAMP` and `BOOLEAN`;
-    ``text`` is the text between the quotes, the number with its sign, or ``TRUE`` or ``FALSE``."""
+    """A value as it is written in the condition. ``kind`` is one of `NUMBER`, `TEXT`, `DATE`, `TIMESTAMP` and
+    `BOOLEAN`. ``text`` is the text between the quotes, the number with its sign, or ``TRUE`` or ``FALSE``."""
 
     kind: str
     text: str
@@ -39,9 +39,9 @@ class Term:
 
     ``op`` is one of:
 
-    - `AND`, `OR` (of two ``terms`` or more), `NOT` (of one);
+    - `AND`, `OR` (of two or more ``terms``), `NOT` (of one term);
     - the `COMPARISONS` and `LIKE` (of ``column`` with one literal), `IN` (with any of the ``literals``), `IS_NULL`;
-    - `IS_TRUE` (a boolean ``column`` by itself: unknown if it is null);
+    - `IS_TRUE` (a boolean ``column`` without a comparison: unknown if it is null);
     - `CONSTANT`, whose literal is a boolean.
 
     ``escape`` is the character after which `LIKE` takes the next character literally. ``at`` is the offset of the term.
@@ -79,7 +79,7 @@ def _text(term: Term, around: int) -> str:
         text = f" {term.op} ".join(_text(operand, binds) for operand in term.terms)
     else:
         text = _leaf(term)
-    # Parentheses also separate AND within AND and OR within OR. Only NOT within NOT needs no parentheses.
+    # An AND within an AND, and an OR within an OR, also get parentheses. Only a NOT within a NOT does not need them.
     return f"({text})" if term.terms and binds <= around and not binds == around == _BINDS[NOT] else text
 
 

@@ -1,8 +1,8 @@
-"""Computes digests of a kernel's sources. The digests ensure that cached machine code from other sources is never run.
-A kernel is a function that Numba compiles.
+"""Computes digests of the sources that a kernel is compiled from. The digests ensure that cached machine code is not
+run after one of these sources has changed. A kernel is a function that Numba compiles.
 
 Numba's cache depends only on the source of the kernel's own module. But functions and constants of imported modules are
-compiled into the kernel, too: after an upgrade that changes only an imported module, Numba would run the old code.
+compiled into the kernel, too. So after an upgrade that changes only an imported module, Numba would run the old code.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _collect(name: str, sources: dict[str, str]) -> None:
     source = _source(sys.modules[name])
     sources[name] = source
     for origin, names in _IMPORT.findall(source):
-        # An imported name may be a module itself.
+        # The imported name may be the name of a module.
         for imported in (origin, *(f"{origin}.{word}" for word in re.findall(r"\w+", names))):
             if imported in sys.modules and imported not in sources:
                 _collect(imported, sources)

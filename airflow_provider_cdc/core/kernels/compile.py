@@ -3,8 +3,8 @@
 A kernel is a function over ``uint8`` arrays that Numba compiles to machine code without Python objects. Values in
 buffers may have any address, so the loads here are unaligned. **The loads do not check bounds**: a kernel must first
 check that the bytes to read are inside the array, and return a code if they are not. Integers of every width are
-returned as ``int64``, because Numba converts the sum of a signed and an unsigned integer to a float. The eight-byte
-loads return the same bits as a signed number.
+returned as ``int64``, because Numba converts the sum of a signed and an unsigned integer to a float. An eight-byte load
+returns its 64 bits as a signed integer.
 
 **A sum, difference or product of int64 must not overflow**: Numba promises LLVM that no such operation overflows. So
 the result of an overflow may be any value, and the compiled copies of one operation may have different results. Use
@@ -36,13 +36,14 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def kernel(function: _Function) -> _Function:
-    """Compile ``function`` at its first call, without the GIL, and cache the machine code for later processes.
+    """Compile ``function`` at its first call, and cache the machine code for later processes. The compiled function
+    runs without the GIL.
 
     If no cache directory is writable, each process compiles the function again.
     """
     compiled: Any
     try:
-        # The qualified name is part of the name of Numba's cache file.
+        # The name of Numba's cache file contains the qualified name.
         function.__qualname__ += f"_{digest(function.__module__)}"
         compiled = numba.njit(cache=True, nogil=True)(function)
         # For a module in a zip, Numba checks the cache directory only after compiling, and then fails. So check it now.
@@ -56,12 +57,12 @@ def kernel(function: _Function) -> _Function:
 
 
 def inner(function: _Function) -> _Function:
-    """Compile a function that only kernels call, and that creates no array. The machine code of the function is cached
-    with the code of these kernels.
+    """Compile a function that is called only by kernels, and does not create arrays. The machine code of the function
+    is cached with the code of these kernels.
 
-    The function does not count references (which takes two locked instructions per array and call), and cannot be
-    called from Python. So it runs about twice as fast as a kernel that is called by a kernel, and compiles in about
-    half the time.
+    The compiled function cannot be called from Python. It does not count references, which would take two locked
+    instructions per array and call. So it runs about twice as fast as a kernel that another kernel calls, and compiles
+    in about half the time.
     """
     compile_inner = numba.njit(
         _nrt=False, no_cpython_wrapper=True, no_cfunc_wrapper=True, error_model="numpy", nogil=True
@@ -86,8 +87,8 @@ class _View:
 def bytes_of(buffer: pa.Buffer | None) -> Bytes:
     """Return the bytes of ``buffer`` without copying them. Kernels must only read them.
 
-    NumPy would mark the array of an immutable buffer as read-only, which is another type for Numba, so each kernel
-    would be compiled twice.
+    NumPy would mark the array of an immutable buffer as read-only. A read-only array has another type in Numba, so each
+    kernel would be compiled twice.
     """
     if buffer is None or buffer.size == 0:
         return np.empty(0, np.uint8)
@@ -151,7 +152,7 @@ store64 = _storer(64)
 
 @intrinsic
 def copy_bytes(typing_context: Any, target: Any, at: Any, source: Any, position: Any, count: Any) -> Any:
-    """Execute ``target[at : at + count] = source[position : position + count]``; the two may overlap."""
+    """Execute ``target[at : at + count] = source[position : position + count]``; the two ranges may overlap."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
@@ -220,7 +221,7 @@ def negative_128(low: int, high: int) -> tuple[int, int]:
 
 @intrinsic
 def multiply_add_128(typing_context: Any, low: Any, high: Any, factor: Any, addend: Any) -> Any:
-    """Return ``(high, low) * factor + addend`` as ``(low, high)``: 128 bits in two int64.
+    """Return ``(high, low) * factor + addend`` as ``(low, high)``, a 128-bit integer in two int64.
 
     ``factor`` and ``addend`` must not be negative.
     """

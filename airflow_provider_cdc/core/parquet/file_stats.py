@@ -1,14 +1,16 @@
-"""Computes the counts and bounds of the columns of a data file, in the form that table formats record.
+"""Computes the counts and bounds of the columns of a data file. The metadata of table formats contains them in this
+form.
 
-They are taken from the statistics in the file's footer, in Parquet's raw form. So even values that Python cannot
-represent (the year 0) are recorded exactly. Parquet writers leave out the bounds of a row group with a value over 4
-KiB. If such a row group exists, the column has no bounds: bounds from the other row groups would hide this value's rows
-from readers that filter by the bounds.
+The counts and bounds are taken from the statistics in the file's footer, in Parquet's raw form. So even values that
+Python cannot represent (such as the year 0) are recorded exactly. Parquet writers leave out the bounds of a row group
+with a value over 4 KiB. If a file has such a row group, the column has no bounds. Bounds from only the other row groups
+would be wrong: readers that filter by these bounds would not find the rows with the large value.
 
 Bounds are in the single-value form of Iceberg's specification (https://iceberg.apache.org/spec/#binary-single-value-
-serialization). Bounds of text and bytes are cut to `BOUND_LENGTH`, and the upper bound is rounded up; if it cannot be
-rounded up, it is left out. A floating-point zero is recorded as -0.0 in a lower bound and as 0.0 in an upper bound,
-because readers disagree on whether -0.0 equals 0.0. A NaN is never a bound, because Parquet's statistics leave it out.
+serialization). Bounds of text and bytes are cut to `BOUND_LENGTH`, and an upper bound that was cut is rounded up. An
+upper bound that cannot be rounded up is left out. A floating-point zero is recorded as -0.0 in a lower bound and as 0.0
+in an upper bound, because readers disagree on whether -0.0 equals 0.0. A NaN is never a bound, because Parquet's
+statistics leave it out.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ import pyarrow.parquet as pq
 from airflow_provider_cdc.core.parquet.lake_types import FIELD_ID
 
 BOUND_LENGTH = 16
-"""The greatest length of a bound: characters of text, or bytes."""
+"""The maximum length of a bound, in characters of text or in bytes."""
 
 _SURROGATES = range(0xD800, 0xE000)
 
@@ -33,8 +35,8 @@ _SURROGATES = range(0xD800, 0xE000)
 class FileStats:
     """The counts and bounds of the columns of a file, by field id.
 
-    ``values`` counts nulls, too. A column is missing in ``nulls`` if the footer does not have its null count. A column
-    without bounds is missing in ``lower`` and ``upper``. ``splits`` are the offsets at which row groups begin.
+    The counts in ``values`` include nulls. A column is missing in ``nulls`` if the footer does not have its null count.
+    A column without bounds is missing in ``lower`` and ``upper``. ``splits`` are the offsets at which row groups begin.
     """
 
     sizes: dict[int, int] = field(default_factory=dict)
@@ -62,7 +64,7 @@ class FileStats:
     def decoded(cls, text: str) -> FileStats:
         """Decode the result of `encoded`.
 
-        :raises ValueError: ``text`` is not such a result.
+        :raises ValueError: ``text`` is not a result of `encoded`.
         """
         sizes, values, nulls, lower, upper, splits = json.loads(text)
         counts = [{int(number): int(count) for number, count in one.items()} for one in (sizes, values, nulls)]
@@ -110,8 +112,8 @@ def _start(chunk: Any) -> int:
 
 
 def _extremes(statistics: list[Any], kind: pa.DataType) -> tuple[bytes, bytes | None] | None:
-    """Return the lower and the upper bound of a column. The upper bound is None if it is unknown; the result is None if
-    both are unknown."""
+    """Return the lower and the upper bound of a column. The upper bound is None if it is unknown. The result is None if
+    both bounds are unknown."""
     lows, highs = [one.min_raw for one in statistics], [one.max_raw for one in statistics]
     if pa.types.is_decimal128(kind):
         low, high = min(map(_unscaled, lows)), max(map(_unscaled, highs))

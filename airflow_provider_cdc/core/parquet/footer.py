@@ -1,7 +1,7 @@
 """Decodes and encodes the footer of a Parquet file. The footer has the places and the metadata of the column chunks.
 
-A footer is one structure of Thrift's compact protocol (https://parquet.apache.org/docs/file-format/metadata/). The
-footer is decoded without knowing the meaning of all fields, so that unknown fields are preserved.
+A footer is one structure of Thrift's compact protocol (https://parquet.apache.org/docs/file-format/metadata/). Fields
+that this module does not know are also decoded, so that they are preserved.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ _KNOWN_OF_CHUNK = {_FILE_OFFSET, _META}
 # ColumnMetaData
 _PATH, _UNCOMPRESSED, _COMPRESSED, _DATA_PAGE, _DICTIONARY_PAGE = 3, 6, 7, 9, 11
 _UNKNOWN_PLACES = {10, 14, 15}
-"""Fields with the places of index pages and Bloom filters, which are not copied."""
+"""The fields that contain the places of index pages and Bloom filters. These pages and filters are not copied."""
 
 Struct = dict[int, tuple[int, Any]]
-"""By field number: the type and the value of the field."""
+"""The type and the value of each field, by the field's number."""
 
 
 class UnknownFooter(ValueError):
@@ -136,7 +136,7 @@ class Footer:
         try:
             fields, end = _read_struct(data, 0)
             footer = cls(fields)
-            # Raises UnknownFooter at anything unsupported.
+            # Read all names, because `Chunk.name` raises UnknownFooter if a column is nested.
             _ = [chunk.name for group in footer.groups for chunk in group.chunks]
         except (IndexError, KeyError, TypeError, UnicodeDecodeError) as error:
             raise UnknownFooter(f"it ends too early, or lacks a required field ({error})") from error
@@ -219,7 +219,7 @@ def _read_list(data: bytes, at: int) -> tuple[tuple[int, list[Any]], int]:
         size, at = _read_varint(data, at)
     values = []
     for _ in range(size):
-        # In a list, a boolean is a byte.
+        # A list stores each boolean as a byte.
         value, at = _read_value(data, at, _BYTE if kind in (_TRUE, _FALSE) else kind)
         values.append(value)
     return (kind, values), at

@@ -28,11 +28,12 @@ from airflow_provider_cdc.core.storage.folder import Storage
 __all__ = ["SplicedFile", "UnknownFooter"]
 
 _TAIL = 8
-"""Bytes after the footer: its size, and `MAGIC`."""
+"""The number of bytes after the footer: the footer's size (4 bytes), and `MAGIC`."""
 
 
 class SplicedFile:
-    """Writes a file from the file ``source`` in ``folder``. Call `write` for each row group of ``source``, in order.
+    """Writes a new version of the file ``source`` in ``folder``. Call `write` for each row group of ``source``, in
+    order.
 
     :param run: the folder that ``name`` is relative to.
     :param schema: the schema of the file.
@@ -60,8 +61,8 @@ class SplicedFile:
         self._stream.write(MAGIC)
 
     def write(self, columns: pa.Table) -> None:
-        """Write the next row group, with ``columns`` in place of the old columns. They must have as many rows as the
-        row group."""
+        """Write the next row group, with ``columns`` in place of the old columns. The new columns must have as many
+        rows as the row group."""
         group = self._left.pop(0)
         fresh = self._encoded(columns) if columns.num_columns else {}
         chunks = []

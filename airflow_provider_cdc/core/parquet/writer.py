@@ -18,13 +18,13 @@ from airflow_provider_cdc.core.storage.folder import Storage
 FILE_BYTES = 128 * 2**20
 ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 64 * 2**20
-"""The size of a row group, in Arrow bytes. It bounds the memory of one writer: these bytes, and as many encoded
-bytes."""
+"""The size of a row group, in Arrow bytes. This size limits the memory of one writer, which holds these bytes and at
+most as many encoded bytes."""
 
 COMPRESSION = "snappy"
 """The cheapest codec that all readers support."""
 QUICKEST = "lz4"
-"""A codec whose files are as small as with snappy and quicker to read. Older readers do not support it."""
+"""A codec with which files are as small as with snappy, and faster to read. Older readers do not support this codec."""
 
 _SAMPLE_ROWS = 4096
 _PAYS_BELOW = 1 / 8
@@ -33,9 +33,9 @@ _PAYS_BELOW = 1 / 8
 @dataclass(frozen=True)
 class StagedFile:
     """A finished file that is not published. ``name`` is relative to the run's folder, ``bytes`` is the size, and
-    ``checksum`` the CRC-32 of the content. No other try writes a file with this name. A data file of
-    a table format is named relative to the folder of the table's data files, and has ``stats`` (`file_stats.FileStats`,
-    encoded).
+    ``checksum`` is the CRC-32 of the content. No other try writes a file with this name. For a data file of a table
+    format, ``name`` is relative to the folder of the table's data files, and ``stats`` is the encoded
+    `file_stats.FileStats`.
     """
 
     name: str
@@ -52,11 +52,10 @@ class StagedFile:
 class ParquetWriter:
     """Writes row groups and files of bounded size. A new file begins after the row group that exceeds ``file_bytes``.
 
-    ``files`` is complete once the writer is closed, and empty if there were no rows. From then on, the files survive a
-    crash.
+    Once the writer is closed, ``files`` is complete, and the files survive a crash. Without rows, ``files`` is empty.
 
     :param run: the folder that ``name`` is relative to.
-    :param name: the prefix of the names of the files.
+    :param name: the prefix of the file names.
     :param schema: the schema of the files.
     """
 
@@ -139,8 +138,8 @@ class _OpenFile:
         self._stream = CheckedStream(run.filesystem.open_output_stream(run.path(name)))
         self._metadata: list[pq.FileMetaData] = []
         self._schema = first.schema
-        # By default, the writer first tries a dictionary for every column, and gives up for most columns. These tries
-        # take three times as long as all other work of the writer.
+        # By default, Arrow's writer first encodes every column with a dictionary, and then drops the dictionary of most
+        # columns. This takes three times as long as all other work of the writer.
         self._writer = pq.ParquetWriter(
             self._stream,
             first.schema,
@@ -177,7 +176,8 @@ class _OpenFile:
 class CheckedStream:
     """A stream that computes the size and the CRC-32 of the bytes written to it, to verify the file later.
 
-    CRC-32 fails to detect one in four billion cases of damage. It takes a hundredth of the time of writing Parquet.
+    CRC-32 fails to detect one in four billion cases of damage. Computing it takes a hundredth of the time that writing
+    Parquet takes.
     """
 
     def __init__(self, stream: Any) -> None:
@@ -208,13 +208,13 @@ class CheckedStream:
 
 
 def format_options(schema: pa.Schema) -> dict[str, Any]:
-    """Return the options of the Parquet writer that the specifications of table formats require for files of
-    ``schema``."""
+    """Return options of the Parquet writer for files of ``schema``. The specifications of table formats require these
+    options."""
     return {"store_decimal_as_integer": True} if has_field_ids(schema) else {}
 
 
 def encoded_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> str:
-    """Return `StagedFile.stats` for a file with the schema ``schema`` and this footer."""
+    """Return the value of `StagedFile.stats` for a file with this footer (``metadata``) and this schema."""
     return file_stats(metadata, schema).encoded() if has_field_ids(schema) else ""
 
 
@@ -230,8 +230,8 @@ def repetitive(rows: pa.Table) -> list[str]:
 
 
 def _is_plain(kind: pa.DataType) -> bool:
-    """Return whether the distinct values of an Arrow type can be counted, and a dictionary of the values could be
-    smaller."""
+    """Return whether a dictionary could make the values of an Arrow type smaller, and distinct values can be
+    counted."""
     return not (pa.types.is_boolean(kind) or pa.types.is_nested(kind))
 
 

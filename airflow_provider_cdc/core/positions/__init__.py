@@ -17,7 +17,7 @@ Names:
 ``log_end``
     the place in the log that corresponds to the bound of all reads. The log end is a `LogEnd`, not a position.
 ``position``
-    the position at which a copy is exact, or another position that a call is about.
+    the position at which a copy is exact, or another position to which a call refers.
 ``target``
     a requested position or time, except for the option ``as_of``, which keeps its name.
 

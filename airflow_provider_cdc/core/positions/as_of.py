@@ -15,10 +15,10 @@ AsOf = datetime | Position
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 INTERVAL_END = "{{ data_interval_end if data_interval_end is defined else dag_run.run_after }}{# supplied #}"
-"""The end of the run's interval, as a template. A run that was triggered manually may have no interval.
+"""The end of the run's data interval, as a template. A run that was triggered manually may have no data interval.
 
-The DAG `nightly` supplies this template if the file has no ``as_of``. The comment distinguishes it from the same
-template in a user's file, because ``missing_past`` applies only to the supplied one.
+The DAG `nightly` uses this template if the user's file has no ``as_of``. The comment in the template distinguishes it
+from the same template in a user's file, because ``missing_past`` does not apply to a template from a user's file.
 """
 
 
@@ -65,7 +65,7 @@ def reaches(later: Position, earlier: Position) -> bool:
 def text_of(value: Any) -> Any:
     """Return the option's value as text; a template may have rendered a datetime.
 
-    A date is completed to 00:00 UTC of that day, so that records show how it was interpreted.
+    A date becomes the time 00:00 UTC of that day, so records show how the date was interpreted.
     """
     if isinstance(value, date):
         value = value.isoformat()

@@ -1,11 +1,12 @@
 """MySQL positions: a set of global transaction identifiers (GTIDs) and its algebra.
 
-A GTID is `uuid:gno`, or `uuid:tag:gno` since MySQL 8.3. A server's history is a set of them, in general with
-gaps, so a `GtidSet` is never widened to the largest number seen.
+A GTID is `uuid:gno`, or `uuid:tag:gno` since MySQL 8.3. A server's history is a set of GTIDs, which may have gaps. So
+if a number is in a `GtidSet`, smaller numbers may be missing in the set.
 
-Text follows the grammar that MySQL 9.7 reads (https://dev.mysql.com/doc/refman/9.7/en/replication-gtids-concepts.html)
-with one exception: see `GtidSet.parse`. Bytes follow `Gtid_set::encode` of the server (sql/rpl_gtid_set.cc),
-and are the content of a PREVIOUS_GTIDS event and of the command COM_BINLOG_DUMP_GTID.
+The text form follows the grammar that MySQL 9.7 reads
+(https://dev.mysql.com/doc/refman/9.7/en/replication-gtids-concepts.html) with one exception: see `GtidSet.parse`. The
+binary form follows `Gtid_set::encode` of the server (sql/rpl_gtid_set.cc). It is the content of a PREVIOUS_GTIDS event
+and of the command COM_BINLOG_DUMP_GTID.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import PositionError
 
 GNO_END = 2**63 - 1
-"""The largest transaction number plus one, as in the server (`GNO_END` in sql/rpl_gtid.h)."""
+"""The largest transaction number plus 1, as in the server (`GNO_END` in sql/rpl_gtid.h)."""
 
 MAX_TAG_LENGTH = 32
 
@@ -33,7 +34,7 @@ _Bounds = tuple[int, ...]
 _HEX = "[0-9a-fA-F]"
 _DASHED = f"{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}"
 _UUID = re.compile(rf"(?:{_DASHED}|\{{{_DASHED}\}}|{_HEX}{{32}})")
-# One item after a colon. A tag is matched at any length, so that a long one is reported as such.
+# One item after a colon. The pattern accepts tags of any length, so the error message can say that a tag is too long.
 _ITEM = re.compile(
     r":\s*(?:(?P<tag>[a-zA-Z_][a-zA-Z0-9_]*)|(?P<first>[0-9]+)(?:\s*-\s*(?P<last>[0-9]+))?)\s*", re.ASCII
 )
@@ -47,7 +48,7 @@ _UNTAGGED, _TAGGED = 0, 1
 
 @dataclass(frozen=True, slots=True)
 class Gtid:
-    """One transaction: `uuid` as 16 bytes, `tag` in lower case ("" for none), `gno` from 1 to `GNO_END` - 1.
+    """One transaction. `uuid` has 16 bytes, `tag` is in lower case ("": no tag), and `gno` is from 1 to `GNO_END` - 1.
 
     Raises `PositionError` for values that no server assigns.
     """
@@ -69,15 +70,15 @@ class Gtid:
 
 @dataclass(frozen=True, slots=True, repr=False)
 class GtidSet(Position):
-    """An immutable set of GTIDs. `GtidSet()` is the empty set; create others with `parse`, `decode` or `of`.
+    """An immutable set of GTIDs. `GtidSet()` returns the empty set. Create other sets with `parse`, `decode` or `of`.
 
-    Each (uuid, tag) holds its transaction numbers as *bounds*: a strictly increasing tuple of even length,
-    `start, end, start, end, ...`, with every end exclusive, no interval empty and no two adjacent. So a set
-    has only one representation, and a number is in it when an odd number of bounds is at or below it.
-    Entries are sorted by uuid bytes, then by tag, which is the order in which the server prints them.
+    The transaction numbers of each (uuid, tag) are stored as *bounds*: a strictly increasing tuple of even length,
+    `start, end, start, end, ...`. Every end is exclusive. No interval is empty, and no two intervals are adjacent. So a
+    set has only one representation. A number is in the set if the count of the bounds at or below it is odd. Entries
+    are sorted by uuid bytes, then by tag, which is the order in which the server prints them.
 
-    `a | b`, `a - b`, `a & b` and `a <= b` (subset) take time linear in the number of intervals;
-    `gtid in a` takes logarithmic time. Order between sets is partial, so there is no `<`.
+    `a | b`, `a - b`, `a & b` and `a <= b` (subset) take time linear in the number of intervals; `gtid in a` takes
+    logarithmic time. Sets are only partially ordered, so there is no operator `<`.
     """
 
     _entries: tuple[tuple[bytes, str, _Bounds], ...] = ()
@@ -86,12 +87,12 @@ class GtidSet(Position):
     def parse(cls, text: str) -> GtidSet:
         """Parse a set as a user or a server writes it.
 
-        UUIDs may be in any case, without dashes, or in braces; white space is allowed around every `:` and `,`
-        and around the `-` of an interval; intervals may overlap and be in any order. As on the server, an
+        UUIDs may be in upper or lower case, without dashes, or in braces. White space is allowed around every `:` and
+        `,` and around the `-` of an interval. Intervals may overlap, and may be in any order. As on the server, an
         interval that ends before it starts is empty.
 
-        A number with leading zeros is rejected, although servers accept it: the parser of MySQL 8 reads 010 as
-        octal, the parser of 9.7 as decimal.
+        A number with leading zeros is rejected, although servers accept it, because versions disagree on its value:
+        MySQL 8 reads 010 as an octal number, and MySQL 9.7 reads it as a decimal number.
 
         Raises `PositionError`, which names the offset, if `text` is not a GTID set.
         """
@@ -133,12 +134,13 @@ class GtidSet(Position):
     def decode(cls, data: bytes) -> GtidSet:
         """Decode the body of a PREVIOUS_GTIDS event, without event header and checksum.
 
-        Little-endian. Byte 7 is the format: 0, then bytes 0 to 6 count the entries; or 1 (with tags, since
-        8.3), then bytes 1 to 6 count them and byte 0 is 1, too. An entry is 16 bytes of UUID, in format 1 the
-        tag (a byte of twice its length, then its characters), a u64 count of intervals and, for each, a u64
-        start and a u64 exclusive end.
+        All integers are little-endian. Byte 7 is the format. In format 0, bytes 0 to 6 are the number of entries. In
+        format 1 (with tags, since MySQL 8.3), bytes 1 to 6 are the number of entries, and byte 0 is 1. An entry begins
+        with the 16 bytes of the UUID. In format 1, the tag follows: a byte with twice the length of the tag, and the
+        characters of the tag. Then follow the number of intervals (u64) and, for each interval, the start (u64) and the
+        exclusive end (u64).
 
-        Raises `PositionError` if `data` is anything else, including a format of a later server.
+        Raises `PositionError` if `data` has any other form, for example a format of a later server version.
         """
         try:
             return cls._from_bounds(_decode_entries(data))
@@ -150,9 +152,10 @@ class GtidSet(Position):
         return cls(tuple((*tsid, bounds) for tsid, bounds in sorted(found) if bounds))
 
     def encode(self) -> bytes:
-        """Return the bytes that `decode` reads and COM_BINLOG_DUMP_GTID sends, as the server writes them.
+        """Encode the set as the server does. `decode` reads these bytes, and the command COM_BINLOG_DUMP_GTID contains
+        them.
 
-        The format is untagged unless the set has a tag, so servers before 8.3 can read it.
+        If no transaction in the set has a tag, the format is 0, which servers before MySQL 8.3 can read.
         """
         tagged = any(tag for _, tag, _ in self._entries)
         count = len(self._entries)
@@ -165,7 +168,7 @@ class GtidSet(Position):
         return b"".join(parts)
 
     def contains(self, uuid: bytes | str, tag: str, gno: int) -> bool:
-        """Return whether the transaction is in the set; `tag` is "" for none."""
+        """Return whether the transaction is in the set; `tag` is "" for a transaction without a tag."""
         return bisect_right(self._bounds_at(uuid, tag), gno) % 2 == 1
 
     def __contains__(self, gtid: Gtid) -> bool:
@@ -176,14 +179,15 @@ class GtidSet(Position):
         return _intervals(self._bounds_at(uuid, tag))
 
     def items(self) -> Iterator[tuple[bytes, str, tuple[tuple[int, int], ...]]]:
-        """Yield (uuid, tag, intervals) in canonical order, with the intervals as from `intervals_of`.
+        """Yield (uuid, tag, intervals) in canonical order. The intervals are the same as from `intervals_of`.
 
         This is not `__iter__`, because `list(s)` would first allocate memory for `len(s)` transactions.
         """
         return ((uuid, tag, _intervals(bounds)) for uuid, tag, bounds in self._entries)
 
     def to_arrays(self) -> list[tuple[bytes, str, list[int], list[int]]]:
-        """Return (uuid, tag, starts, exclusive ends) of each entry, in canonical order; all fit an int64."""
+        """Return (uuid, tag, starts, exclusive ends) of each entry, in canonical order. All numbers fit into an
+        int64."""
         return [(uuid, tag, list(bounds[::2]), list(bounds[1::2])) for uuid, tag, bounds in self._entries]
 
     def __or__(self, other: GtidSet) -> GtidSet:
@@ -211,7 +215,7 @@ class GtidSet(Position):
         return sum(sum(bounds[1::2]) - sum(bounds[::2]) for _, _, bounds in self._entries)
 
     def __str__(self) -> str:
-        """Return the canonical form: the server's form, with "," instead of ",\\n" between UUIDs."""
+        """Return the canonical form, which is the server's form with "," instead of ",\\n" between UUIDs."""
         return ",".join(
             ":".join([_uuid_text(uuid), *(part for _, tag, bounds in entries for part in _parts(tag, bounds))])
             for uuid, entries in groupby(self._entries, key=operator.itemgetter(0))
@@ -222,7 +226,7 @@ class GtidSet(Position):
 
     def _bounds_at(self, uuid: bytes | str, tag: str) -> _Bounds:
         tsid = _tsid(uuid, tag)
-        # A two-tuple sorts just before the entry that starts with it.
+        # The tuple (uuid, tag) sorts just before the entry that starts with this tuple.
         at = bisect_left(self._entries, tsid)
         return self._entries[at][2] if at < len(self._entries) and self._entries[at][:2] == tsid else ()
 
@@ -236,9 +240,9 @@ class GtidSet(Position):
 
 
 def _sweep(ours: _Bounds, theirs: _Bounds, keep: Callable[[int, int], int]) -> _Bounds:
-    """Walk both bounds in order; the result contains a number if `keep(in ours, in theirs)` is 1.
+    """Walk both tuples of bounds in order. The result contains a number if `keep(in ours, in theirs)` is 1.
 
-    `keep` must map (0, 0) to 0, or the result would be infinite.
+    `keep(0, 0)` must be 0, because the result would otherwise be infinite.
     """
     i = j = 0
     out: list[int] = []
@@ -305,7 +309,7 @@ def _gno(text: str, item: re.Match[str], group: str) -> int:
     digits = item[group]
     if digits != "0" and digits.startswith("0"):
         raise _bad_text(text, item.start(group), "servers disagree on numbers with leading zeros: remove the zeros")
-    # Check the length first, because int() raises another error for thousands of digits.
+    # Check the length first, because int() raises a different error for a number with thousands of digits.
     gno = int(digits) if len(digits) <= len(str(GNO_END)) else GNO_END
     if gno >= GNO_END or (gno == 0 and group == "first"):
         raise _bad_text(text, item.start(group), f"a transaction number is from 1 to {GNO_END - 1}")
@@ -338,7 +342,7 @@ def _decode_entries(data: bytes) -> Iterator[tuple[_Tsid, _Bounds]]:
             raise _bad_bytes(data, at, "the same UUID and tag came before")
         (n_intervals,) = _U64.unpack_from(data, at)
         at += 8
-        # Check the count before the format string is built, because damaged data may have any count.
+        # Check the count before the format string is built, because damaged data may contain any count.
         if n_intervals > (len(data) - at) // 16:
             raise _bad_bytes(data, at - 8, f"{n_intervals} intervals do not fit in the {len(data) - at} bytes left")
         bounds = struct.unpack_from(f"<{2 * n_intervals}Q", data, at)
@@ -352,7 +356,8 @@ def _decode_entries(data: bytes) -> Iterator[tuple[_Tsid, _Bounds]]:
 
 
 def _decode_tag(data: bytes, at: int) -> tuple[str, int]:
-    # The length is the server's variable-length integer. A low bit of 0 means one byte, which is enough for any tag.
+    # The length is a variable-length integer of the server. If its lowest bit is 0, it has one byte, which is enough
+    # for any tag.
     size = data[at] if at < len(data) else 0
     raw = data[at + 1 : at + 1 + size // 2]
     tag = raw.decode("latin-1")

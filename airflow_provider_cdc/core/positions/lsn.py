@@ -1,6 +1,6 @@
-"""PostgreSQL positions: a log sequence number (LSN), the byte offset in the write-ahead log.
+"""PostgreSQL positions. A position is a log sequence number (LSN), which is a byte offset in the write-ahead log.
 
-The text form is the one of the type `pg_lsn` (https://www.postgresql.org/docs/current/datatype-pg-lsn.html).
+The text form is the same as for the type `pg_lsn` (https://www.postgresql.org/docs/current/datatype-pg-lsn.html).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 class Lsn(Position):
     """A position in the write-ahead log: `value` is a count of bytes, from 0 to 2^64 - 1.
 
-    Positions are ordered, `int(lsn)` is the value, and the difference of two is a number of bytes.
-    Raises `PositionError` for a value outside 64 bits.
+    Positions are ordered, `int(lsn)` is the value, and the difference of two positions is a number of bytes. Raises
+    `PositionError` for a value outside 64 bits.
     """
 
     value: int
@@ -32,7 +32,8 @@ class Lsn(Position):
 
     @classmethod
     def parse(cls, text: str) -> Lsn:
-        """Parse `X/Y`, two hexadecimal numbers of up to 8 digits in any case: the high and the low 32 bits.
+        """Parse `X/Y`. X and Y are hexadecimal numbers of up to 8 digits, in upper or lower case. X is the high 32
+        bits, and Y is the low 32 bits.
 
         Raises `PositionError` if `text` is not an LSN.
         """
@@ -51,7 +52,8 @@ class Lsn(Position):
         return self.value
 
     def __sub__(self, other: Lsn) -> int:
-        """Return the bytes of log from `other` to this position; negative when this one is earlier."""
+        """Return the number of bytes of log from `other` to this position. It is negative if this position is
+        earlier."""
         return self.value - other.value
 
     def shortfall(self, wanted: Lsn) -> str:
@@ -59,7 +61,7 @@ class Lsn(Position):
         return "" if self >= wanted else f"it is exact at {self}"
 
     def __str__(self) -> str:
-        """Return the canonical form: no leading zeros, as PostgreSQL up to 18 prints it."""
+        """Return the canonical form, without leading zeros, as PostgreSQL up to 18 prints it."""
         return f"{self.value >> 32:X}/{self.value & 0xFFFFFFFF:X}"
 
     def __repr__(self) -> str:

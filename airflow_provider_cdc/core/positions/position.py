@@ -12,7 +12,7 @@ an LSN and a mark before it (PostgreSQL). Only the source parses it; all other c
 
 
 class Position:
-    """A point in a source's history: ``a <= b`` means that ``b`` includes all of ``a``. Immutable, hashable, picklable.
+    """A point in a source's history. ``a <= b`` means that ``b`` includes all of ``a``. Immutable, hashable, picklable.
 
     Positions of different kinds cannot be compared: ``<=`` raises `TypeError`.
     """

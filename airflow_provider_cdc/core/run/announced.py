@@ -1,8 +1,8 @@
-"""The record of the asset events that a run's last task reports to Airflow. The task writes it to the run's folder when
-the task ends.
+"""The record of the asset events that a run's last task reports to Airflow. The task writes the record to the run's
+folder when the task ends.
 
-Airflow records the events of a task when the task has succeeded, which is after the record was written. So the record
-names the events to report; only Airflow knows whether it recorded them.
+The task writes this record before it succeeds, but Airflow records the events of a task only after the task has
+succeeded. So this record names the events to report, and only Airflow knows whether it has recorded these events.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ class Announced:
 
 @dataclass(frozen=True)
 class Told:
-    """The events of the copies, by the table's name. The events of one try are together, because Airflow records all of
-    them or none. Empty: no copies, or the record is of a version that did not record events."""
+    """The events of the copies, by the table's name. Each try has its own mapping, because Airflow records all events
+    of a try or none of them. Empty: there are no copies, or an earlier version, which did not record events, wrote the
+    record."""
 
     announced: tuple[dict[str, Announced], ...] = ()
 

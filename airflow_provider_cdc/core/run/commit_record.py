@@ -1,8 +1,8 @@
 """The commit record of a run: the files of its copies. The record is in the run's folder, and its digest is part of its
 name.
 
-Later runs that roll these copies forward depend on this record. By the digest in the name, they verify that the record
-is the published one.
+Later runs that roll these copies forward depend on this record. They use the digest in the name to verify that the
+record is the published record.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Decision:
     no copy.
 
     ``files`` are the files that the run wrote, in its own folder. ``kept`` are the files that the run takes over from
-    each table's base, which is the copy that was rolled forward. Their names have no folder. ``feeds`` are the change
-    feeds.
+    each table's base, which is the copy that was rolled forward. The file names in ``kept`` do not contain a folder.
+    ``feeds`` are the change feeds.
     """
 
     files: dict[str, tuple[StagedFile, ...]]
@@ -46,7 +46,7 @@ class Decision:
         return {name: sum(file.rows for file in self.files_of(name)) for name in self.files}
 
     def files_of(self, table: str) -> tuple[StagedFile, ...]:
-        """Return all files of one copy, named without a folder."""
+        """Return all files of one copy. Their names do not contain a folder."""
         renamed_files = [replace(file, name=file.base_name) for file in self.files.get(table, ())]
         return tuple(sorted([*renamed_files, *self.kept.get(table, ())], key=lambda file: file.name))
 
@@ -54,7 +54,7 @@ class Decision:
 def decision_of(run: Run) -> Decision:
     """Return the commit record of a committed run.
 
-    :raises ManifestError: the record is not of this run.
+    :raises ManifestError: the record does not belong to this run.
     """
     assert run.commit is not None
     decision = records.read_named(Decision, run.folder, run.commit.record)

@@ -1,7 +1,6 @@
-"""A table's change feed. It has every row change between the previous copy and the run's copy, in commit order, in
-files.
+"""A table's change feed: the files with every row change between the previous copy and the run's copy, in commit order.
 
-The files have the columns of `feed_schema`. ``order`` continues from one feed to the next.
+The files have the columns of `feed_schema`. The numbers in the column ``order`` continue from one feed to the next.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ INSERT, UPDATE, DELETE = "insert", "update", "delete"
 
 @dataclass(frozen=True)
 class Feed:
-    """The feed of a table in a run. It has all changes after the position ``start``, at which the copy of the run
-    ``base`` is exact.
+    """The feed of a table in a run. It has all changes after the position ``start``. The copy of the run ``base`` is
+    exact at this position.
 
     ``first`` is the order number of the first change. ``files`` are in the run's folder, sorted by the order of their
     changes.
@@ -44,7 +43,7 @@ def feed_schema(schema: pa.Schema) -> pa.Schema:
 
     :param schema: the columns of the table's copies.
     """
-    # An insert has no row before and a delete has no row after, so every column may be null.
+    # Before an insert and after a delete, there is no row, so every column may be null.
     row = pa.struct([field.with_nullable(True) for field in schema])
     return pa.schema(
         [

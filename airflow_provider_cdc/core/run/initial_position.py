@@ -1,5 +1,5 @@
-"""Begins a run: fixes the run's initial position once. The run keeps this position as long as the source still has the
-log for it."""
+"""Begins a run and fixes its initial position. The run keeps this position as long as the source still has the log
+after this position."""
 
 from __future__ import annotations
 
@@ -65,17 +65,17 @@ def begin(
     lake_format: LakeFormat = PLAIN_PARQUET,
     group: str = "",
 ) -> Run:
-    """Begin a run, or continue a run that began. A continued run keeps its initial position, because the rows that were
-    already read belong to it.
+    """Begin a run, or continue a run that has begun. A continued run keeps its initial position, because the rows that
+    were already read belong to this position.
 
-    If the source no longer has the log or the slot for the initial position, no more rows can be read for it, and the
-    run begins anew.
+    If the source no longer has the log or the slot for the initial position, no more rows can be read for this
+    position, and the run begins anew.
 
-    :param record: fixes the initial position; called only if the run does not continue.
+    :param record: a function that fixes the initial position. It is not called if the run continues.
     :param lake: URI of the folder to publish in.
     :param scratch: URI of the folder that holds the run's own folder; empty: a folder in the lake.
     :param source_conn_id: the connection to the source.
-    :param skipped: the named tables that are not part of the run: the reason for each, by the table's name.
+    :param skipped: the reasons why named tables are not part of the run, by the table's name.
     :param missed_past: the requested point of the past, if the run cannot reach it.
     :param lake_format: the format of the copies.
     :param group: the task group of the run.
@@ -125,8 +125,8 @@ def begin(
         lake_format=lake_format.name,
         group=group,
     )
-    # A concurrent attempt may already have begun the run, and chunks may have been read since: rows read before a
-    # position must never be rewound to it.
+    # A concurrent attempt may already have begun the run, and may have read chunks since. If so, continue that run,
+    # because rows that were read before a position must never be rewound to this position.
     run: Run | None = None
     while run is None or run.digest != records.digest_of(manifest):
         current = _current(folder)
@@ -194,7 +194,8 @@ def _other_options(run: Run, plans: Sequence[TablePlan], options: StepOptions) -
     """Describe the options that differ from the options at the beginning of the run."""
     recorded_options, given_options = values_of(run.manifest.options), values_of(options)
     if run.manifest.missed_past is not None and options.as_of:
-        # An earlier try found that the run cannot be exact at the requested point.
+        # Compare the requested point. An earlier try recorded another point, because the run cannot be exact at the
+        # requested point.
         recorded_options["as_of"] = run.manifest.missed_as_of
     differences = [
         f"{name}: {recorded_options[name]!r}, now {given_options[name]!r}"
@@ -215,7 +216,7 @@ def _said(table: TableName, selection: Selection) -> str:
 
 
 def _damaged_bases(run: Run, plans: Sequence[TablePlan]) -> str:
-    """Return, as text, the tables of the run whose base is damaged and whose plan has changed."""
+    """Return a text that names the tables of the run whose base is damaged and whose plan has changed."""
     planned = {plan.table: plan.base for plan in plans}
     scratch = run.folder.parent()
     return ", ".join(
@@ -228,7 +229,7 @@ def _damaged_bases(run: Run, plans: Sequence[TablePlan]) -> str:
 
 
 def _discard(source: RunSource, identity: Mapping[str, str]) -> None:
-    """Drop the slot and the publication of a position that the run does not use. If this fails, they are dropped at the
+    """Drop the slot and the publication of a position that the run does not use. If this fails, both are dropped at the
     end of the run."""
     try:
         if isinstance(source, Discards):

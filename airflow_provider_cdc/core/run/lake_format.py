@@ -1,4 +1,5 @@
-"""The format in which a run publishes: the part that the beginning of the run and the manifest need."""
+"""The format in which a run publishes. This module has only the facts that are needed to begin a run and to write its
+manifest."""
 
 from __future__ import annotations
 
@@ -18,8 +19,8 @@ def _no_places(tables: Sequence[Table], selections: Mapping[TableName, Selection
 class LakeFormat:
     """The format of the copies.
 
-    ``prepare`` prepares the lake for the given tables, each with its schema and the selected part. It returns the
-    places of the data files, by the name of the copy; see `sinks.base.Sink.prepare`.
+    The function ``prepare`` prepares the lake for the given tables, each with its schema and the selected part. It
+    returns the places of the data files, by the name of the copy; see `sinks.base.Sink.prepare`.
     """
 
     name: str

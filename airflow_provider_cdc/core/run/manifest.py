@@ -26,8 +26,8 @@ LAKE_FORMAT = "parquet"
 class Base:
     """A reference to the copies of an earlier run. It is in the manifest of the run that rolls these copies forward.
 
-    The copies are exact at ``position`` of the server with the identity ``identity``. ``record`` is the name of the
-    record that lists their files, in the earlier run's folder.
+    The copies are exact at ``position``, which is a position of the server with the identity ``identity``. ``record``
+    is the name of the record that lists their files, in the earlier run's folder.
     """
 
     position: str
@@ -39,8 +39,8 @@ class Base:
 class RunTable:
     """A table of the run: the schema at the initial position, the way in which the table is read, and the reason.
 
-    ``at_upper``: the table is published at the position where its reads end, not at the initial position. ``base`` is
-    the id of the run whose copy is rolled forward; empty: the table's rows are read.
+    ``at_upper`` says whether the table is published at the position where its reads end, and not at the initial
+    position. ``base`` is the id of the run whose copy is rolled forward; empty: the table's rows are read.
     """
 
     table: Table
@@ -55,15 +55,16 @@ class RunTable:
 class Manifest:
     """The record of one run.
 
-    ``lake`` is the URI of the folder to publish in, in the format ``lake_format``. ``scratch`` is the URI of the folder
-    that holds the run's own folder, whose name is ``run_id``. ``identity`` identifies the source's server, as in
-    `InitialPoint`; ``source_conn_id`` names the connection to it. All tables are published at one position
-    (`Run.position`): ``initial_position``, or the position at which their reads end (``at_upper``). ``position_key`` is
-    the source's name for the initial position. ``options`` are the settings that later steps need. ``skipped`` has the
-    named tables that are not part of the run: the reason for each, by the table's name. ``bases`` has the copies that
-    are rolled forward, by the id of their run. ``missed_past`` is set if the run copies the present because it cannot
-    be exact at the requested point of the past. ``histories`` has the history that each copy belongs to, by the table's
-    name; runs of earlier versions have none. ``created_at`` is ISO 8601. ``group`` names the task group of the run.
+    ``lake`` is the URI of the folder to publish in. ``lake_format`` is the format of the copies. ``scratch`` is the URI
+    of the folder that holds the run's own folder, whose name is ``run_id``. ``identity`` identifies the source's
+    server, as in `InitialPoint`; ``source_conn_id`` names the connection to the server. All tables are published at one
+    position (`Run.position`): ``initial_position``, or the position at which their reads end (``at_upper``).
+    ``position_key`` is the source's name for the initial position. ``options`` are the settings that later steps need.
+    ``skipped`` has, by the table's name, the reason why a named table is not part of the run. ``bases`` has the copies
+    that are rolled forward, by the id of their run. ``missed_past`` is set if the run copies the present because it
+    cannot be exact at the requested point of the past. ``histories`` has the history that each copy belongs to, by the
+    table's name. Manifests of earlier versions have no histories. ``created_at`` is a time in ISO 8601. ``group`` names
+    the task group of the run.
     """
 
     run_id: str
@@ -94,7 +95,8 @@ class Manifest:
         return parse_position(self.kind, self.initial_position)
 
     def start_of(self, base: str) -> Position:
-        """Return the position of the copies of the run ``base``, from which the log is read to roll them forward.
+        """Return the position of the copies of the run ``base``. To roll these copies forward, the log is read from
+        this position.
 
         :raises PositionError: the manifest's text is not a position.
         """

@@ -11,13 +11,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """A table of the lake, with the facts that tasks need to write its data files. The manifest contains a place, so it
-    has no secret.
+    """A table of the lake, with the facts that tasks need to write its data files. The manifest contains places, so a
+    place must not contain a secret.
 
     ``folder`` is the URI of the folder of the data files. ``field_ids`` has the field ids of the table's columns, by
     the column's name. ``element_ids`` has the field ids of the elements of list columns. The catalog assigned these
-    ids. Without them in the files, readers would see values of a dropped column in a new column of the same name.
-    ``details`` has all other facts that the sink needs to publish.
+    ids. Without the field ids in the files, readers would see values of a dropped column in a new column of the same
+    name. ``details`` has all other facts that the sink needs to publish.
     """
 
     folder: str
@@ -27,7 +27,7 @@ class Place:
 
     def schema(self, published: pa.Schema) -> pa.Schema:
         """Return the schema of the data files of a table with the published schema ``published``."""
-        # Import PyArrow late, because it is slow to import and manifests are read where DAGs are parsed.
+        # Import PyArrow late, because the import is slow, and manifests are also read where DAGs are parsed.
         from airflow_provider_cdc.core.parquet.lake_types import file_schema
 
         return file_schema(published, self.field_ids, self.element_ids)

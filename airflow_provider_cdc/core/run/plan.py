@@ -1,4 +1,4 @@
-"""The plan of a run: for each table, how to read it; and for the run, the point at which it begins."""
+"""The plan of a run. It says how to read each table, and at which point the run begins."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
 from airflow_provider_cdc.core.tables.table import CopyName, Table, TableName
 
 FEW_KEYS = 10_000
-"""The greatest number of touched keys that are looked up only in the snapshot. These lookups take about a second, so an
-earlier pass is not worthwhile."""
+"""The maximum number of touched keys for which the only lookups are in the exported snapshot. So many lookups take
+about a second, so an earlier pass is not worthwhile."""
 
 
 @dataclass(frozen=True)
@@ -20,11 +20,11 @@ class TablePlan:
     """The decision of preflight for one table, with the reason. ``unrepresentable`` is one of
     `core.options.run.UNREPRESENTABLE`.
 
-    ``at_upper``: the table is published at the position where its reads end, which the snapshot step fixes, and not at
-    the initial position. This is the same for all tables of a run.
-    ``base`` is the id of the run whose copy is rolled forward; empty: the table is read. ``base_position`` is the
-    position of that copy, as text because a plan is stored as a record. ``selection`` is the part of the table that is
-    copied.
+    ``at_upper`` says whether the table is published at the position where its reads end, and not at the initial
+    position. The snapshot step determines the position where the reads end. ``at_upper`` is the same for all tables of
+    a run. ``base`` is the id of the run whose copy is rolled forward; empty: the table is read. ``base_position`` is
+    the position of that copy, as text because a plan is stored as a record. ``selection`` is the part of the table that
+    is copied.
     """
 
     table: TableName
@@ -68,7 +68,8 @@ class InitialPoint:
     """The initial position, the schemas of the tables at that position, and the identity of the server.
 
     ``lock_seconds`` is how long a lock was held; 0.0 without a lock. ``superseded`` has the identities that earlier
-    tries of the run recorded. They name slots and publications, which are dropped once this point is in the manifest.
+    tries of the run recorded. These identities name slots and publications, which are dropped once this point is in the
+    manifest.
     """
 
     position: Position

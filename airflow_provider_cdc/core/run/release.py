@@ -1,7 +1,8 @@
 """Drops the replication slot and the publication of a run, and records that they were dropped.
 
-A run without its slot cannot read the log. The record lets a cleared task fail with the right hint before Spark starts.
-Without this record, the task fails minutes later, and its error suggests that another user dropped the slot.
+A run without its slot cannot read the log. With the record, a task that is cleared in Airflow fails with the right hint
+before Spark starts. Without the record, such a task would fail minutes later, and its error would suggest that another
+user dropped the slot.
 """
 
 from __future__ import annotations
@@ -28,10 +29,11 @@ class Released:
 def release(folder: Storage, drop: Callable[[str], bool]) -> None:
     """Drop the slot and the publication of the run in ``folder``.
 
-    The run need not have a manifest: a task that was killed may have created the slot before it wrote one. With the
-    option ``keep_slot``, both stay once the run has its commit.
+    The run may have no manifest: a task may be killed after it created the slot and before it wrote the manifest. With
+    the option ``keep_slot``, the slot and the publication of a run that has its commit are not dropped.
 
-    :param drop: drops the slot and the publication of the run with that id, and returns whether the source has any.
+    :param drop: a function that drops the slot and the publication of the run with the given id. It returns whether
+        sources of this kind have slots.
     """
     run = Run.load(folder) if Run.exists(folder) else None
     if run is not None and run.committed and run.manifest.options.keep_slot:

@@ -1,4 +1,4 @@
-"""Results of the finished steps. They are records: later steps depend on them, and XComs are made from them."""
+"""Results of the finished steps. The results are records: later steps depend on them, and XComs are made from them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class TableRead:
 class SnapshotResult:
     """Result of the snapshot step.
 
-    ``log_end`` is the bound of the reads; empty: there were no reads. ``tables`` is by the table's name.
-    ``lock_seconds`` is the longest time that a lock was held. ``record`` names the record of the files that count.
-    ``skipped`` are tables that could not be copied, because of a problem that was found while they were read. If the
-    run is published at ``snapshot_upper``: ``again`` names the record of the rows that were read again, ``keys_again``
-    is how many keys were looked up in the shared snapshot, and ``view_seconds`` how long that snapshot was open.
-    ``incarnation`` is the server's incarnation at the bound.
+    ``log_end`` is the bound of the reads; empty: no rows were read. ``tables`` is by the table's name. ``lock_seconds``
+    is the longest time for which a lock was held. ``record`` names the record of the files that count. ``skipped`` are
+    tables that could not be copied, because of a problem that was found while they were read. If the run is published
+    at ``snapshot_upper``: ``again`` names the record of the rows that were read again, ``keys_again`` is the number of
+    keys that were looked up in the exported snapshot, and ``view_seconds`` is the time for which this snapshot was
+    open. ``incarnation`` is the server's incarnation at the bound of the reads.
     """
 
     snapshot_upper: str
@@ -57,8 +57,9 @@ class SnapshotResult:
 class DeltaResult:
     """Result of the extract_delta step. ``keys`` is the number of keys that the window touches, by the table's name.
 
-    ``record`` names the record of the files with the net change, ``changes`` the record of the files with the single
-    changes (empty: the run makes no feeds). ``skipped`` are tables with log entries that make an exact copy impossible.
+    ``record`` names the record of the files with the net change. ``changes`` names the record of the files with the
+    single changes (empty: the run makes no feeds). ``skipped`` are tables with log entries that make an exact copy
+    impossible.
     """
 
     transactions: int
@@ -73,14 +74,15 @@ class DeltaResult:
 
 @dataclass(frozen=True)
 class ConsolidateResult:
-    """Result of the consolidate step. By the table's name, it has the URI of the copy, its ``rows``, and the number of
-    keys that were ``rewound`` (or read again). ``position`` is the position at which all copies are exact.
+    """Result of the consolidate step. For each table, by its name, the result has the URI of the copy, the number of
+    ``rows``, and the number of keys that were ``rewound`` (or read again). ``position`` is the position at which all
+    copies are exact.
 
-    ``nulled`` counts the values that became null when rows were put back (the snapshot step counts those that were
-    read). ``skipped`` has all named tables that are not published, with the tables that earlier steps skipped.
-    ``changes`` is the number of row changes in the feeds; None: the table has no feed, because there was no earlier
-    copy at which the feed could begin. ``superseded`` has the tables whose source was set back after the previous copy,
-    with the evidence: their copies begin a new history.
+    ``nulled`` counts the values that became null when rows were restored. (The snapshot step counts the values that
+    became null when rows were read.) ``skipped`` has all named tables that are not published, including the tables that
+    earlier steps skipped. ``changes`` is the number of row changes in the feeds; None: the table has no feed, because
+    there was no earlier copy at which the feed could begin. ``superseded`` has the tables whose source was set back
+    after the previous copy, with the evidence. The copies of these tables begin a new history.
     """
 
     published: dict[str, str]
@@ -104,4 +106,4 @@ RESULTS: dict[str, type[SnapshotResult] | type[DeltaResult] | type[ConsolidateRe
     EXTRACT_DELTA: DeltaResult,
     CONSOLIDATE: ConsolidateResult,
 }
-"""By the step's task_id, in the order of the steps."""
+"""The class of each step's result, by the step's task_id, in the order of the steps."""

@@ -2,13 +2,13 @@
 
 ``<scratch>/<run_id>/manifest.json`` is written when the run begins (`core.run.initial_position`). The result of each
 finished step is a separate record, ``steps/<digest of the manifest>/<task_id>.json``, which only one try can create.
-The record of a step names the records that it depends on by their digests. Work of a step counts only if one of these
-records, or a record that they name, contains it. A retry repeats all other work.
+The record of a step contains the digests of the records that it depends on. The work of a step counts only if it is in
+one of these records, or in a record that they name. A retry repeats all other work.
 
-A run whose source no longer reaches back to the initial position begins anew, with ``manifest-2.json``, and so on. The
-last manifest counts. Before another manifest is written, the *commit* of the previous manifest is recorded as
+If the source no longer has the log since the initial position, the run begins anew, with ``manifest-2.json``, and so
+on. The last manifest counts. Before another manifest is written, the *commit* of the previous manifest is recorded as
 ``abandoned``. (A commit is the decision about which files are published.) So at most one manifest of a run can be
-published, even if a try still works for an earlier manifest.
+published, even if a try is still working on an earlier manifest.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.errors import CommitUnknown, ManifestError, StorageUnavailable
 
 SCRATCH = "_runs"
-"""The folder in the lake for runs, unless another scratch is given."""
+"""The default scratch: a folder in the lake for the folders of runs."""
 FILE = "manifest.json"
 WORK_FOLDERS = ("chunks", "delta", "staged")
 """The folders of a run that are needed only while the run is in progress."""
@@ -46,8 +46,8 @@ Result = TypeVar("Result", bound=StepResult)
 @dataclass(frozen=True)
 class StepRecord:
     """The result of one try of a step. ``found`` is an object of a class in `core.run.results`. ``token`` identifies
-    the try. ``rests_on`` has the digests of the manifest (under ``manifest``) and of the results of the steps
-    before."""
+    the try. ``rests_on`` has the digests of the manifest (under ``manifest``) and of the results of the earlier
+    steps."""
 
     task_id: str
     token: str
@@ -57,9 +57,9 @@ class StepRecord:
 
 @dataclass(frozen=True)
 class Commit:
-    """The decision about which files are published, taken once: ``record`` names the record with the files. ``token``
-    identifies the try that took the decision. If the commit is ``abandoned``, nothing is ever published for this
-    manifest, because the run began anew."""
+    """The decision about which files are published. It is made only once. ``record`` names the record with the files.
+    ``token`` identifies the try that made the decision. If the commit is ``abandoned``, nothing is ever published for
+    this manifest, because the run began anew."""
 
     token: str
     rests_on: dict[str, str]
@@ -68,7 +68,7 @@ class Commit:
 
 
 class Run:
-    """A run that began, with the results of its steps so far.
+    """A run that has begun, with the results of its steps so far.
 
     ``steps`` has the results of finished steps, by task_id, in the order of the steps. ``rests_on`` has the digests of
     the manifest and of these results, for records that depend on them.
@@ -98,7 +98,7 @@ class Run:
 
     @property
     def position_text(self) -> str:
-        """`position` as text, as in the run's records: for other records and for readers.
+        """The text of `position`, as in the run's records. Other records and readers use this text.
 
         :raises ManifestError: the snapshot step determines this position, and is not finished.
         """
@@ -106,12 +106,12 @@ class Run:
 
     @property
     def committed(self) -> bool:
-        """Whether the run has its commit, so that it is decided which files are published."""
+        """Whether the run has its commit, which decides which files are published."""
         return self.commit is not None and not self.commit.abandoned
 
     @property
     def abandoned(self) -> bool:
-        """Whether the run began anew, so that this manifest no longer counts."""
+        """Whether the run began anew. If so, this manifest no longer counts."""
         return self.commit is not None and self.commit.abandoned
 
     def found(self, kind: type[Result]) -> Result:
@@ -132,8 +132,8 @@ class Run:
     def finish_step(self, task_id: str, found: Result, token: str = "") -> Result:
         """Record the result of a finished step, and return the result that counts.
 
-        A concurrent try of the step may already have recorded a result. Then that result counts, because later steps
-        may depend on it.
+        A concurrent try of the step may already have recorded a result. In this case, the recorded result counts,
+        because later steps may depend on it.
 
         :param token: identifies this try.
         """
@@ -166,7 +166,7 @@ class Run:
         self._load()
 
     def note_latest(self, is_latest: Mapping[str, bool]) -> None:
-        """Record, by the table's name, whether this run's copy is now the table's latest; see `read_is_latest`."""
+        """Record, by the table's name, whether this run's copy is now the table's latest copy; see `read_is_latest`."""
         self.folder.write_json(_IS_LATEST, dict(is_latest))
 
     def note_told(self, told: Told | None = None) -> None:
@@ -179,7 +179,7 @@ class Run:
     def clean(self) -> None:
         """Remove the folders that are needed only while the run is in progress.
 
-        :raises CdcError, OSError: not all of them could be removed. For a published run this is not a failure.
+        :raises CdcError, OSError: some folders could not be removed. If the run is published, this is not a failure.
         """
         for name in WORK_FOLDERS:
             self.folder.delete_folder(name)
@@ -191,7 +191,7 @@ class Run:
 
     @classmethod
     def load(cls, folder: Storage) -> Run:
-        """Read the manifest in ``folder`` (the last one if the run began anew) and the results of its steps.
+        """Read the manifest in ``folder`` (if the run began anew: the last manifest) and the results of its steps.
 
         :raises ManifestError: there is no manifest, the manifest is of another run or folder, or this version cannot
             read it.
@@ -220,10 +220,11 @@ class Run:
 
     @classmethod
     def create(cls, manifest: Manifest, instead_of: Run | None = None) -> Run:
-        """Write a manifest unless a concurrent try has already written one; return the run that counts.
+        """Write a manifest, unless a concurrent try has already written one. Return the run with the manifest that
+        counts.
 
-        :param instead_of: the run with the manifest that counts so far. This manifest is abandoned, unless the run has
-            its commit by now.
+        :param instead_of: the run with the manifest that counts so far. This manifest is abandoned, unless the run
+            already has its commit.
         """
         folder = Storage(manifest.scratch).folder(manifest.run_id)
         generation = 1
@@ -295,7 +296,7 @@ def run_id_in(folder: Storage) -> str:
 
 
 def read_is_latest(folder: Storage) -> dict[str, bool]:
-    """Return, by the table's name, whether the copy of the run in ``folder`` was the latest when it was published.
+    """Return, by the table's name, whether the copy of the run in ``folder`` was the latest copy when it was published.
 
     :raises ManifestError: the run was not published, or the record is damaged.
     """
@@ -317,10 +318,10 @@ def _manifest_name(generation: int) -> str:
 
 
 def _check_own(folder: Storage, manifest: Manifest) -> None:
-    """Check that the manifest is of the run in ``folder``. With the manifest of another run, this run would publish
-    wrong rows.
+    """Check that the manifest belongs to the run in ``folder``. With the manifest of another run, this run would
+    publish wrong rows.
 
-    :raises ManifestError: the manifest is of another run, or was written in another folder.
+    :raises ManifestError: the manifest belongs to another run, or was written in another folder.
     """
     for what, found, own in (
         ("run", manifest.run_id, run_id_in(folder)),

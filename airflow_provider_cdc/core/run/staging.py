@@ -1,7 +1,7 @@
 """The private files of a run. Only the steps of the run read these files.
 
-Tasks on any machine write them. A task that fails or runs twice may leave files behind, so a file counts only if a
-record names it. A sink takes over the files that are published.
+Tasks on any machine write these files. A task that fails or runs twice may leave files behind, so a file counts only if
+a record names it. A sink takes over the files that are published.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ class Staging:
 
     @contextmanager
     def writer(self, name: str, schema: pa.Schema, compression: str = COMPRESSION) -> Iterator[ParquetWriter]:
-        """Write rows to files whose names begin with ``name``. On an error, nothing that was written counts.
+        """Write rows to files whose names begin with ``name``. If an error is raised, the written files do not count.
 
         :param compression: `QUICKEST` if only the run itself reads the files.
         """
         writer = ParquetWriter(self.folder, _own(name), schema, compression=compression)
         try:
-            # The caller may read its rows from the source. Errors of the source are CdcErrors, which told does not
-            # change.
+            # The caller may read the rows from the source in this context. Errors of the source are CdcErrors, which
+            # `told` does not change.
             with told(self.folder.uri_of(name)):
                 yield writer
                 writer.close()
@@ -52,8 +52,8 @@ class Staging:
 
     @contextmanager
     def spliced(self, name: str, schema: pa.Schema, folder: Storage, source: str) -> Iterator[SplicedFile]:
-        """Write a file whose name begins with ``name`` and which takes over most of the content of the file ``source``
-        in ``folder``. On an error, nothing that was written counts.
+        """Write a file with most of the content of the file ``source`` in ``folder``. The name of the new file begins
+        with ``name``. If an error is raised, the new file does not count.
 
         :raises UnknownFooter: the source file cannot be spliced; nothing was written.
         """
@@ -76,9 +76,9 @@ class Staging:
 
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Convert the error of a missing file. Files are checked before they are used. So if a file is missing later,
-        it was removed, and no retry can help. A concurrent attempt may have published the file; the caller checks for
-        that.
+        """Convert the error of a missing file to `FileDamaged`. Files are checked before they are used. So a file that
+        is missing later was removed, and a retry cannot help. A concurrent attempt may have published the file, and the
+        caller must check this.
 
         :raises FileDamaged: a file is missing.
         """
@@ -91,7 +91,7 @@ class Staging:
 
 
 def _own(name: str) -> str:
-    """Return a name that no other try writes."""
+    """Return a file name that no other try uses."""
     return f"{name}-{uuid.uuid4().hex[:16]}"
 
 

@@ -1,8 +1,8 @@
 """The data files that a run writes for one table: their place, their names, and their column types.
 
-With plain Parquet, readers list folders, so unpublished files must be elsewhere: they are in the run's own folder, and
-publishing moves them. With Iceberg, readers see only the files that the table's metadata lists. So data files are
-written once, at their final place, and publishing adds them to the metadata.
+With plain Parquet, readers list the folders of copies, so unpublished files are in the run's own folder. Publishing
+moves these files. With Iceberg, readers see only the files that the table's metadata lists. So data files are written
+once, at their final place, and publishing adds them to the metadata.
 """
 
 from __future__ import annotations

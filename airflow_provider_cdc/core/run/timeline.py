@@ -1,5 +1,4 @@
-"""The timeline of a run. It has the time at which each part was read, and the process that read it. It is only for
-display."""
+"""The timeline of a run. It shows when each part was read, and which process read the part. It is only for display."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
 """Chunks: half-open key ranges that partition a table's key space.
 
 A list of strictly increasing bounds ``b1 < b2 < … < bn`` makes the chunks ``(-∞, b1) [b1, b2) … [bn, ∞)``. Neighbouring
-chunks share a bound: one excludes it, and the other includes it. So every key lies in exactly one chunk, without gaps
-or overlaps. This holds for any bounds, even if no row has such a key. The only condition is that the bounds are
-*strictly increasing in the source's own comparison order*. The source checks this itself (see each ``chunks`` module);
-this module does not compare keys.
+chunks share a bound: the lower chunk excludes the bound, and the upper chunk includes it. So every key lies in exactly
+one chunk, without gaps or overlaps. This is true for any bounds, even if no row has the key of a bound. The only
+condition is that the bounds are *strictly increasing in the source's own comparison order*. Each source checks this
+condition (see its ``chunks`` module), because this module does not compare keys.
 """
 
 from __future__ import annotations
@@ -13,15 +13,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 KeyValue = int | str | bytes
-"""One column of a bound. Decimals, dates and similar types are text here; the source compares them as their type."""
+"""The value of one column in a bound. Decimals, dates and similar values are text here. The source compares them by
+their own type."""
 
 Bound = tuple[KeyValue, ...]
-"""A point in key space: one value for each key column that bounds the chunks, in key order."""
+"""A point in the key space. It has one value for each key column that the bounds use, in key order."""
 
 
 @dataclass(frozen=True)
 class KeyBytes:
-    """Bytes of a bound in a record, as hexadecimal digits, because JSON has no bytes."""
+    """Bytes in the record of a bound, written as hexadecimal digits, because JSON has no type for bytes."""
 
     hex: str
 
@@ -55,7 +56,8 @@ class Chunk:
 
 
 def partition(bounds: Sequence[Bound], rows: Sequence[int] | None = None) -> list[Chunk]:
-    """Cut the key space at strictly increasing ``bounds``; return the chunks, one more than there are bounds.
+    """Cut the key space at strictly increasing ``bounds``, and return the chunks. There is one more chunk than there
+    are bounds.
 
     :param rows: the estimated number of rows of each chunk, if known.
     """

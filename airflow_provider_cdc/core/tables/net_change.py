@@ -6,37 +6,38 @@ Keyed tables
 ------------
 The *net change* of a window has, for every key that the window touches, the row *before* the window
 and the row *after* it (None: no row). A single event is a window, too: an INSERT has ``before=None``, a DELETE has
-``after=None``, and an UPDATE that changes the key is a DELETE of the old key and an INSERT of the new one. Windows
-compose::
+``after=None``, and an UPDATE that changes the key is a DELETE of the old key and an INSERT of the new key. The net
+changes of two consecutive windows A and B compose::
 
     net(A·B)[k] = Change(before = A[k].before if k in A else B[k].before,
                          after  = B[k].after  if k in B else A[k].after)
 
 Composition is associative, and the empty window is its identity, so net changes form a monoid. So a window may be cut
-anywhere, for instance by log file, the net changes of its pieces computed in parallel, and the results reduced in any
-grouping that keeps their order.
+anywhere, for instance at the ends of log files. The net changes of the pieces may be computed in parallel, and may be
+composed in any grouping that keeps their order.
 
 **Rewind theorem.** Let I be the initial position. Let each row of a table be read once, at any time after I was
-recorded. Let P be the end of the log after the last read. For a key k, consider the events on k in the log
-before P, in log order, of transactions not in I. If there are none, the state that was read at k (a row or no row) is
-the state at I. Otherwise, the state at I is the ``before`` of the first event.
+recorded. Let P be the end of the log after the last read. For a key k, consider the events on k, in log order, that are
+in the log before P and belong to transactions not in I. If there are no such events, the state that was read at k (a
+row or no row) is the state at I. Otherwise, the state at I is the ``before`` of the first of these events.
 
 *Proof.* (1) A transaction is written to the log before it becomes visible, so everything that a read saw lies before P.
-(2) A transaction enters I only after it became visible, so every read saw all of I. (3) Row locks last until commit,
-so for one key the order in the log is the order of visibility. Commits are ordered like the log, so I is closed
-under this order: every event on k that precedes the first event not in I is itself in I. If there is no event on k
-outside I, then by (1) and (2) each read saw k exactly as I left it. If there is a first event outside I, then by (3)
-its before image is the state of k that I left. In both cases it does not matter which later transactions a read saw. ∎
+(2) A transaction enters I only after it became visible, so every read saw all of I. (3) Row locks last until the
+commit, so the events on one key become visible in the order of the log. Commits are ordered like the log, so I is
+closed under this order: every event on k that precedes the first event not in I is itself in I. If there is no event on
+k outside I, then by (1) and (2) each read saw the state of k at I. If there are events on k outside I, then by (3) the
+before image of the first such event is the state of k at I. In both cases it does not matter which later transactions a
+read saw. ∎
 
-Corollary: only ``before`` is needed to rewind. Reading a chunk again, or replaying an overlap, changes nothing. It does
-not matter when, how often or in what order chunks are read.
+Corollary: only ``before`` is needed to rewind. Reading a chunk again, or applying the same part of the log again, does
+not change the result. It does not matter when, how often or in what order chunks are read.
 
 Keyless tables
 --------------
-Without a key, there is no first event on it. The net change is a signed multiset, row →
-(times added − times removed); signed multisets form an abelian group. Let S be the multiset that was read at an *exact*
-position U ⊇ I, and W the net change of U∖I. Then the multiset at I is S − W. S − W must have no negative count: a
-negative count proves a mistake and stops the run.
+Without a key, there is no first event of a key. The net change is a signed multiset: it maps each row to the number of
+times that the row was added, minus the number of times that it was removed. Signed multisets form an abelian group. Let
+S be the multiset that was read at an *exact* position U ⊇ I, and W the net change of U∖I. Then the multiset at I is
+S − W. S − W must have no negative count: a negative count proves a mistake and stops the run.
 """
 
 from __future__ import annotations
@@ -82,12 +83,12 @@ def net(windows: Iterable[NetChange[Key, Row]]) -> dict[Key, Change[Row]]:
 
 
 def rewind(rows: Mapping[Key, Row], change: NetChange[Key, Row]) -> dict[Key, Row]:
-    """Replace every touched key by its ``before``."""
+    """Replace the row of every touched key by the key's ``before``."""
     return _apply(rows, {key: pair.before for key, pair in change.items()})
 
 
 def roll_forward(rows: Mapping[Key, Row], change: NetChange[Key, Row]) -> dict[Key, Row]:
-    """Replace every touched key by its ``after``."""
+    """Replace the row of every touched key by the key's ``after``."""
     return _apply(rows, {key: pair.after for key, pair in change.items()})
 
 
@@ -111,8 +112,8 @@ def net_counts(changes: Iterable[tuple[Row | None, Row | None]]) -> dict[Row, in
 def rewind_counts(rows: Mapping[Row, int], counts: Mapping[Row, int]) -> dict[Row, int]:
     """Return the multiset ``rows − counts``.
 
-    The counts must be the net change of the whole window: subtracting event by event could produce intermediate counts
-    that never existed.
+    The counts must be the net change of the whole window, because subtracting one event after the other could produce
+    intermediate counts that never existed.
 
     :raises CopyMismatch: a count would become negative.
     """

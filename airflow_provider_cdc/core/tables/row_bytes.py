@@ -1,7 +1,7 @@
-"""Canonical bytes of rows. Two keys, or two whole rows, are equal exactly if these bytes are equal.
+"""Canonical bytes of rows. Two keys, or two whole rows, are equal if and only if their bytes are equal.
 
-The bytes of a row are those of the given columns, one after the other: for each column a marker byte (0: null, nothing
-follows; 1: a value follows) and the value:
+The bytes of a row are the bytes of the given columns, one column after the other. A column begins with a marker byte
+(0: null, without a value; 1: a value follows). The value has this form:
 
 ===========================  =====================================================================
 Arrow type                   value
@@ -14,8 +14,9 @@ dictionary                   the value at the index, encoded as above
 list of fixed width          the length of all its values in bytes (u32, little-endian) and the bytes that Arrow stores
 ===========================  =====================================================================
 
-The end of each part is known from its bytes, so for columns of given types the encoding is injective: two rows have
-equal bytes exactly if their values are bit-equal. Nothing is normalized: the bytes of a key column are the key.
+The bytes of each part show where the part ends. So for columns of given types, the encoding is injective: two rows have
+equal bytes if and only if their values are bit-equal. Values are not normalized: the bytes of the key columns are the
+key.
 """
 
 from __future__ import annotations
@@ -57,14 +58,14 @@ def encode(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
 def first_values(encoded: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
     """Decode the values of the first column from the result of `encode`.
 
-    :param kind: the first column's Arrow type: an integer, a date, a timestamp, ``string`` or ``binary``.
+    :param kind: the Arrow type of the first column: an integer, a date, a timestamp, ``string`` or ``binary``.
     """
     data = bytes_of(encoded.buffers()[2])
     at = _offsets(encoded)[:-1]
     valid = data[at] == 1
     if _is_variable(kind):
         return _first_variable(data, at, valid, kind)
-    # A null has no value bytes, and its marker may be the last byte of the buffer: read byte 0 instead.
+    # For a null, read byte 0, because a null has no value bytes, and its marker may be the last byte of the buffer.
     source = np.where(valid, at + 1, 0)[:, np.newaxis] + np.arange(kind.byte_width)
     values = data[np.minimum(source, max(0, len(data) - 1))]
     validity = pa.py_buffer(np.packbits(valid, bitorder="little"))
@@ -87,7 +88,7 @@ def _first_variable(data: Bytes, at: Int64s, valid: npt.NDArray[np.bool_], kind:
 def buckets(encoded: pa.BinaryArray, count: int) -> Bytes:
     """Return a bucket from 0 to ``count`` - 1 (``count`` is at most 256) for each row, by a hash of its bytes.
 
-    The bucket is the same for equal bytes, on any machine.
+    Equal bytes have the same bucket on every machine.
     """
     out: Bytes = np.empty(len(encoded), np.uint8)
     _hash(bytes_of(encoded.buffers()[2]), _offsets(encoded), count, out)
@@ -95,7 +96,7 @@ def buckets(encoded: pa.BinaryArray, count: int) -> Bytes:
 
 
 def _plain(array: pa.Array) -> pa.Array:
-    """Return ``array`` with dictionary indices replaced by their values, and booleans by bytes."""
+    """Return ``array`` with values in place of dictionary indices, and bytes in place of booleans."""
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if pa.types.is_boolean(array.type):
@@ -159,7 +160,7 @@ def _validity(array: pa.Array) -> Bytes:
 
 
 def _offsets(array: pa.Array) -> Int64s:
-    """Return the offsets of the values in bytes; one more than there are values."""
+    """Return the offsets of the values, in bytes. There is one more offset than there are values."""
     large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     start, stop = array.offset, array.offset + len(array) + 1
     buffer = array.buffers()[1]
@@ -229,7 +230,7 @@ def _gather(data: Bytes, starts: Int64s, ends: Int64s, out: Bytes) -> None:
 
 @kernel
 def _hash(data: Bytes, offsets: Int64s, count: int, out: Bytes) -> None:
-    # FNV-1a, 32 bits (http://www.isthe.com/chongo/tech/comp/fnv/), folded so that the high bits count too.
+    # FNV-1a, 32 bits (http://www.isthe.com/chongo/tech/comp/fnv/), folded so that the high bits also affect the result.
     for row in range(len(out)):
         value = np.uint32(2166136261)
         for at in range(offsets[row], offsets[row + 1]):

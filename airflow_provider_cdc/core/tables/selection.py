@@ -15,8 +15,8 @@ _DIGITS = 16
 
 @dataclass(frozen=True)
 class Selection:
-    """Part of a table: the rows that fulfil ``where`` (None: all), and the requested ``columns``, sorted (empty: all).
-    The columns of the key are always published, too."""
+    """Part of a table: the rows that fulfil ``where`` (None: all rows), and the requested ``columns``, sorted (empty:
+    all columns). The columns of the key are always published, too."""
 
     where: Term | None = None
     columns: tuple[str, ...] = ()
@@ -33,16 +33,16 @@ class Selection:
 
     @property
     def part(self) -> str:
-        """A digest of the selection: the same for the same condition and columns; empty: the whole table."""
+        """A digest of the condition and the columns; empty: the whole table."""
         if self.whole:
             return ""
-        # The lengths make the text unambiguous: one name cannot look like two.
+        # Without the lengths, two names could have the same text as one longer name.
         parts = [self.condition, *self.columns]
         text = "".join(f"{len(part)}:{part}" for part in parts)
         return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
     def published(self, columns: Sequence[str], key: Sequence[str]) -> list[str]:
-        """Return the published columns of a table's ``columns``, in the same order."""
+        """Return the published columns, in the order of ``columns``, which are all columns of the table."""
         return [name for name in columns if not self.columns or name in self.columns or name in key]
 
     def __str__(self) -> str:

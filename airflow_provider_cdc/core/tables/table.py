@@ -1,4 +1,4 @@
-"""Tables, columns and keys. All of them are records (`core.storage.records`), which the manifest contains."""
+"""Tables, columns and keys. The manifest contains them, so all of them are records (`core.storage.records`)."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from airflow_provider_cdc.errors import ConfigurationError
 
 @total_ordering
 class TableName:
-    """A schema-qualified table name. Its text, also in records, is ``schema.table``, unquoted."""
+    """A schema-qualified table name. As text, for example in records, it is ``schema.table``, without quotes."""
 
-    # This is not a dataclass, because a record would then have an object with two fields instead of this text.
+    # This is not a dataclass, because a record would store a dataclass as an object with two fields, not as text.
     def __init__(self, schema: str, name: str) -> None:
         self._parts = schema, name
 
@@ -39,7 +39,8 @@ class TableName:
     def __repr__(self) -> str:
         return f"TableName{self._parts!r}"
 
-    # Names of different parts of one table are not equal, and have an order. This holds across both classes.
+    # Names of different parts of one table are not equal, and can be sorted. This is also true for a mixture of
+    # `TableName` and `CopyName`.
     def __eq__(self, other: object) -> bool:
         return self._identity == other._identity if isinstance(other, TableName) else NotImplemented
 
@@ -68,7 +69,7 @@ class TableName:
 
 
 class CopyName(TableName):
-    """The name of the copies of a part of a table, different for each part (`Selection.part`).
+    """The name of the copies of a part of a table. Each part has a different name (`Selection.part`).
 
     Its text is the table's name. Copies of a whole table have the table's name itself.
     """
@@ -90,8 +91,8 @@ class CopyName(TableName):
 
 
 KNOWN_AT_POSITION = "known_at_position"
-"""The key, in a table's details, of facts that the source found at the table's position, in the source's own notation.
-These facts hold as long as the log has nothing that prevents rolling a copy forward."""
+"""A key in `Table.details`. The value is facts that the source found at the table's position, in the source's own
+notation. These facts stay true as long as the log has no event that prevents rolling a copy forward."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +113,14 @@ class Column:
 class Table:
     """A table's schema at the initial position, and the estimates of its size.
 
-    ``columns`` are in the order in which the table stores them. ``key`` names the columns of the primary key, otherwise
-    of a unique key without NULLs, in key order; it is empty for a keyless table. ``key_index`` is the name of the key's
-    index. ``rows`` and ``bytes`` are the source's own estimates: they affect the plan and the progress display, but
-    never the result. ``details`` has other facts, as JSON, with which the source finds the table's rows and recognizes
-    the table. ``options`` say how the table is read and published. ``cascades_from`` are the tables (maybe this one)
-    whose changes reach this table's rows without being logged; their ``key`` has the columns that foreign keys refer
-    to. ``selection`` is the part of the table that is copied.
+    ``columns`` are in the order in which the table stores them. ``key`` names the columns of the primary key, in key
+    order. Without a primary key, it names the columns of a unique key without NULLs. For a keyless table, ``key`` is
+    empty. ``key_index`` is the name of the key's index. ``rows`` and ``bytes`` are the source's own estimates, which
+    affect the plan and the progress display, but never the result. ``details`` has other facts, as JSON, with which the
+    source finds the table's rows and recognizes the table. ``options`` say how the table is read and published.
+    ``cascades_from`` are the tables (maybe including this table) whose changes cascade to this table's rows without an
+    entry in the log. The ``key`` of such a table has the columns that foreign keys refer to. ``selection`` is the part
+    of the table that is copied.
     """
 
     name: TableName
@@ -158,8 +160,8 @@ class Table:
 
     @property
     def needs_one_position(self) -> bool:
-        """Whether all rows must be read at one exact position so that they can be rewound. This is necessary if the
-        table has no key, or if the log lacks some changes."""
+        """Whether the rewind needs all rows to be read at one exact position. This is necessary if the table has no
+        key, or if the log lacks some changes."""
         return self.keyless or bool(self.cascades_from)
 
     def column(self, name: str) -> Column:
@@ -169,18 +171,18 @@ class Table:
         raise KeyError(f"{self.name} has no column {name}")
 
     def identifies(self, name: str) -> bool:
-        """Return whether the column identifies rows: it is in the key, or the table has no key."""
+        """Return whether the column identifies rows. This is true if it is in the key, or if the table has no key."""
         return self.keyless or name in self.key
 
     def same_shape(self, other: Table) -> bool:
-        """Return whether both tables have the same name, columns and key. Their sizes do not count."""
+        """Return whether both tables have the same name, columns and key. The sizes are not compared."""
         return (self.name, self.columns, self.key) == (other.name, other.columns, other.key)
 
 
 Parts = Callable[[TableName], Selection]
-"""Returns the part of a table that a run copies."""
+"""A function that returns the part of a table that a run copies."""
 
 
 def whole_tables(table: TableName) -> Selection:
-    """Return the whole table: `Parts` of a run that copies whole tables."""
+    """Select the whole table. A run that copies whole tables uses this function as `Parts`."""
     return WHOLE

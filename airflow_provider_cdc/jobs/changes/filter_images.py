@@ -1,7 +1,7 @@
 """Applies the options `where` and `columns` to the images from the log, before net changes are composed.
 
-A condition is a function of one row, so it has the same result before and after net changes are composed. Because it is
-applied before, all later code can treat the copied part as a table that has no other rows and columns.
+A condition is a function of one row, so it has the same result before and after net changes are composed. Because the
+condition is applied before, all later code can treat the copied part as a table that has no other rows and columns.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _DECODED_ROWS = 65_536
 def decode_published(
     source: Source, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
 ) -> pa.RecordBatch:
-    """Decode the published columns of rows from the log's own bytes; see `Source.decode_images`.
+    """Decode the published columns of rows, from the bytes in the log; see `Source.decode_images`.
 
-    :raises ValueNotRepresentable: a published value fits no Arrow type.
+    :raises ValueNotRepresentable: no Arrow type can hold a published value.
     """
     if not table.selection.columns:
         return source.decode_images(table, images, nulled)
@@ -114,7 +114,7 @@ def _of_keyless(source: Source, table: Table, part: pa.Table) -> pa.Table:
     decoded = source.decode_images(table, _array(part["before"]), None, read, odd)
     matches, _ = copied(table, decoded, odd)
     # Before the omitted columns are dropped, all columns in the log identify a row. From here on, only the published
-    # columns do.
+    # columns identify a row.
     keys = published_keys(table, decoded)
     part = part.set_column(part.schema.get_field_index("key"), part.schema.field("key"), keys)
     return part if matches is None else part.filter(matches)

@@ -1,4 +1,4 @@
-"""Reads and writes the files of a window's net change, and composes the net changes of segments into one.
+"""Reads and writes the files of a window's net change, and composes the net changes of segments into one net change.
 
 The files have `NET_SCHEMA` and are in ``delta/``. As far as memory allows, the rows in a file are sorted by table and
 bucket (a hash of the key). So a reader of one table, or of some buckets, skips most other rows.
@@ -24,13 +24,13 @@ from airflow_provider_cdc.sources.api.window import BUCKETS, DELTA_SCHEMA, Segme
 
 NET_SCHEMA = DELTA_SCHEMA.append(pa.field("bucket", pa.uint8(), nullable=False))
 _ARRAY_BYTES = 1 << 30
-"""Half of the capacity of a `pa.binary` array. No row has more bytes."""
+"""Half of the capacity of a `pa.binary` array, in bytes. No row is larger than this."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """The number of touched ``keys`` of a table, and the numbers of those keys that had a row before the window
-    (``befores``) and after it (``afters``).
+    """The number of touched ``keys`` of a table, the number of these keys that had a row before the window
+    (``befores``), and the number of these keys that have a row after it (``afters``).
 
     ``afters`` is 0 unless the table is rolled forward."""
 
@@ -45,8 +45,8 @@ Counts = dict[int, Count]
 """The counts of each touched table, by the table's index. A table without an entry was not touched."""
 
 Decisions = Mapping[tuple[int, str], int]
-"""Maps each prepared transaction that was committed to the order of its commit. The key has the number of the segment
-that prepared the transaction, and the transaction's id."""
+"""The commit order of each prepared transaction that was committed. The key has the number of the segment that prepared
+the transaction, and the transaction's id."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class NetChange:
 
 
 def bucket_ranges(count: int) -> list[tuple[int, int]]:
-    """Divide all buckets into ``count`` ranges of start and stop (exclusive)."""
+    """Divide all buckets into ``count`` ranges. Each range is a start and an exclusive stop."""
     edges = [BUCKETS * number // count for number in range(count + 1)]
     return list(pairwise(edges))
 
@@ -104,16 +104,17 @@ def _sorted(rows: pa.Table) -> pa.Table:
 
 
 def _places(rows: pa.Table) -> Int64s:
-    """Return a number for each row that sorts by table and then by bucket."""
+    """Return a number for each row. The order of these numbers is by table, and then by bucket."""
     places: Int64s = rows["table"].to_numpy().astype(np.int64) * BUCKETS + rows["bucket"].to_numpy()
     return places
 
 
 def portions(tables: Sequence[pa.Table], size: int) -> Iterator[pa.Table]:
-    """Yield the changes of all ``tables`` in the order of table and bucket, so that all changes of a key come together.
+    """Yield the changes of all ``tables`` in the order of table and bucket, so that all changes of a key are in the
+    same portion.
 
-    Each portion has as many buckets as fit into ``size`` rows, but at least one. Work on small portions needs little
-    additional memory, and this memory stays in the processor's cache.
+    Each portion has as many buckets as fit into ``size`` rows, but at least one bucket. Work on small portions needs
+    little additional memory, and this memory stays in the processor's cache.
     """
     tables = [_sorted(table_part) for table_part in tables]
     places = [_places(table_part) for table_part in tables]
@@ -143,7 +144,7 @@ def read(
     """Read changes from files in batches of bounded size.
 
     :param table: read only the changes of the table with this index.
-    :param buckets: read only the buckets from the first number up to the second (exclusive).
+    :param buckets: read only the buckets from the first number up to the second number (exclusive).
     """
     if not files:
         return
@@ -163,8 +164,8 @@ def read(
 def decide(summaries: Sequence[SegmentSummary]) -> tuple[Decisions, dict[str, str]]:
     """Match the transactions that one segment prepared with the commits in later segments.
 
-    Transactions that were rolled back are left out. So are transactions that are still prepared at the end of the
-    window, because no read could see their changes.
+    Transactions that were rolled back are left out. Transactions that are still prepared at the end of the window are
+    also left out, because no read could see their changes.
 
     Returns the decisions. Also returns the transactions that were committed but that no segment prepared, each with the
     name of the segment that has the commit.
@@ -202,7 +203,7 @@ def compose(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
     """Compose the changes of each table and key into one row, and sort these rows by table and bucket.
 
     The result has the ``before`` of the first change, the ``after`` of the last change, and the sum of the counts
-    (``core.net_change.net``).
+    (``core.tables.net_change.net``).
 
     :param rows: changes of `NET_SCHEMA`, none of them pending.
     :param keyless: the indices of the keyless tables, whose rows with count 0 are dropped.
@@ -218,7 +219,7 @@ def compose(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
 
 
 def last(rows: pa.Table) -> pa.Table:
-    """Return the last change of each key of each table. Used for tables of which the log reader returns only the
+    """Return the last change of each key of each table. This is for tables for which the log reader returns only
     keys."""
     return rows.take(pa.array(same_keys(rows).last))
 

@@ -30,7 +30,8 @@ def same_keys(rows: pa.Table) -> KeyChanges:
     """Group the changes by table and key.
 
     :param rows: changes of `DELTA_SCHEMA`, none of them pending. ``order`` and ``suborder`` determine which change is
-        first. If two changes have the same values of both, their places in ``rows`` determine which one is first.
+        first. If two changes have the same ``order`` and ``suborder``, their places in ``rows`` determine which change
+        is first.
     """
     size = rows.num_rows
     first, last, counts = np.empty((3, size), np.int64)
@@ -56,7 +57,8 @@ def same_keys(rows: pa.Table) -> KeyChanges:
 
 
 def _numbers(column: pa.ChunkedArray, kind: npt.DTypeLike) -> npt.NDArray[np.signedinteger]:
-    # Copy: kernels are compiled for writable arrays, and would be compiled again for read-only ones.
+    # Copy the values, because kernels are compiled for writable arrays, and would be compiled again for read-only
+    # arrays.
     return np.array(column.to_numpy(), kind)
 
 
@@ -82,8 +84,9 @@ def _group(
     """Fill ``first``, ``last`` and ``sums``, and return the number of their entries.
 
     :param offsets: the offsets of the keys in ``data``.
-    :param slots: zeros. The number of slots is a power of two, and at least twice the number of rows. A used slot has
-        the upper half of a key's hash in its upper half, and the number of the key's entry plus one in its lower half.
+    :param slots: an array of zeros. The number of slots is a power of two, and at least twice the number of rows. A
+        used slot has the upper half of a key's hash in its upper half, and the number of the key's entry plus one in
+        its lower half.
     """
     group_count = 0
     mask = len(slots) - 1

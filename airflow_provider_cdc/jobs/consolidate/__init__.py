@@ -1,1 +1,1 @@
-"""The step ``consolidate``: rewind or roll forward, and publish."""
+"""The step ``consolidate``: rewinds tables or rolls them forward, and publishes the copies."""

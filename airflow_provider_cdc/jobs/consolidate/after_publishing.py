@@ -29,8 +29,8 @@ def record_copies(run: Run, settings: ConnectionSettings) -> bool:
     """Record the run's copies on the standing slot, and return whether that succeeded.
 
     The run is published, so a failure does not fail the step. After a failure, the next run uses the record that this
-    run made when it began (`note_position`). The next run then reads those tables in full whose copies are exact at a
-    later position than this record."""
+    run made when it began (`note_position`). The next run reads a table in full if the table's copy is exact at a later
+    position than that record."""
     manifest, options = run.manifest, run.manifest.options
     if not options.standing_slot:
         return True
@@ -55,7 +55,7 @@ def record_copies(run: Run, settings: ConnectionSettings) -> bool:
 
 def release_past(run: Run, settings: ConnectionSettings) -> None:
     """Advance the standing slot past the log that it no longer has to keep. The run is already published, so a failure
-    does not fail the step. The next run advances the slot."""
+    does not fail the step. After a failure, the next run advances the slot."""
     options = run.manifest.options
     try:
         give_up_past(open_source(settings), options)

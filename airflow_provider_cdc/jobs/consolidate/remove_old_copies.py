@@ -1,6 +1,6 @@
 """The last part of consolidate: removes older copies according to the options `keep` and `keep_days`.
 
-The run is already published, so a failure here does not fail the run: the next run removes what is left.
+The run is already published, so a failure here does not fail the run. The next run removes the copies that are left.
 """
 
 from __future__ import annotations
@@ -114,7 +114,7 @@ class _Retention:
         return self._sink.copy_folder(one.run.run_id, one.table).uri
 
     def _withdraw(self, copies: Sequence[Expired]) -> list[Expired]:
-        """Withdraw all copies that no run uses, together, and return these copies."""
+        """Withdraw all copies that no run uses, in one call, and return these copies."""
         withdrawn: list[Expired] = []
         for old_copy in copies:
             self._attempt(self._uri(old_copy), partial(self._add_unused, old_copy, withdrawn))

@@ -1,5 +1,5 @@
-"""Returns the rows that were read again. Each pass of these reads wrote a layer: the files with the rows that it read.
-For each key, the last layer that covers the key counts."""
+"""Returns the rows that were read again. Each pass wrote a layer, which is the set of files with the rows that the pass
+read. For each key, the last layer that covers the key counts."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Rewind:
     """An order: remove the touched rows from these files of one table.
 
     For a keyless table, ``files`` are all of its files, and the order also restores the rows that the window removed.
-    ``since``: only keys whose change has a greater order count as touched."""
+    Only keys whose change has an order greater than ``since`` count as touched."""
 
     table: int
     files: tuple[StagedFile, ...]
@@ -50,10 +50,10 @@ class Restore:
 class Outcome:
     """The result of an order.
 
-    The ``adopted`` files stay as they are. The ``written`` files are new. ``replaced`` is the number of files that they
-    replace. ``nulled`` is the number of values of each column that were restored as null because no Arrow type holds
-    them. ``refused``: why the table cannot be copied. If a copy is rolled forward, ``kept`` has the unchanged files of
-    the copy, and ``found`` is the number of touched rows in the copy."""
+    The ``adopted`` files stay as they are. The ``written`` files are new. ``replaced`` is the number of files that the
+    written files replace. ``nulled`` is the number of values of each column that were restored as null because no Arrow
+    type holds them. ``refused`` says why the table cannot be copied. If a copy is rolled forward, ``kept`` has the
+    unchanged files of the copy, and ``found`` is the number of touched rows in the copy."""
 
     table: int
     adopted: tuple[StagedFile, ...] = ()
@@ -69,7 +69,7 @@ class Outcome:
 class RewindTask:
     """A task that rewinds tables. Spark sends this object to executors.
 
-    ``skips``: if the table cannot be copied, report this in the outcome, and do not stop the step.
+    ``skips`` says whether the step continues if the table cannot be copied. If so, the outcome has the reason.
     """
 
     staging: Staging

@@ -4,8 +4,8 @@ The step has four phases. A try that begins after a crash continues from the las
 
 1. The input files are checked, and the new files are staged. This phase can be repeated.
 2. The commit fixes the files of all tables. Only one try can create the commit. After that, the run will be
-   published in any case: the later phases need only the commit, and any try, or several tries at once, can execute
-   them.
+   published in any case, because the later phases need only the commit. Any try can execute these phases, and
+   several tries can execute them at once.
 3. The sink publishes the files that the commit names. After that, the step is done.
 4. The work files, the slot and publication of the run, and older copies (`remove_old_copies`) are removed.
 
@@ -74,7 +74,7 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
     run = Run.load(folder)
     if done_before:
         check_own_copies(run)
-        # The heads may have been removed since then.
+        # Publish again, because heads may have been removed since the step was done.
         _publish(run, decision_of(run))
     clean(run)
     # note_copies needs the run's slot to prove that the history is unchanged, so call it before the slot is released.
@@ -189,8 +189,8 @@ def _check_commit(step: Step, decision: Decision) -> None:
 
 
 def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
-    """Publish the files that the commit names. Record in the run's folder which copies are the latest ones of their
-    tables."""
+    """Publish the files that the commit names. Record in the run's folder which copies are now the latest copies of
+    their tables."""
     manifest = run.manifest
     publication = Publication(
         run_id=run.run_id,
@@ -299,7 +299,7 @@ def _stage(step: Step) -> Decision:
 
 
 def _layers(step: Step) -> dict[int, list[Rewind]]:
-    """Return the layers of rows that were read again, by the table's index. Each layer has the rows of one pass; the
+    """Return the layers of rows that were read again, by the table's index. Each layer has the rows of one pass. The
     earliest layer is first."""
     layers: dict[int, list[Rewind]] = {}
     if step.manifest.at_upper:
@@ -368,7 +368,7 @@ def _final_files(
         if index in bases:
             kept_files = [file for outcome in outcomes if outcome.table == index for file in outcome.kept]
             kept_files = kept_files if index in worked_on else [staged_file.file for staged_file in bases[index]]
-            # Drop the empty file, which only shows the schema, once the table has rows.
+            # If the table has rows now, drop the empty file, which only shows the schema.
             kept_by_table[index] = [
                 file
                 for file in kept_files

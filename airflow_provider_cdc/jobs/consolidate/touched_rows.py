@@ -1,4 +1,4 @@
-"""Finds touched rows in staged files by their keys, and leaves them out when a file is written again.
+"""Finds touched rows in staged files by their keys, and leaves these rows out when a file is written again.
 
 A file is searched in stages: the footer (least and greatest key), then the first key column, then all key columns of
 the rows whose first key value is touched. The search ends as soon as a stage shows that the file has no touched row.
@@ -89,7 +89,8 @@ class TouchedKeys:
         index = pc.index_in(keys, value_set=self.keys)
         rows = np.flatnonzero(index.is_valid().to_numpy())
         which = index.drop_null().to_numpy()
-        # All occurrences of one row are equal, so remove the first ones, up to the number that the log removes.
+        # The log says how many occurrences of a row to remove. All occurrences are equal, so remove the first
+        # occurrences.
         order = np.argsort(which, kind="stable")
         rows, which = rows[order], which[order]
         start = np.searchsorted(which, which)
@@ -138,7 +139,7 @@ def _sorted_values(values: pa.Array) -> Any:
 
 
 def bounds(statistics: pq.Statistics, kind: pa.DataType) -> tuple[Any, Any]:
-    """Return the least and the greatest value, as integers or bytes that sort as the values do.
+    """Return the least and the greatest value, as integers or bytes that sort in the same order as the values.
 
     :param kind: the published type of the column.
     """
@@ -147,7 +148,7 @@ def bounds(statistics: pq.Statistics, kind: pa.DataType) -> tuple[Any, Any]:
         # Files of table formats store this type as a decimal (`core.parquet.lake_types`).
         return int.from_bytes(low, "big", signed=True), int.from_bytes(high, "big", signed=True)
     if pa.types.is_unsigned_integer(kind):
-        # Parquet stores unsigned integers in signed ones of 32 or 64 bits, but orders them as unsigned.
+        # Parquet stores unsigned integers in signed integers of 32 or 64 bits, but sorts them as unsigned integers.
         bits = 64 if kind.bit_width == 64 else 32
         return low % 2**bits, high % 2**bits
     return low, high

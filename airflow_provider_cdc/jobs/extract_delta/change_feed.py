@@ -40,7 +40,7 @@ _NOT_PUBLISHED = "set unrepresentable to null or string for this table, or leave
 
 @dataclass(frozen=True)
 class FeedOrder:
-    """An order: write the feed of a table, or one ``slice`` of it. The first change gets the order ``first``."""
+    """An order: write the feed of a table, or one ``slice`` of it. The first change gets the order number ``first``."""
 
     table: int
     first: int
@@ -49,7 +49,7 @@ class FeedOrder:
 
 @dataclass(frozen=True)
 class FeedOutcome:
-    """The files of a table's feed or of a slice of it. ``refused``: why the table has no feed."""
+    """The files of a table's feed or of a slice of it. ``refused`` says why the table has no feed."""
 
     table: int
     files: tuple[StagedFile, ...] = ()
@@ -60,7 +60,7 @@ class FeedOutcome:
 class FeedTask:
     """A task that writes change feeds. Spark sends this object to executors.
 
-    ``skips``: if the table cannot be copied, report this in the outcome, and do not stop the step.
+    ``skips`` says whether the step continues if the table cannot be copied. If so, the outcome has the reason.
     """
 
     staging: Staging
@@ -101,7 +101,8 @@ class FeedTask:
 
     def _told(self, table: Table, rows: pa.Table, schema: pa.Schema, first: int) -> pa.Table:
         if table.selection.where is not None:
-            # A row that starts to fulfil the condition is inserted into the copied part. A row that stops is deleted.
+            # A row that begins to fulfil the condition is inserted into the copied part. A row that no longer fulfils
+            # the condition is deleted from this part.
             rows = rows.combine_chunks()
             for name in ("before", "after"):
                 images = copied_images(self.source, table, _array(rows[name]))
@@ -154,8 +155,7 @@ def _in_order(staging: Staging, window: WindowChanges, table: int, part: Slice |
 
 
 def _late(staging: Staging, window: WindowChanges, own: Mapping[int, Piece], table: int) -> list[Late]:
-    """Return the transactions with changes of the table that were committed in a later segment than they were prepared
-    in."""
+    """Return the transactions with changes of the table that one segment prepared and a later segment committed."""
     waiting = set[tuple[int, str]]()
     for segment in {late_change.segment for late_change in window.late}:
         for rows in _groups(staging, own[segment], table, ["table", "pending"]):
@@ -215,7 +215,7 @@ def stage_feeds(
     """Write the feeds of the tables that are rolled forward. Return the feeds, and the reasons why other tables cannot
     have a feed.
 
-    :param windows: empty if the run makes no feeds.
+    :param windows: the row changes of each window; empty if the run makes no feeds.
     :param copied: the indices of the tables that are copied.
     """
     if not windows:
@@ -252,7 +252,7 @@ def stage_feeds(
 
 
 def _orders(step: Step, window: WindowChanges, firsts: Mapping[int, int]) -> list[FeedOrder]:
-    """Return the orders for the tables of a window. The orders of each table are in the order of its changes.
+    """Return the orders for the tables of a window. The orders of each table are sorted by the order of its changes.
 
     A table with a condition (`where`) is one order, because the number of its published changes is known only after all
     changes were read.

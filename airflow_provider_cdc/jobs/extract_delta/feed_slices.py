@@ -1,8 +1,9 @@
 """Divides the changes of large tables into slices. One task writes each slice.
 
-The changes of a feed are numbered consecutively. So before a slice can be written, the changes before it must be
-counted: one task per file of the window reads three narrow columns. A slice is a sequence of row groups in the order of
-the log. The changes of a transaction that was prepared in an earlier segment belong to the slice with its commit.
+The changes of a feed are numbered consecutively. So before a slice can be written, the changes before this slice must
+be counted. To count them, one task per file of the window reads three narrow columns. A slice is a sequence of row
+groups in the order of the log. The changes of a transaction that was prepared in an earlier segment belong to the slice
+with its commit.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.jobs.extract_delta.window_changes import Late, Piece, RowGroup, WindowChanges
 
 SPLIT_BYTES = 64 * 2**20
-"""A window with fewer bytes of changes is not divided: counting its changes would cost more than it saves."""
+"""The minimum size of a window that is divided into slices, in bytes of changes. For a smaller window, counting the
+changes would cost more time than slices save."""
 SLICE_ROWS = 500_000
 """The approximate minimum number of changes that one task writes."""
 _COLUMNS = ("table", "order", "pending")
@@ -34,7 +36,7 @@ class FileOrder:
 
 @dataclass(frozen=True)
 class GroupCount:
-    """The number of changes of a table in a row group, and the orders of the first and the last of them.
+    """The number of changes of a table in a row group, and the orders of the first and the last of these changes.
 
     ``pending`` is the id of the prepared transaction that made the changes; empty: the changes are not pending."""
 

@@ -52,8 +52,9 @@ class SegmentRecord:
 class ReadSegment:
     """A task that reads segments of the window ``name``. Spark sends this object to executors.
 
-    ``start``: the position at which the window begins. ``skips``: a table that cannot be copied is left out, and does
-    not stop the step, unless it is the last table of the run. ``alone``: the run has no tables other than ``tables``.
+    ``start`` is the position at which the window begins. ``skips`` says whether a table that cannot be copied is left
+    out. Otherwise, such a table stops the step; the last table of the run always stops it. ``alone`` says whether the
+    run has only the tables in ``tables``.
     """
 
     staging: Staging

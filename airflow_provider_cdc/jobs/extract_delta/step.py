@@ -4,9 +4,9 @@ For tables that were read, the window extends from the initial position to the e
 rolled forward, the window extends from the position of their base to the initial position. Tables with the same window
 are read together.
 
-One task reads each segment of the log, and reduces it to its net change (``core.net_change``: changes may be grouped in
-any order). If a window has several segments, further tasks compose their net changes by key. Each of these tasks
-handles some buckets of all keys.
+Each segment of the log is read by one task, which reduces the segment to its net change (``core.tables.net_change``:
+changes may be grouped in any order). If a window has several segments, further tasks compose their net changes by key.
+Each of these tasks handles some buckets of all keys.
 
 So the tasks exchange changes through files that they write and read themselves. Rows stay in Arrow and do not pass
 through the JVM, and a small window costs only one small job.
@@ -62,8 +62,8 @@ BACK = "segment"
 COMPOSE_BYTES = 256 * 2**20
 """The largest input of one composing task, in bytes of the files that it reads."""
 HELD_BYTES = 2**30
-"""The largest input of one composing task in memory. Similar documents take many times more space in memory than in
-files."""
+"""The largest input of one composing task, in bytes of memory. Similar documents take many times more space in memory
+than in files."""
 SMALL_BYTES = 16 * 2**20
 """Bytes per task. A smaller task would cost more than it saves."""
 
@@ -72,7 +72,7 @@ SMALL_BYTES = 16 * 2**20
 class Window:
     """A part of the log that is applied to some tables: from ``start`` up to the position that each table requires.
 
-    ``name`` is the prefix of its files' names. ``segments`` returns its segments.
+    ``name`` is the prefix of the names of its files. ``segments`` returns its segments.
     """
 
     name: str
@@ -93,7 +93,7 @@ def extract_delta(spark: SparkSession, folder: Storage, settings: ConnectionSett
 
     Returns the result that the run records. `read_net_change` returns the files.
 
-    :raises ExactnessError: something in a window violates an assumption of the proof.
+    :raises ExactnessError: a window contains an event that violates an assumption of the proof.
     """
     return run_step(EXTRACT_DELTA, spark, folder, settings, _extract_delta)
 
@@ -127,7 +127,7 @@ def _extract_delta(step: Step) -> DeltaResult:
 
 
 def _extract_again(step: Step) -> DeltaResult:
-    """Compose the touched keys into one net change. The snapshot step has already read the log for them."""
+    """Compose the touched keys into one net change. The snapshot step has already read the log for these keys."""
     again = read_again_record(step.run)
     _check_bases(step)
     require_whole(step, [Checked(file, "the keys that were touched") for file in again.keys])
@@ -252,7 +252,8 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_c
 
 def _decide(window: Window, read: Sequence[SegmentRecord]) -> tuple[net_change_files.Decisions, dict[str, str]]:
     """Do what `net_change_files.decide` does, but ignore unmatched commits of tables that are left out. The segment
-    with the commit may have been read with such a table, and the segment that prepared the transaction without it."""
+    with the commit may have been read with such a table, and the segment that prepared the transaction may have been
+    read without this table."""
     decisions, unmatched_commits = net_change_files.decide([record.summary for record in read])
     refused = {name for record in read for name in record.refused}
     left_out = [tracked for tracked in window.tables if str(tracked.table.name) in refused]

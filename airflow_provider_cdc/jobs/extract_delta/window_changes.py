@@ -1,8 +1,8 @@
 """The record of a window's single row changes: the files of its segments, and the transactions with a late commit.
 
-The files of a segment have its changes in commit order. The changes of transactions that the segment prepares, but
-neither commits nor rolls back, are in the same files as pending changes. The pending changes are inserted at the
-commit, which is in a later segment.
+The files of a segment have its changes in commit order. These files also have pending changes: the changes of
+transactions that the segment prepares, but neither commits nor rolls back. The pending changes are inserted at the
+place of the commit, which is in a later segment.
 """
 
 from __future__ import annotations

@@ -69,8 +69,8 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
 
 
 def _end_with_parent() -> None:
-    """Exit this process when its parent ends, if the parent is ``spark-submit``: another driver may already have taken
-    over.
+    """Exit this process when its parent ends, if the parent is ``spark-submit``, because another driver may already
+    have taken over.
 
     Without this check, the process would notice the end only at its next call to the JVM, and would continue to write
     until then.
@@ -82,13 +82,14 @@ def _end_with_parent() -> None:
 def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(_LOOK_SECONDS)
-    # Exit without handlers and clean-up: another driver may have changed the state.
+    # Exit without handlers and clean-up, because another driver may have changed the state.
     os._exit(1)
 
 
 def _go_on(steps: Sequence[str], until: float, spark: SparkSession, run: Storage, settings: ConnectionSettings) -> None:
-    """Execute the later steps, one after the other. Start no step after the time ``until``. Each step also has its own
-    Airflow task. If a step fails or is not started here, its task executes the step, and reports a failure."""
+    """Execute the later steps, one after the other. Do not start a step after the time ``until``. Each step also has
+    its own Airflow task. If a step fails here, or is not started here, the step's own task executes it and reports any
+    failure."""
     for task_id in steps:
         if time.monotonic() > until:
             return

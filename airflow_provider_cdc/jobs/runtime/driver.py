@@ -1,6 +1,7 @@
 """The interface between an Airflow task and the Spark driver that it starts.
 
-This module does not import PySpark: the import takes longer than everything else in a task that has nothing to submit.
+This module does not import PySpark, because the import takes longer than everything else in a task that has nothing to
+submit.
 """
 
 from __future__ import annotations
@@ -46,10 +47,12 @@ def check_pyspark() -> None:
 
 
 def driver_jvm(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return the environment variable with the JVM options with which ``spark-submit`` and PySpark start the driver.
+    """Return the environment variable with JVM options. ``spark-submit`` and PySpark start the driver with these
+    options.
 
-    Each step has its own JVM, which schedules a few dozen tasks, usually for seconds. The optimizing compiler of the
-    JVM would use more processor time than it saves, so it is disabled. Options that the user has set take precedence.
+    Each step has its own JVM, which usually runs for a few seconds and schedules a few dozen tasks. The optimizing
+    compiler of the JVM would use more processor time than it saves, so it is disabled. Options that the user has set
+    take precedence.
     """
     return {JVM_VARIABLE: f"-XX:TieredStopAtLevel=1 {environment.get(JVM_VARIABLE, '')}".strip()}
 
@@ -62,7 +65,7 @@ def to_environment(settings: ConnectionSettings, catalog: CatalogSettings | None
 
 def error_file(task_id: str, token: str) -> str:
     """Return the name of the record of a step's failure. Each try has its own file, because a try that was presumed
-    dead may fail later.
+    dead may still fail later.
 
     :param token: the token of the try; empty if there is none.
     """
@@ -98,7 +101,7 @@ def _from_environment(variable: str, kind: type[Settings], environment: Mapping[
     try:
         return kind(**json.loads(text))
     except (TypeError, ValueError):
-        # Show neither the text nor the parser's message: the text contains the password.
+        # Show neither the text nor the parser's message, because the text contains the password.
         raise ConfigurationError(
             f"the environment variable {variable} does not contain connection settings", hint=hint
         ) from None

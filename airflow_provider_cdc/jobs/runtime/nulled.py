@@ -20,7 +20,7 @@ def add_nulled(counts: Iterable[tuple[str, Mapping[str, int]]]) -> Nulled:
 
 
 def say_nulled(what: str, nulled: Nulled) -> None:
-    """Print ``what`` and the counts, if there are any."""
+    """Print ``what`` and the counts. Without counts, print nothing."""
     for table, columns in nulled.items():
         counts = ", ".join(f"{column} {count:,}" for column, count in columns.items())
         say(f"{what}, because no Arrow type holds these values of {table}: {counts}")

@@ -1,4 +1,4 @@
-"""The output of a running step: plain lines, few enough for a task's log, and a table at the end."""
+"""The output of a running step. It has plain lines, few enough for a task's log, and a table at the end."""
 
 from __future__ import annotations
 
@@ -34,13 +34,14 @@ class Progress:
     """Reports the progress of a step every few seconds: as a line, and as JSON data for `note`.
 
     :param title: the name of the step.
-    :param unit: the unit that is counted, in the singular; its plural ends in s.
+    :param unit: the unit that is counted, in the singular. The plural must end in s.
     :param total: the number of units.
-    :param weight: the total work of all units, in any unit; the percentage and the time left are calculated from it.
+    :param weight: the total work of all units, in any unit. The percentage and the time left are calculated from this
+        total.
     :param at_work: returns the tables that are being processed.
     :param under_way: returns the rows and the weight of the work that was done so far for unfinished units.
-    :param waiting: returns a description of the only work that is left when all counted work seems to be done; empty:
-        there is no such work. The time left is then unknown.
+    :param waiting: returns a description of the remaining work, if all counted work seems to be done; otherwise empty.
+        While there is such a description, the time left is unknown.
     :param then: a description of the work that follows. The time left does not include it.
     :param backlog: returns the number of bytes of log that are still to be read; None: unknown.
     :param note: receives the JSON data of each report: ``step``, ``at`` (ISO 8601), ``percent``, ``done``, ``total``,
@@ -98,7 +99,7 @@ class Progress:
 
     def _note_warm(self, done: float) -> None:
         if self._warm is None and done:
-            # Measure the speed from here: the work before includes starting programs and opening sessions.
+            # Measure the speed from here, because the earlier work includes starting programs and opening sessions.
             self._warm = self._clock(), done
 
     def tick(self) -> None:
@@ -195,7 +196,7 @@ class ProgressFile:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str | int | float]]) -> str:
-    """Format a table as plain text. The first column is aligned left, the others right."""
+    """Format a table as plain text. The first column is aligned left, the other columns right."""
     cells = [list(header), *([_cell(value) for value in row] for row in rows)]
     widths = [max(len(row[at]) for row in cells) for at in range(len(header))]
     lines = [

@@ -1,7 +1,7 @@
 """Retries after transient errors: a server that restarts, a lost worker, a network that is down.
 
-The limit is a time, not a number of tries: a server that is down for seven seconds can reject any number of tries in
-that time.
+The limit is a time and not a number of tries, because a server that is down for seven seconds can reject any number of
+tries in these seconds.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def may_pass(error: BaseException) -> bool:
     """Return whether an error that is not a `CdcError` is an error of storage, network or memory, or was raised while
     such an error was handled.
 
-    For example, if no more files can be opened, a late import raises ImportError, and PySpark UnboundLocalError.
+    For example, if no more files can be opened, a late import raises ImportError, and PySpark raises UnboundLocalError.
     """
     transient = isinstance(error, OSError | MemoryError)
     earlier = error.__cause__ or error.__context__

@@ -14,12 +14,13 @@ from airflow_provider_cdc.jobs.runtime.driver import check_pyspark
 
 ENCRYPTION = "spark.io.encryption.enabled"
 LOCAL_NETWORK = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
-"""Settings for a local Spark, which generates the secret itself. Without them, Spark warns in each step's log that the
-key of `ENCRYPTION` is visible on the network. On a cluster, this warning is true, and the cluster's settings apply."""
+"""Settings for a local Spark session, which generates the encryption secret itself. Without these settings, Spark warns
+in each step's log that the key of `ENCRYPTION` is visible on the network. On a cluster, this warning is true, and the
+settings of the cluster apply."""
 
 
 def open_session(name: str) -> SparkSession:
-    """Open the session that ``spark-submit`` configured; otherwise, a local session on all cores.
+    """Open the session that ``spark-submit`` configured. Without ``spark-submit``, open a local session on all cores.
 
     Tasks contain the source's password. Spark writes tasks to files if they are large or if memory is short. So
     everything that Spark writes is encrypted with a key that exists only in the memory of the driver and the executors.
@@ -27,7 +28,7 @@ def open_session(name: str) -> SparkSession:
     :raises ConfigurationError: PySpark is a mixture of two versions, or an existing session does not encrypt.
     """
     check_pyspark()
-    # Before its JVM is started, PySpark does not know the submitted settings, and would treat a cluster as local.
+    # Start the JVM first. Without it, PySpark does not know the submitted settings, and would treat a cluster as local.
     start_jvm(SparkContext)
     submitted = SparkConf()
     builder = SparkSession.builder.appName(name).config(ENCRYPTION, "true")

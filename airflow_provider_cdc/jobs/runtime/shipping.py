@@ -1,5 +1,5 @@
-"""Packs this package into a zip, for executors without the package (``spark-submit --py-files`` takes .zip, not
-.whl)."""
+"""Packs this package into a zip, for executors without the package, because ``spark-submit --py-files`` accepts .zip
+files, but not .whl files."""
 
 from __future__ import annotations
 

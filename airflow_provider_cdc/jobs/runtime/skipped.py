@@ -19,7 +19,7 @@ def reason(error: ValueNotRepresentable) -> str:
 
 
 def table_of(error: ValueNotRepresentable, names: Iterable[str]) -> str | None:
-    """Return the table that an error names; None: the error may mean several of ``names``, or means none of them."""
+    """Return the table that an error names; None: the error matches none of ``names``, or several of them."""
     fitting = [name for name in names if error.where == name or error.where.startswith(f"{name}.")]
     return fitting[0] if len(fitting) == 1 else None
 

@@ -18,7 +18,8 @@ class Watch:
     """Checks the source periodically in its own thread. So a step that reads for hours stops soon after the log was
     removed or a table was altered, and not only at its end.
 
-    ``backlog``: the bytes of log that were still to be read at the last check; None: unknown, or there was no check.
+    ``backlog`` is the number of bytes of log that were still to be read at the last check; None: unknown, or there was
+    no check.
     """
 
     def __init__(self, step: Step) -> None:
@@ -29,7 +30,7 @@ class Watch:
         self._error: Exception | None = None
 
     def look(self) -> None:
-        """Start a check if one is due, and report the result of the last one. Call this often: it never waits.
+        """Start a check if a check is due, and report the result of the last check. Call this often. It never waits.
 
         :raises ExactnessError: the source no longer has the log or the tables that the run needs.
         """
@@ -43,7 +44,7 @@ class Watch:
             raise error
         if time.monotonic() - self._last >= WATCH_SECONDS:
             self._last = time.monotonic()
-            # A daemon thread: a server may not answer for a while, and the step does not wait for the check at its end.
+            # Use a daemon thread, so that the step can end while a check still waits for the server.
             self._asking = threading.Thread(target=self._ask, name="watch", daemon=True)
             self._asking.start()
 

@@ -1,8 +1,8 @@
 """Code that the three steps of a run share: the manifest, the source, the sink, and the record that a step is done.
 
-Two tries of a step may run at the same time, if the task of one was presumed dead. Such tries share only those records
-that exactly one try can create. All other files have different names in each try. So both tries continue until one has
-recorded its result. The other try then ends with that result.
+Two tries of a step may run at the same time, if the task of one try was presumed dead. Such tries share only those
+records that exactly one try can create. All other files have different names in each try. So both tries continue until
+one try has recorded its result. The other try then ends with this result.
 """
 
 from __future__ import annotations
@@ -112,8 +112,8 @@ class Step:
         way.
 
         :param kind: the type of the orders.
-        :param make: makes the orders, and does its own retries. Do not add retries around `plan`: they would multiply
-            the time until a failure.
+        :param make: makes the orders, and does its own retries. Do not add retries around `plan`, because they would
+            multiply the time until a failure.
         """
         # If the run was started again, tries that were presumed dead may still follow the earlier plan.
         for file_name in (name, f"{name.removesuffix('.json')}-{self.stamp}.json"):
@@ -152,10 +152,11 @@ def run_step(
     settings: ConnectionSettings,
     work: Callable[[Step], Result],
 ) -> Result:
-    """Execute ``work``, record its result, and return it. If the run has a record of the result, return that.
+    """Execute ``work``, record its result, and return it. If the run already has a record of the result, return the
+    recorded result.
 
     :param folder: the folder of the run.
-    :raises SourceReplaced, LogGone, ExactnessError: the source is no longer the one on which the run began.
+    :raises SourceReplaced, LogGone, ExactnessError: the source has been replaced, or no longer has what the run needs.
     """
     started = time.monotonic()
     run = Run.load(folder)

@@ -71,10 +71,11 @@ def run_tasks(
         even at the same time, so its side effects must be harmless. ``work`` may have a method ``session``, which
         returns a context manager. The value of this context is then called, instead of ``work``, for all orders of one
         Spark task. These orders are done only if the context ends without an error.
-    :param done: called in the driver once for each result, as soon as the result arrives. An exception ends the job.
+    :param done: is called in the driver once for each result, as soon as the result arrives. An exception ends the job.
     :param meanwhile: is called from time to time while the job runs. An exception ends the job.
     :param bundle: returns how many neighbouring orders each Spark task handles; None: one.
-    :param brief: stop early, because a failure affects all orders until the caller has resolved its cause.
+    :param brief: stop early. The caller sets this if a failure affects all orders until the caller has resolved the
+        cause.
     :raises TerminalError: a task failed with a TerminalError, or with an unexpected exception.
     :raises TransientError: no order succeeded before `Patience` ended.
     """
@@ -116,8 +117,8 @@ class _JobLost(TransientError):
 
 
 class _Outcomes(AccumulatorParam[list[Any]]):
-    """Collects the outcomes of tasks. An accumulator reaches the driver at the end of a task, a result only at the end
-    of the job."""
+    """Collects the outcomes of tasks. The driver receives an accumulator at the end of each task, but a result only at
+    the end of the job."""
 
     def zero(self, value: list[Any]) -> list[Any]:
         return []
@@ -147,7 +148,7 @@ class _Job:
         self._failure: BaseException | None = None
 
     def outcomes(self, meanwhile: Callable[[], None]) -> Iterator[tuple[int, Any]]:
-        """Yield the index and the outcome of each order once, as they arrive.
+        """Yield the index and the outcome of each order once, as soon as the outcome arrives.
 
         :raises _JobLost: Spark has aborted the job, and a retry may help.
         """
@@ -176,7 +177,7 @@ class _Job:
             return failure
         text = str(failure)
         if _TRACE in text and not any(sign in text for sign in _MACHINE):
-            # An order returns its error as a value, so this error was raised before or after the orders.
+            # An order returns its error as a value, so this error was raised outside of the orders.
             *_, last = re.findall(r"^\w[\w.]*(?:Error|Exception)\b.*", text.partition(_TRACE)[2], re.MULTILINE) or [
                 text
             ]
@@ -214,12 +215,12 @@ class _Job:
 
 
 def _acknowledge() -> None:
-    """Acknowledge at once the data that Spark has sent to this worker so far: the task, but not yet its order.
+    """Acknowledge at once the data that Spark has sent to this worker so far. This is the task, but not yet its order.
 
-    Spark's JVM sends the two as small segments. Nagle's algorithm holds back the second one until the first one is
-    acknowledged, and Linux delays the acknowledgement by 40 ms: two thirds of the time of an empty task. Tasks do not
-    have access to the worker's socket, so the option is set on all sockets of the process. The option does not affect
-    other processes.
+    Spark's JVM sends the task and the order as two small segments. Nagle's algorithm holds back the second segment
+    until the first segment is acknowledged, and Linux delays the acknowledgement by 40 ms. This delay is two thirds of
+    the time of an empty task. Tasks do not have access to the worker's socket, so the option is set on all sockets of
+    the process. The option does not affect other processes.
     """
     if not hasattr(socket, "TCP_QUICKACK"):
         return
@@ -234,8 +235,8 @@ def _spare_modules() -> None:
     """Exclude the worker's modules from the garbage collection that Spark does after each task.
 
     The collection traverses all objects of the process. The libraries of a reader have so many objects that this takes
-    longer than the rest of an empty task. Modules are never garbage, so this runs only once, and again after further
-    imports.
+    longer than the rest of an empty task. Modules are never garbage, so this function does its work only once, and
+    again after further imports.
     """
     global _spared_modules
     if len(sys.modules) != _spared_modules:
@@ -246,7 +247,7 @@ def _spare_modules() -> None:
 
 
 def _reason(failure: BaseException) -> str:
-    # Only the first line of a Java exception is useful, after the names of the classes.
+    # Of a Java exception, only the first line is useful, without the class names at its beginning.
     text = " ".join(str(failure).split("\n\tat ")[0].split())
     return text.rpartition("SparkException: ")[2][:400]
 

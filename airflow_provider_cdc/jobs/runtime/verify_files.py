@@ -18,7 +18,7 @@ from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 
 CHECK_BYTES = 64 * 2**20
-"""Bytes of files per task: with fewer, another task costs more than it saves."""
+"""Bytes of files per task. A smaller task would cost more than it saves."""
 TASKS_PER_SLOT = 4
 
 HINT = "the storage lost or altered the file after it was written: trigger a new run"
@@ -91,8 +91,8 @@ def without_damaged(
     what: str,
     folders: Mapping[int, Storage] = MappingProxyType({}),
 ) -> set[int]:
-    """Check files of earlier tries. Return the numbers of the orders whose files are whole. The other orders must be
-    done again.
+    """Check files of earlier tries. Return the numbers of the orders whose files are undamaged. The other orders must
+    be done again.
 
     :param files: the files by the number of the order.
     :param folders: the folder of the files, by the number of the order; default: the folder of the run.

@@ -1,8 +1,9 @@
-"""Checks, from the rows that were read, that each key is in only one chunk, and in the right one.
+"""Checks that each key in the rows that were read is in only one chunk, and in the right chunk.
 
-Chunks are disjoint because their bounds increase, and the source has checked this. The check in this module is
-independent of the source's check. It compares the least and the greatest key of each chunk, taken from the arrays that
-are written. If a bound has another meaning in a read than in the source's check, neighbouring chunks overlap.
+Chunks are disjoint because their bounds increase, and the source has checked that the bounds increase. The check in
+this module is independent of the source's check. It compares the least and the greatest key of each chunk, taken from
+the arrays that are written. If a bound has another meaning in a read than in the source's check, neighbouring chunks
+overlap.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ to integers or texts that sort in the same order."""
 class KeyExtents:
     """The extents of the chunks that one task reads.
 
-    :param column: the first key column; None: its values have no order that can be compared.
+    :param column: the first key column; None: the values of this column cannot be compared here.
     """
 
     def __init__(self, column: str | None) -> None:
@@ -52,7 +53,7 @@ class KeyExtents:
 def check_key_order(table: Table, extents: Iterable[Extent]) -> None:
     """Check that the keys of each chunk are below the keys of the next chunk.
 
-    If the key has several columns, two chunks may share a value of the first one.
+    If the key has several columns, two chunks may share a value of the first key column.
 
     :param extents: extents of some of the table's chunks, in any order.
     :raises CopyMismatch: two chunks overlap.

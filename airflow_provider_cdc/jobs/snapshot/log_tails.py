@@ -1,7 +1,7 @@
-"""Reads several ranges of the log as if they were one. A run takes the keys of touched rows from these ranges.
+"""Reads several ranges of the log as if they were one range. A run takes the keys of touched rows from these ranges.
 
-For tables that are read, the log is followed from the run's initial position. For tables that are rolled forward, it is
-followed from the position of their copy.
+For tables that are read, the log is followed from the run's initial position. For tables that are rolled forward, the
+log is followed from the position of their copy.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from airflow_provider_cdc.sources.api.window import TrackedTable
 
 @dataclass(frozen=True)
 class Tails:
-    """Combines several `LogTail` objects, each with its own tables, into one with all tables."""
+    """Combines several `LogTail` objects, each with its own tables, into one object with all tables."""
 
     tails: Sequence[LogTail]
 

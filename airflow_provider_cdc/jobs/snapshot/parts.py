@@ -16,18 +16,18 @@ from airflow_provider_cdc.sources.api.source import Source
 
 PARTS_PER_SLOT = 4
 SMALLEST_PART_BYTES = 8 * 2**20
-"""The smallest useful size of a part with its own task. A task for a smaller part would cost more than another core
-saves."""
+"""The smallest useful size of a part with its own task. A task for a smaller part would cost more time than another
+core saves."""
 TABLE_CHUNKS, RUN_CHUNKS = 10_000, 50_000
-"""The largest number of chunks of a table, and of a run. More chunks cost more than they gain, whatever `chunk_rows`
-is."""
+"""The maximum number of chunks of a table, and of a run. More chunks would cost more time than they save, whatever the
+value of `chunk_rows` is."""
 _PLANNERS = 4
 
 
 @dataclass(frozen=True)
 class Part:
     """A sequence of neighbouring chunks of one table. ``table`` is an index into the run's tables. ``weight`` is an
-    estimate of the bytes to read; it only affects scheduling and progress."""
+    estimate of the bytes to read. The estimate only affects scheduling and progress."""
 
     number: int
     table: int
@@ -68,8 +68,8 @@ def _planned(source: Source, entry: RunTable, chunk_rows: int) -> list[Chunk]:
 
 
 def _bounded(entry: RunTable, chunk_rows: int, total: int) -> int:
-    """Return the rows per chunk, so that neither the table nor the run, which has ``total`` rows, has too many
-    chunks."""
+    """Return the number of rows per chunk. With this number, neither the table nor the run (``total`` rows) has too
+    many chunks."""
     rows = max(chunk_rows, -(-entry.table.rows // TABLE_CHUNKS), -(-total // RUN_CHUNKS))
     if rows > chunk_rows and entry.table.rows > chunk_rows:
         say(f"plan: {entry.table.name} is read in chunks of {rows:,} rows: {chunk_rows:,} would give too many chunks")
@@ -77,7 +77,7 @@ def _bounded(entry: RunTable, chunk_rows: int, total: int) -> int:
 
 
 def bundle(parts: Sequence[Part], tables: Sequence[RunTable], slots: int) -> list[int]:
-    """Return the numbers of neighbouring ``parts`` that one Spark task reads. Only small parts are read together.
+    """Return, for each Spark task, how many neighbouring ``parts`` it reads. Only small parts are read together.
 
     A part that may wait for a lock has its own task, so that no other part waits for the lock.
     """
@@ -102,8 +102,8 @@ def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], sl
     """Group each table's chunks into parts. The largest part is first. If a large part began last, the other cores
     would have to wait for it.
 
-    A table that must be read at one exact position (it has no key, or the log lacks changes) is one part, for one
-    session, unless several sessions share one exported snapshot (``exported``).
+    A table that must be read at one exact position (it has no key, or the log lacks changes) is one part, which one
+    session reads, unless several sessions share one exported snapshot (``exported``).
 
     :param chunks: the chunks of each table, in key order.
     :param slots: the number of tasks that run at the same time.
@@ -127,7 +127,7 @@ def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], sl
             together.append(chunk)
             weight += chunk_weight
         groups.append((weight, index, tuple(together)))
-    # Read tables with unlogged cascades first, because a change of their parents before the read stops the run.
+    # Read tables with unlogged cascades first, because the run stops if a parent table changes before the read.
     groups.sort(key=lambda group: (not tables[group[1]].table.cascades_from, -group[0]))
     return [Part(number, index, chunk_weight, weight) for number, (weight, index, chunk_weight) in enumerate(groups)]
 

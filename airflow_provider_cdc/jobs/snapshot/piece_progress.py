@@ -1,8 +1,8 @@
-"""Progress within pieces of work (parts and log segments) that are large or take long.
+"""Reports progress within a piece of work (a part or a log segment), if the piece is large or takes long.
 
-Without these reports, a table that is read in one part, or a log of one segment, would show 0 % until its end. So would
-small parts that one Spark task reads together. Tasks write their progress to files in the run's folder. No result
-depends on these files, so errors of the store are ignored.
+Without these reports, a table that is read in one part, or a log of one segment, would show 0 % until its end. Small
+parts that one Spark task reads together would also show 0 %. Tasks write their progress to files in the run's folder.
+No result depends on these files, so errors of the store are ignored.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ EVERY_SECONDS = 5.0
 PARTS, SEGMENTS = "chunks/under-way", "delta/under-way"
 """The folders of the progress files."""
 _MOST = 0.99
-"""The greatest fraction of its work that a piece can report as done. The size of a piece is an estimate, and only the
-piece's record shows that it is done."""
+"""The maximum fraction of its work that a piece can report as done. The size of a piece is only an estimate, and only
+the record of a piece shows that the piece is done."""
 _LOOKED_AT = 64
 """The maximum number of pieces whose progress files are read at a time."""
 
@@ -48,7 +48,7 @@ class Piece(NamedTuple):
 class Told(NamedTuple):
     """The progress of several pieces. ``rows`` is the number of rows that were read, or that will be published.
     ``weight`` is the weight of the work that is done. ``read_whole`` is the number of pieces that have read as much as
-    expected. Such a piece still writes, or has more to read than expected."""
+    expected. Such a piece is still writing, or has more to read than expected."""
 
     rows: int
     weight: float
@@ -67,7 +67,7 @@ def piece_of_segment(window: str, segment: LogSegment) -> Piece:
 
 
 class UnderWay:
-    """Reports, in a task, the progress of its piece, if the piece is large or takes long."""
+    """Reports the progress of a task's piece, if the piece is large or takes long."""
 
     def __init__(self, folder: Storage, piece: Piece) -> None:
         self._folder = folder
@@ -79,11 +79,11 @@ class UnderWay:
             self._tell()
 
     def add(self, read: int, rows: int) -> None:
-        """Report ``read`` more units read, and ``rows`` more rows to publish."""
+        """Report that ``read`` more units were read, and that ``rows`` more rows will be published."""
         self.reached(self._read + read, self._rows + rows)
 
     def reached(self, read: int, rows: int) -> None:
-        """Report the totals: ``read`` units read, and ``rows`` rows to publish."""
+        """Report that ``read`` units were read in total, and that ``rows`` rows will be published in total."""
         self._read, self._rows = read, rows
         if time.monotonic() - self._told >= EVERY_SECONDS:
             self._tell()

@@ -33,9 +33,9 @@ class PartRecord:
     """The record of a part that was read: its files, its plan, and the incarnation of the server.
 
     ``upper``: the exact position of the read, as text; empty: each chunk was read at its own time. ``odd``: the result
-    of `survivors.noted`. ``extents``: the extents of its chunks (`key_order`). ``refused``: why its table cannot be
-    copied; such a part has no files. ``began`` (Unix seconds) and ``lane``: when and by which worker the part was read,
-    for the run's report.
+    of `survivors.noted`. ``extents``: the extents of its chunks (`key_order`). ``refused``: the reason why the table
+    cannot be copied; such a part has no files. ``began`` and ``lane`` are for the run's report: when the part was read
+    (Unix seconds), and by which worker.
     """
 
     plan: str
@@ -60,7 +60,7 @@ class PartRecord:
 class ReadPart:
     """A task that reads parts. Spark sends this object to executors.
 
-    ``skips``: if a table cannot be copied, record this for the part, and do not stop the step.
+    ``skips`` says whether the step continues if a table cannot be copied. If so, the record of the part has the reason.
     """
 
     staging: Staging
@@ -80,7 +80,7 @@ class ReadPart:
             yield replace(self, staging=replace(self.staging, folder=folder), source=source)
 
     def __call__(self, part: Part) -> PartRecord:
-        """Read one part to files, and write its record."""
+        """Read one part, write its rows to files, and write its record."""
         began, started = time.time(), time.monotonic()
         try:
             record = self._read(part, started)

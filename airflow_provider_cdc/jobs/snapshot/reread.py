@@ -36,7 +36,7 @@ _NO_KEYS = net_change_files.NET_SCHEMA.empty_table()
 @dataclass
 class FoundAgain:
     """The result of one task. ``files`` has the files with the rows, by the table's index. The ``doubtful`` files have
-    the keys (`NET_SCHEMA`) that another pass must read. ``refused``: why tables cannot be copied."""
+    the keys (`NET_SCHEMA`) that another pass must read. ``refused`` says why tables cannot be copied."""
 
     incarnation: str = ""
     files: dict[int, tuple[StagedFile, ...]] = field(default_factory=dict)
@@ -50,9 +50,9 @@ class ReadAgain:
     """A task that reads rows again by their keys. Spark sends this object to executors.
 
     ``keys`` are files of `NET_SCHEMA`. ``view`` is the incarnation of the server whose exported snapshot is used to
-    read the rows. If ``view`` is empty, the current rows are read. Then a key is doubtful if its rows contradict the
-    log, and doubtful keys get the order ``order``. ``skips``: if a table cannot be copied, a read in the exported
-    snapshot reports this in its result, and does not stop the step.
+    read the rows. If ``view`` is empty, the current rows are read. In such a read, a key is doubtful if its rows
+    contradict the log, and doubtful keys get the order ``order``. ``skips`` says whether the step continues if a table
+    cannot be copied. If so, a read in the exported snapshot reports the table in its result.
     """
 
     staging: Staging
@@ -87,8 +87,8 @@ class ReadAgain:
             try:
                 doubtful.append(self._table(index, table_rows, rows_again))
             except ValueNotRepresentable as error:
-                # Only a read in the exported snapshot may skip the table. If an earlier pass did so, the keys would not
-                # be read again.
+                # Only a read in the exported snapshot may skip the table. If an earlier pass skipped the table, the
+                # keys would not be read again.
                 if not (self.skips and self.view):
                     raise
                 rows_again.refused[index] = reason(error)

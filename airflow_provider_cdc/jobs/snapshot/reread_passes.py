@@ -1,14 +1,14 @@
 """Reads touched rows again. This is the last part of the snapshot step for a run that is exact at the end of its reads.
 
 Each chunk was read at its own time. The log has the keys that were touched since the run began. The rows of these keys
-are read again, at the end in one exported snapshot at an exactly known position. So every row is exact at that
-position: untouched rows never changed, touched rows are read in the snapshot, and a touched row that the snapshot does
-not have was deleted. The position of the snapshot becomes the position of the run.
+are read again. At the end, they are read in one exported snapshot, at an exactly known position. So every row is exact
+at that position: untouched rows never changed, touched rows are read in the snapshot, and a touched row that the
+snapshot does not have was deleted. The position of the snapshot becomes the position of the run.
 
 To keep the exported snapshot short, however long the run took, *passes* precede it. Each pass reads the log up to its
-current end, waits until all of these commits are visible, and reads the touched rows as they are then. Rows that are
-touched later are read again by the next pass or in the snapshot. A pass resolves no doubt: if the rows that it finds
-for a key contradict the log, it leaves the key to the next pass. In the snapshot, such a key proves an error (for
+current end, waits until all of these commits are visible, and reads the current versions of the touched rows. Rows that
+are touched later are read again by the next pass or in the snapshot. A pass does not resolve doubts: if the rows of a
+key contradict the log, the pass leaves the key to the next pass. In the snapshot, such a key proves an error (for
 example, an index that does not find its rows), and stops the run.
 
 Two rules are essential. Once the position of the exported snapshot is fixed, only reads in this snapshot may still
@@ -60,9 +60,9 @@ SORT_BYTES = 64 * 2**20
 
 @dataclass(frozen=True)
 class Layer:
-    """Rows that one pass read again, as files by the table's name. The rows of a layer take precedence over the chunks
-    and the earlier layers. ``since``: keys whose last change has a greater order were touched after this pass, and are
-    not taken from this layer."""
+    """The files with the rows that one pass read again, by the table's name. The rows of a layer take precedence over
+    the chunks and the earlier layers. A key whose last change has an order greater than ``since`` was touched after
+    this pass, so its rows are not taken from this layer."""
 
     since: int
     files: dict[str, tuple[StagedFile, ...]]
@@ -93,8 +93,8 @@ class Seen:
 
 @dataclass
 class _Keys:
-    """The files with the touched keys that were found so far. ``waiting`` has those files whose keys no pass has looked
-    up yet."""
+    """The files with the touched keys that were found so far. ``waiting`` has the files with keys that no pass has
+    looked up yet."""
 
     files: list[StagedFile] = field(default_factory=list)
     waiting: list[StagedFile] = field(default_factory=list)
@@ -115,10 +115,12 @@ class _Keys:
 def read_again(
     step: Step, incarnations: Callable[[], set[str]], in_view: Callable[[Source], None], meanwhile: Callable[[], None]
 ) -> Seen | None:
-    """Read touched rows again. Return None if the server was restarted meanwhile, because then no read counts.
+    """Read touched rows again. Return None if the server was restarted meanwhile, because no read counts after a
+    restart.
 
     :param incarnations: returns the incarnations of the server for all parts that were read.
-    :param in_view: reads, in the exported snapshot, all tables that must be read in full there.
+    :param in_view: a function that reads, in the exported snapshot, all tables that must be read in full in this
+        snapshot.
     :param meanwhile: is called from time to time.
     """
     patience = Patience("snapshot: read touched rows again")
@@ -129,7 +131,7 @@ def read_again(
         except TransientError as error:
             patience.wait(error)
         except ValueNotRepresentable as error:
-            # An odd value was in a key for some time. Keys identify rows, so the table cannot be copied.
+            # A key had an odd value for some time. Keys identify rows, so the table cannot be copied.
             failed_table = (
                 table_of(error, (str(tracked_table.table.name) for tracked_table in tracked))
                 if step.manifest.options.skips
@@ -211,7 +213,7 @@ def followed(step: Step) -> list[TrackedTable]:
 
 
 def _touched(step: Step, tail: Tails, log_end: LogEnd | None = None) -> list[StagedFile]:
-    """Write the keys that were touched since the last call to files, and return these files."""
+    """Write files with the keys that were touched since the last call, and return these files."""
     with step.staging.writer("delta/touched", net_change_files.NET_SCHEMA, QUICKEST) as writer:
         for rows in net_change_files.gathered(tail.read(log_end), SORT_BYTES):
             writer.write(net_change_files.in_buckets(net_change_files.last(rows)))
@@ -239,7 +241,7 @@ def _look_up(
     if not waiting:
         return []
     count = sum(file.rows for file in waiting)
-    # The changes since the last copy may be more than a few tasks can hold in memory.
+    # A few tasks may not have enough memory for all changes since the last copy.
     tasks = max(1, min(BUCKETS, max(min(step.slots * 4, count // KEYS_PER_TASK), count // MOST_KEYS)))
     work = ReadAgain(
         step.staging,

@@ -1,8 +1,8 @@
-"""The snapshot step: reads every chunk of every table, each at its own time, and then bounds the reads.
+"""The snapshot step: reads every chunk of every table, and then bounds the reads. Each chunk is read at its own time.
 
-Exactness depends on two rules. The bound is taken after the end of the last read that counts. At that moment, the files
-that count are fixed in a record of this try. A task that Spark started twice, or another try of this step that was
-presumed dead, may end later, but its files are not in the record.
+Exactness depends on two rules. The bound is taken after the end of the last read that counts. When the bound is taken,
+the files that count are fixed in a record of this try. A task that Spark started twice, or another try of this step
+that was presumed dead, may end later. But the record does not contain the files of such a task or try.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def _snapshot(step: Step) -> SnapshotResult:
         check_still(step.source, entry.table)
     if rolled := sum(bool(entry.base) for entry in step.tables):
         say(f"snapshot: {counted(rolled, 'table')} rolled forward from the last copies instead of read")
-    # A run that reads touched rows again does so for all of its tables, also for those that are rolled forward.
+    # A run that reads touched rows again does this for all of its tables, including the tables that are rolled forward.
     tables = [entry.table for entry in step.tables if not entry.base or entry.at_upper]
     if not tables:
         return _nothing_read(step)
@@ -103,7 +103,8 @@ def _snapshot(step: Step) -> SnapshotResult:
         if step.manifest.at_upper and not _stale(done, bound):
             seen = _read_again(step, plan, done)
             bound = seen.bound if seen else step.source.bound_reads()
-        # A crash can undo changes that were read. The log does not have them, so these parts cannot be rewound.
+        # A crash can undo changes that were read. The log does not have these changes, so parts that were read before
+        # the crash cannot be rewound.
         stale = _stale(done, bound)
         if not stale and (seen or not step.manifest.at_upper):
             break
@@ -201,7 +202,7 @@ def _read_again(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> Se
 
 
 def _drop_read_in_view(step: Step, parts: Sequence[Part], done: dict[int, PartRecord]) -> None:
-    """Drop the records of the parts that are read at the run's position: each try has another position."""
+    """Drop the records of the parts that are read at the run's position, because each try has another position."""
     for part in parts:
         if _waits_for_view(step, part):
             done.pop(part.number, None)
@@ -239,7 +240,8 @@ def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
                 brief = "exported" in shared
                 return _read_missing(step, plan.id, missing, source, done, watch, patience, brief=brief)
         except TransientError as error:
-            # Separate reads were already retried one by one. A lost snapshot must be exported again.
+            # Each separate read has already been retried. But if the exported snapshot is lost, another snapshot must
+            # be exported.
             if "exported" not in shared:
                 raise
             patience.wait(error)
@@ -264,7 +266,7 @@ def _read_missing(
     weights = {part.number: part.weight for part in missing}
 
     def at_work() -> list[Part]:
-        # Spark starts the parts in their order.
+        # Spark starts the parts in the order of this list.
         return list(islice((part for part in missing if part.number not in done), step.slots))
 
     def left() -> list[Piece]:
@@ -310,8 +312,8 @@ def _read_missing(
 
 
 def _drop_half_read(step: Step, parts: Sequence[Part], done: dict[int, PartRecord]) -> None:
-    """Drop the records of tables that need one exact position and were not read in full: the next try has another
-    position."""
+    """Drop the records of tables that need one exact position and were not read in full, because the next try has
+    another position."""
     uppers: dict[int, set[str | None]] = defaultdict(set)
     for part in parts:
         uppers[part.table].add(done[part.number].upper if part.number in done else None)

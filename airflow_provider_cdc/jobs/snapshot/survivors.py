@@ -1,8 +1,8 @@
 """Values that no Arrow type holds (odd values), in rows that the rewind may remove.
 
-The tasks that read write a placeholder for each odd value, and record the key of its row. If the window touches the
-row, the rewind removes the row, and decodes its *before* by its own rules (`rewind`). The other rows survive, and would
-be published with the placeholder. The surviving rows stop the run, with one error for all of them.
+The reading tasks write a placeholder for each odd value, and record the key of its row. If the window touches the row,
+the rewind removes the row, and decodes the row's *before* by the rules in `rewind`. The other rows survive, and would
+be published with the placeholder. So the surviving rows stop the run, with one error for all of these rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class OddRow:
 
 def noted(table: Table, batch: pa.RecordBatch, odd: Sequence[OddValue]) -> list[OddRow]:
     """Return the entries of a part's record for the odd values of one batch."""
-    # More than `MOST` odd values stop the part, so further ones need no entry. Keys have no odd values.
+    # More than `MOST` odd values stop the part, so further odd values need no entry. Keys have no odd values.
     odd = odd[: MOST + 1]
     keys = row_bytes.encode(batch.take(pa.array([value.row for value in odd], pa.int64())), list(table.key))
     return [
