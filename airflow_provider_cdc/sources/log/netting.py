@@ -2,8 +2,8 @@
 
 A *group* is a number: ``t`` (less than ``tables``) is table ``t`` itself, and ``tables * (x + 1) + t`` stands for the
 changes of the ``x``-th prepared transaction of the segment to table ``t``. A *record* describes one key of one group.
-For a keyed table, it has the row before the key's first change (``core.tables.net_change``: to rewind, later changes do not
-matter). For a keyless table, it has the row itself, and how often the row was added and removed.
+For a keyed table, it has the row before the key's first change. (Later changes do not matter for a rewind; see
+``core.tables.net_change``.) For a keyless table, it has the row itself, and how often the row was added and removed.
 
 A key of a table that is rolled forward has a second record, in the group ``after_group``: the row after its last
 change.

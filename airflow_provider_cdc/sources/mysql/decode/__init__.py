@@ -1,1 +1,2 @@
-"""Decodes values from the bytes of result rows and of log images to Arrow arrays; both give the same arrays."""
+"""Decodes values from the bytes of result rows and of log images to Arrow arrays. For the same rows, both sources give
+the same arrays."""

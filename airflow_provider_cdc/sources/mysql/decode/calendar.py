@@ -20,8 +20,8 @@ DAY_MICROS = 86_400_000_000
 
 @inner
 def pack_datetime(year: int, month: int, day: int, hour: int, minute: int, second: int, micro: int) -> int:
-    """Pack a DATETIME as the server does, with the largest unit in the highest bits, so that values sort. Fields may be
-    zero."""
+    """Pack a DATETIME as the server does, with the largest unit in the highest bits, so that packed values sort in
+    order of time. Any field may be zero."""
     date = ((year * 13 + month) << 5) | day
     time = (hour << 12) | (minute << 6) | second
     return (((date << 17) | time) << 24) | micro

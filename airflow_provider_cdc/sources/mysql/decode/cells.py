@@ -55,7 +55,7 @@ from airflow_provider_cdc.sources.mysql.tables.types import ColumnType
 @dataclass(frozen=True)
 class Cells:
     """The values of one column in their intermediate form, as Arrow buffers. ``validity`` is None if the column has no
-    NULLs, and ``offsets`` is None for values of fixed width."""
+    NULLs. ``offsets`` is None for values of fixed width."""
 
     rows: int
     nulls: int
@@ -105,7 +105,7 @@ def integer_cells(located: Located, index: int, width: int) -> Cells:
 def bit_cells(located: Located, index: int, column: ColumnType, lengths: Int32s) -> Cells:
     """Return the cells of a bit(n) column. In both formats, values are big-endian, in the smallest number of bytes.
 
-    :raises DecodeError: a value has another length, or more bits.
+    :raises DecodeError: a value has a wrong length, or more bits than the column.
     """
     values = pa.allocate_buffer(located.rows * 8)
     bad = _load_bits(

@@ -33,11 +33,13 @@ def finish(
     """Return the Arrow array of type ``column.arrow`` for ``cells``.
 
     :param table: the table's name, for messages.
-    :param nulled: by column name, the number of values that the policy made null; this call adds to it.
-    :param odd: receives the values that the Arrow type cannot hold if the policy is ``error``. The array has 1970-01-01
-        or the empty text instead. Text that cannot be decoded is also recorded with the policy ``string``.
-    :raises ValueNotRepresentable: the Arrow type cannot hold a value, such as a zero date; only with the policy
-        ``error``, and if ``odd`` is None.
+    :param nulled: for each column name, the number of values that the policy made null. This call adds to these
+        numbers.
+    :param odd: with the policy ``error``, receives the values that the Arrow type cannot hold. In the array, 1970-01-01
+        or the empty text replaces such a value. Text that cannot be decoded is also added to ``odd`` with the policy
+        ``string``.
+    :raises ValueNotRepresentable: the policy is ``error``, ``odd`` is None, and the Arrow type cannot hold a value,
+        such as a zero date.
     :raises DecodeError: a NULL in a NOT NULL column, an enum or set value that is not a member, or a vector whose size
         is not a whole number of floats.
     """
@@ -131,7 +133,7 @@ def _moments(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] |
 
 
 def _bits_of(cells: Cells) -> Bytes:
-    """Return one byte per row: 1 if the row has a value, 0 if it is NULL."""
+    """Return one byte per row: 1 if the row has a value, 0 if the value is NULL."""
     return np.unpackbits(cells.own_validity(), count=cells.rows, bitorder="little")
 
 
@@ -167,7 +169,8 @@ def _enum(where: str, column: ColumnType, cells: Cells) -> pa.Array:
             f"the value is member {int(indices.max())} of an enum with {len(column.labels)} members", where=where
         )
     narrow = indices.astype(np.int16 if column.arrow.index_type == pa.int16() else np.int32)
-    # The server numbers the members from 1. 0 is the empty text, which is stored instead of an invalid value.
+    # The server numbers the members from 1. The number 0 is the empty text, which the server stores instead of an
+    # invalid value.
     labels = text_array(["", *column.labels])
     return pa.DictionaryArray.from_arrays(_fixed(column.arrow.index_type, cells, pa.py_buffer(narrow)), labels)
 
@@ -209,7 +212,8 @@ def _to_days(packed: Int64s, valid: Bytes, out: Int32s) -> int:
 
 @kernel
 def _to_micros(packed: Int64s, valid: Bytes, out: Int64s) -> int:
-    # Neighbouring rows often have the same date, and the conversion of the date takes most of the time.
+    # Keep the last converted date: neighbouring rows often have the same date, and converting the date takes most of
+    # the time.
     date, days = -1, NO_DATE
     for row in range(len(packed)):
         value = packed[row]

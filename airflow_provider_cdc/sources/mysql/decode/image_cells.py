@@ -161,7 +161,8 @@ def _unpack_dates(data: Bytes, starts: Int32s, rows: int, out: Int64s) -> int:
 
 @inner
 def _micros(data: Bytes, position: int, width: int) -> int:
-    """Return the microseconds of a fraction of a second stored in ``width`` bytes, of two decimal digits each."""
+    """Read the fraction of a second that is stored in ``width`` bytes, with two decimal digits per byte. Return it in
+    microseconds."""
     value = load_be(data, position, width)
     for _ in range(3 - width):
         value *= 100
@@ -206,7 +207,7 @@ def _unpack_times(data: Bytes, starts: Int32s, rows: int, fraction: int, out: In
         start = int(starts[row])
         value = 0
         if start >= 0:
-            # The value is one signed number with the fraction in its low bits, so parse it as a whole: in a negative
+            # The value is one signed number with the fraction in its low bits, so parse it as a whole. In a negative
             # time, the fields borrow from each other.
             whole = load_be(data, start, 3 + fraction) - (0x80_0000 << (8 * fraction))
             size = -whole if whole < 0 else whole

@@ -1,10 +1,10 @@
 """Finds the end of row images of the binary log, and decodes the images.
 
 An image begins with a bitmap of ``(columns + 7) // 8`` bytes. Bit ``c % 8`` of byte ``c // 8`` is set if column ``c``
-is NULL. The fields of the columns that are not NULL follow, each either of fixed width or after a length prefix, as
-``ColumnType`` states. This is the format of WRITE_ROWS, UPDATE_ROWS and DELETE_ROWS events in which all columns are
-present. Images contain exactly the columns that information_schema shows, including virtual and invisible columns, but
-no others (such as the hidden columns of functional indexes).
+is NULL. After the bitmap, there is a field for each column that is not NULL. A field has a fixed width or a length
+prefix, as described in ``ColumnType``. This is the format of WRITE_ROWS, UPDATE_ROWS and DELETE_ROWS events in which
+all columns are present. Images contain exactly the columns that information_schema shows, including virtual and
+invisible columns. They contain no other columns, such as the hidden columns of functional indexes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from airflow_provider_cdc.sources.mysql.decode.image_cells import image_cells
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, arrow_schema, column_types
 
 TRUNCATED = -1
-"""Result of ``skip_image`` if the bytes end before the image does."""
+"""Result of ``skip_image`` if the bytes end before the end of the image."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ def image_layout(table: Table) -> ImageLayout:
 def expected_table_map(table: Table) -> tuple[bytes, bytes]:
     """Return the column types and the metadata block that the server writes in a TABLE_MAP event of ``table``.
 
-    An event with other values does not describe the table whose schema was read, so its images must not be decoded.
+    If an event has other values, it does not describe the table whose schema was read. The images that belong to such
+    an event must not be decoded.
 
     :raises ConfigurationError: a column's type is not in the table of types.
     """
@@ -83,14 +84,15 @@ def decode_images(
     names: Collection[str] | None = None,
     odd: list[OddValue] | None = None,
 ) -> pa.RecordBatch:
-    """Decode rows from their images. The result is exactly the same as that of ``rows.StatementReader`` for these rows.
+    """Decode rows from their images. For these rows, ``rows.StatementReader`` would return exactly the same values.
 
-    :param images: one image per row, no nulls.
-    :param nulled: by column, the number of values that the policy ``null`` made null; this call adds to it.
+    :param images: one image per row, without nulls.
+    :param nulled: for each column, the number of values that the policy ``null`` made null. This call adds to these
+        numbers.
     :param names: the columns to decode; None: all. Values of other columns never stop the run.
-    :param odd: receives the values that fit no Arrow type; the batch has a placeholder for each.
+    :param odd: receives the values that no Arrow type can hold. The batch has a placeholder for each of these values.
     :raises DecodeError: the bytes are not an image of ``table``.
-    :raises ValueNotRepresentable: a value fits no Arrow type, and ``odd`` is None.
+    :raises ValueNotRepresentable: no Arrow type can hold a value, and ``odd`` is None.
     """
     name, columns, layout = str(table.name), column_types(table), image_layout(table)
     rows = len(images)
@@ -108,7 +110,7 @@ def decode_images(
     noted: list[OddValue] = []
 
     def place_for(column: ColumnType) -> list[OddValue] | None:
-        # A value that is published as text does not stop the run. Only the table's conditions treat such a value as
+        # A value that is published as text does not stop the run. But the conditions on the table treat such a value as
         # null.
         return noted if column.policy == "error" or odd is not None else None
 
@@ -131,7 +133,7 @@ def decode_images(
 def _key_beside(
     table: Table, images: pa.BinaryArray, batch: pa.RecordBatch, odd: list[OddValue]
 ) -> tuple[pa.RecordBatch, list[OddValue]]:
-    """Return a batch that contains the key columns, and the odd values of the batch."""
+    """Return a batch that contains the key columns, and the odd values of this batch."""
     if set(table.key) <= set(batch.schema.names):
         return batch, odd
     odd_in_key: list[OddValue] = []
@@ -142,14 +144,14 @@ def _key_beside(
 def skip_image(
     data: Bytes, position: int, end: int, prefixes: Int32s, widths: Int32s, slots: Int32s, ranges: Int64s
 ) -> int:
-    """Find the end of one image. Other kernels can call this function.
+    """Find the end of one row image. Other kernels can call this function.
 
     :param data: ``uint8[::1]``. Nothing outside ``data[position:end]`` is read. The caller guarantees
         ``0 <= position`` and ``end <= len(data)``.
-    :param prefixes: with ``widths`` and ``slots``, ``int32[columns]``, from ``ImageLayout``.
-    :param ranges: ``int64[2 * keys]``, receives the start and end in ``data`` of the key columns' values (without
-        length prefix) in key order: ``ranges[2 * slot]``, ``ranges[2 * slot + 1]``; both are -1 for NULL. Undefined
-        after an error.
+    :param prefixes: ``int32[columns]`` from ``ImageLayout``, like ``widths`` and ``slots``.
+    :param ranges: ``int64[2 * keys]``, in key order. ``ranges[2 * slot]`` and ``ranges[2 * slot + 1]`` receive the
+        start and the end in ``data`` of a key column's value, without the length prefix. Both are -1 for NULL. After an
+        error, the contents are undefined.
     :returns: the position after the image, or ``TRUNCATED`` (negative).
     """
     columns = len(widths)

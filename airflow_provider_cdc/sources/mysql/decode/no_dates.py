@@ -14,7 +14,7 @@ _MINUS, _POINT, _ZERO, _COLON, _SPACE = 45, 46, 48, 58, 32
 
 
 def printed(column: ColumnType, cells: Cells) -> Cells:
-    """Return packed dates as the text that SELECT prints, in Arrow offsets and bytes.
+    """Return packed dates as the texts that SELECT prints, in the form of Arrow offsets and bytes.
 
     For example ``2024-02-31``, or ``2024-00-15 12:00:00.50`` with as many fractional digits as the column has.
     """
@@ -42,7 +42,8 @@ def without_no_dates(cells: Cells) -> Cells:
 
 @inner
 def _put(out: Bytes, at: int, value: int, digits: int, before: int) -> int:
-    """Write the character ``before`` (unless it is 0) and ``digits`` decimal digits. Return the offset after them."""
+    """Write the character ``before`` (unless it is 0) and ``value`` in ``digits`` decimal digits. Return the offset
+    after the digits."""
     if before:
         store8(out, at, before)
         at += 1

@@ -1,4 +1,4 @@
-"""Packets of a statement's result, parsed in the buffer into which the socket was read.
+"""Parses the packets of a statement's result in the buffer that receives the bytes from the socket.
 
 A packet is a header of four bytes (three for the length, one for the sequence number) and a payload. A payload of
 2^24 - 1 bytes or more continues in the next packets. The payload of a row is a zero byte, a bitmap of NULLs in which
@@ -26,7 +26,7 @@ FOUND = 0
 NEEDS_BYTES = 1
 """All complete packets are processed."""
 NEEDS_ROOM = 2
-"""There is no room to locate more rows."""
+"""The arrays have no room to locate more rows."""
 AT_LAST = 3
 """The next packet is not a row: it is the last packet of the result."""
 BAD_SEQUENCE = -1
@@ -43,7 +43,7 @@ STATE_ROWS = 3
 STATE_SIZE = 4
 
 _MOST = 0xFF_FFFF
-"""Length in the header of a packet whose payload continues in the next packet."""
+"""The length in a packet's header if the payload continues in the next packet."""
 
 
 @kernel
@@ -95,15 +95,15 @@ def locate_rows(
 ) -> int:
     """Locate the values of all complete rows between ``STATE_POSITION`` and ``STATE_FILLED``.
 
-    Nothing outside this range is read. Call this function again after receiving more bytes. ``cells.Located`` describes
-    the arrays that are filled.
+    Nothing outside this range is read. Call this function again after receiving more bytes. For the arrays that this
+    function fills, see ``cells.Located``.
 
     :param widths: ``ColumnType.row_width`` of each column.
-    :returns: one of the codes above. The state is then at the packet that was not used or is malformed.
+    :returns: one of the codes above. After the call, the state points to the packet that was not used or is malformed.
     """
     columns, capacity = len(widths), starts.shape[1]
     bitmap = (columns + 9) >> 3
-    # Use one dimension instead of two, because this loop is most of the cost of a row.
+    # Use one dimension instead of two, because this loop takes most of the time of a row.
     flat_starts, flat_lengths = starts.reshape(-1), lengths.reshape(-1)
     packet, filled, sequence = state[STATE_POSITION], state[STATE_FILLED], state[STATE_SEQUENCE]
     row = state[STATE_ROWS]
@@ -152,7 +152,7 @@ def locate_rows(
                 length = load8(buffer, position)
                 position += 1
                 if length > 250 and not temporal:
-                    # A length-encoded integer: 252, 253 and 254 are followed by an integer of 2, 3 and 8 bytes.
+                    # In a length-encoded integer, an integer of 2, 3 or 8 bytes follows the byte 252, 253 or 254.
                     size = 2 if length == 252 else 3 if length == 253 else 8 if length == 254 else 0
                     if size == 0 or size > end - position:
                         position = -1

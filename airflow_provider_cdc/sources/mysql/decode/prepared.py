@@ -57,13 +57,13 @@ class PreparedStatement:
         self._connection.send(_EXECUTE, message)
 
     def value(self, params: Sequence[KeyValue]) -> bytes:
-        """Execute a statement that returns one string, text or binary and not NULL, and return this string."""
+        """Execute a statement whose result is a single string (text or binary, not NULL). Return this string."""
         self.execute(params)
         (columns,) = self._connection.packet().get_all_data()
         for _ in range(columns + 1):  # and the EOF packet after them
             self._connection.packet()
         row = self._connection.packet()
-        row.advance(2)  # the packet's header and the bits of one NULL
+        row.advance(2)  # the first byte, which is 0, and the bitmap of NULLs
         data = row.read_length_coded_string()
         self._connection.packet()
         if data is None:

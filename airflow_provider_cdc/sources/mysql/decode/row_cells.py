@@ -1,7 +1,7 @@
 """Converts values in the rows of a prepared statement's result to cells.
 
 The format is described in MySQL's documentation of "Binary Protocol Value". Decimals are sent as text. Dates and times
-are sent as structs of 0 to 12 bytes that omit trailing parts that are zero.
+are sent as structs of 0 to 12 bytes. Trailing parts that are zero are omitted.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _parse_decimals(
         low = high = 0
         if start >= 0:
             length = int(lengths[row])
-            # The text may have three characters that the precision does not count: a sign, a point, and a zero before
+            # The precision does not count three characters that the text may have: a sign, a point, and a zero before
             # the point.
             if length == 0 or length > precision + 3:
                 return row

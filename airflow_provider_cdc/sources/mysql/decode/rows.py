@@ -1,7 +1,7 @@
 """Reads rows of a table with prepared statements, from the socket into Arrow buffers.
 
-PyMySQL opens the session and handles the protocol until the rows arrive. From then on, bytes are received into one
-buffer. Kernels locate the values in it and decode them, column by column. No value becomes a Python object.
+PyMySQL opens the session and handles the protocol until the rows arrive. After that, this module receives the bytes
+into one buffer. Kernels locate the values in it and decode them, column by column. No value becomes a Python object.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
 from airflow_provider_cdc.sources.mysql.tables.types import arrow_schema, column_types
 
 _BATCH_ROWS = 65_560
-"""The maximum number of rows per batch. It is not a large power of two: otherwise, all locations of a row would compete
-for the same set of the CPU cache."""
+"""The maximum number of rows per batch. This number is not a large power of two, because then all locations of a row
+would compete for the same set of the CPU cache."""
 _BATCH_CELLS = 1_000_000
 """Limits the memory for the locations of values in rows of a wide table, at 8 bytes per value."""
 
@@ -42,11 +42,12 @@ class StatementReader:
     The session must be from ``session.connect(reading=True)``. Statements stay prepared for the next ``read`` with the
     same condition, until ``close`` or the end of the session.
 
-    ``nulled``: by column, the number of values that the policy ``null`` has made null so far. ``odd``: the values of
-    the last batch that were replaced with a placeholder under the policy ``error``, and other values that the table's
+    ``nulled``: for each column, the number of values that the policy ``null`` has made null so far. ``odd``: the values
+    of the last batch that a placeholder replaces because of the policy ``error``, and other values that the table's
     condition treats as null.
 
-    :raises ConfigurationError: the session would convert text or shift times; or a type is not in the table of types.
+    :raises ConfigurationError: the session would convert text or shift times, or a column's type is not in the table of
+        types.
     """
 
     def __init__(self, connection: Connection, table: Table) -> None:
@@ -58,7 +59,7 @@ class StatementReader:
         self._name = str(table.name)
         self._types = column_types(table)
         looked_at = table.selection.where.columns if table.selection.where is not None else ()
-        # A value that is published as text does not stop the run. Only the table's condition treats such a value as
+        # A value that is published as text does not stop the run. But the condition on the table treats such a value as
         # null.
         self._noted = [column.policy == "error" or column.name in looked_at for column in self._types]
         self._widths = np.array([column.row_width for column in self._types], np.int32)
@@ -85,7 +86,7 @@ class StatementReader:
         :param where: an SQL condition with a ``?`` for each of ``params``; empty: all rows.
         :raises SourceUnavailable: the session broke.
         :raises SchemaChanged: the table no longer has these columns.
-        :raises ValueNotRepresentable: a value fits no Arrow type.
+        :raises ValueNotRepresentable: no Arrow type can hold a value.
         :raises ConfigurationError: the server left out a value that is longer than its ``max_allowed_packet``.
         :raises DecodeError: the server sent something that is not a row of the table.
         """
@@ -129,8 +130,8 @@ class StatementReader:
         return f"SELECT {columns} FROM {_rows_of(self._table)}{condition}"
 
     def _locate(self) -> tuple[Located, bool]:
-        """Receive and locate rows until the buffer is full or a batch is complete. Also return whether more rows will
-        come."""
+        """Receive and locate rows until the buffer is full or a batch is complete. Return the located rows, and whether
+        more rows will come."""
         stream, count = self._stream, len(self._types)
         stream.make_room()
         stream.state[packets.STATE_ROWS] = 0
@@ -170,5 +171,6 @@ def _rows_of(table: Table) -> str:
     name = table_sql(table.name)
     if not table.selection.columns:
         return name
-    # A secondary index may cover the selected columns. The server would then read that index, in its order.
+    # If a secondary index covers the selected columns, the server would otherwise read the rows in the order of that
+    # index.
     return f"{name} FORCE INDEX ({quote(table.key_index)})" if table.key_index else f"{name} USE INDEX ()"

@@ -33,7 +33,7 @@ class ResultStream:
     """Receives the packets of a session's results from the socket, one result after another.
 
     The kernels of ``packets`` use ``buffer`` and ``state``. ``ended``: the server will send nothing more. ``warnings``:
-    the number of warnings of the last complete result; the server counts at most `MOST_WARNINGS`.
+    the number of warnings of the last complete result. The server counts at most `MOST_WARNINGS` warnings.
     """
 
     def __init__(self, connection: Connection, where: str) -> None:
@@ -72,7 +72,7 @@ class ResultStream:
                 where=self._where,
                 hint="check for a proxy between this machine and the server",
             ) from error
-        self._payload(_SMALL)  # EOF, which the driver did not ask the server to omit
+        self._payload(_SMALL)  # the EOF packet, which the driver did not ask the server to omit
         if definitions != [_expected(column) for column in columns]:
             raise SchemaChanged(
                 "the columns of the statement's result differ from the recorded columns of the table",
@@ -81,7 +81,7 @@ class ResultStream:
             )
 
     def make_room(self) -> None:
-        """Move the unused bytes to the front. Earlier locations become invalid."""
+        """Move the unused bytes to the front of the buffer. This makes the locations of earlier rows invalid."""
         position, filled = self.state[packets.STATE_POSITION], self.state[packets.STATE_FILLED]
         if position:
             self.buffer[: filled - position] = self.buffer[position:filled]
@@ -124,7 +124,7 @@ class ResultStream:
         last = self._payload(_SMALL)
         if last[:1] == b"\xff":
             self._raise_error(last)
-        # A SELECT of a table has only one result, so no EOF packet may announce another.
+        # A SELECT of a table has only one result, so no EOF packet may announce another result.
         is_end = last[:1] == b"\xfe" and len(last) == 5
         if not is_end or int.from_bytes(last[3:5], "little") & SERVER_STATUS.SERVER_MORE_RESULTS_EXISTS:
             raise DecodeError(
@@ -180,7 +180,7 @@ def _definition(payload: bytes) -> tuple[int, bool]:
     Source: MySQL's "Client/Server Protocol", page "Column Definition Packet".
     """
     position = 0
-    for _ in range(6):  # names, of which none is longer than 250 bytes
+    for _ in range(6):  # six names, each of at most 250 bytes
         position += 1 + payload[position]
     code, flags = struct.unpack_from("<BH", payload, position + 7)
     return code, bool(flags & _UNSIGNED_FLAG)

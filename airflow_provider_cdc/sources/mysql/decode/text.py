@@ -32,10 +32,10 @@ _UNDEFINED = -1
 _LEAD = -2
 _LEAD_OF_TWO = -3
 _SINGLE_SHIFT_3 = 0x8F
-"""In EUC, the first byte of a character of three bytes."""
+"""In EUC, a character of three bytes begins with this byte."""
 _BEYOND_UTF8 = {1: 0x80, 3: 0xF0, 4: 0x100}
-"""For a maximum character size in bytes: bytes from this value on do not occur in characters of this size or
-smaller."""
+"""Maps the maximum size of a character, in bytes, to a byte value. This value and greater values do not occur in
+characters of at most this size."""
 
 
 def to_utf8(
@@ -51,10 +51,10 @@ def to_utf8(
     """Convert ``rows`` values of a column in ``charset``, given as Arrow offsets (int32) and bytes, to UTF-8.
 
     :param where: table and column, for messages.
-    :param undecodable: one byte per row, all 0. Set to 1 for a value with a code that is not assigned to a character;
-        the result has the empty text there. None: such a value is an error.
+    :param undecodable: one byte per row, initially 0. The byte is set to 1 if the value has a code that is not assigned
+        to a character; the result then has the empty text for this row. None: such a value is an error.
     :param apart: if several codes are assigned to one character, accept only one of them, so that no two values become
-        the same text. The other codes count as unassigned.
+        the same text. The other codes are treated as unassigned.
     :raises ValueNotRepresentable: a value has a code that is not assigned to a character.
     """
     marks: Bytes = np.zeros(rows, np.uint8) if undecodable is None else undecodable
@@ -119,7 +119,8 @@ def _decoded(
         return _by_codec(ends, data, marks)
     out_offsets = pa.allocate_buffer((rows + 1) * 4)
     out_ends = np.frombuffer(out_offsets, np.int32)
-    # In UTF-8, a character of one to three bytes takes at most three bytes, and a character of four bytes at most four.
+    # A character that is stored in one to three bytes takes at most three bytes in UTF-8. A character that is stored in
+    # four bytes takes at most four.
     size = len(data) * (3 if known.unit == 1 else 2 if known.unit == 2 else 1)
     _check_size(where, size)
     out = pa.allocate_buffer(size)
@@ -212,10 +213,10 @@ def _tables(charset: str, apart: bool) -> tuple[Int32s, Int32s, Int32s]:
 
 
 def _keep_one_code_each(known: Charset, *tables: Int32s) -> None:
-    """Keep one code per character in all ``tables``: the ASCII code if there is one, otherwise the code that the codec
-    writes, otherwise the first code.
+    """Keep only one code per character in all ``tables``: the ASCII code if the character has an ASCII code, otherwise
+    the code that the codec writes, otherwise the first code.
 
-    ASCII is copied unchanged (`_decoded`), so no other code may stand for an ASCII character. The server itself
+    ASCII bytes are copied unchanged (`_decoded`), so only these bytes may stand for ASCII characters. The server itself
     converts a backslash to the two bytes 815F of sjis.
     """
     places: dict[int, list[tuple[int, int]]] = {}

@@ -1,8 +1,8 @@
 """Detects values that the server left out because they are longer than its ``max_allowed_packet``.
 
 Instead of such a value, the server returns NULL for the result of a function (for example, in a VIRTUAL column), and
-the empty text for a JSON document. The statement does not fail; there is only a warning. The log has no such limit. So
-a copy would contain the value in rows from the log, but not in rows from a SELECT.
+the empty text for a JSON document. The statement does not fail; the server only adds a warning. The log has no such
+limit. So a copy would contain the value in rows from the log, but not in rows from a SELECT.
 """
 
 from __future__ import annotations
@@ -16,11 +16,10 @@ from airflow_provider_cdc.sources.mysql.tables.generated import has_bounded_resu
 
 
 def check_whole(connection: Connection, table: Table, warnings: int) -> None:
-    """Check that the server left out no value in the result of the last statement, according to the statement's
-    warnings.
+    """Check the warnings of the last statement, to make sure that the server left out no value in the result.
 
     :param warnings: the number of warnings.
-    :raises ConfigurationError: a value was left out, or there were too many warnings to be sure.
+    :raises ConfigurationError: a value was left out, or the statement had too many warnings to exclude this.
     """
     listed = query(connection, "SHOW WARNINGS")
     if messages := [str(text) for _, code, text in listed if code == RESULT_TOO_LONG]:

@@ -1,7 +1,7 @@
 """Decodes DECIMAL columns of more than 38 digits, the maximum of an Arrow decimal, to the text that MySQL prints.
 
-The text consists of a minus sign if the value is negative, the digits before the point (at least one; with ZEROFILL as
-many as the column has), and, if the column has a scale, a point and that many digits. The module first converts both
+The text consists of a minus sign if the value is negative, the digits before the point (at least one; with ZEROFILL,
+all digits of the column), and, if the scale is not 0, a point and the digits after it. This module first converts both
 binary formats to the same digits, and then prints the digits.
 """
 
@@ -33,7 +33,7 @@ _MOST = 38
 def wide_row_cells(located: Located, index: int, column: ColumnType) -> Cells:
     """Return the cells of a column of a batch of result rows. In result rows, decimals are sent as text.
 
-    :raises DecodeError: a value is not of the column's type.
+    :raises DecodeError: a value does not match the column's type.
     """
     offsets, values = _room(located, column)
     bad = _copy_numbers(
@@ -53,7 +53,7 @@ def wide_row_cells(located: Located, index: int, column: ColumnType) -> Cells:
 def wide_image_cells(located: Located, index: int, column: ColumnType) -> Cells:
     """Return the cells of a column of a batch of images. In images, decimals are stored as groups of digits.
 
-    :raises DecodeError: a value is not of the column's type.
+    :raises DecodeError: a value does not match the column's type.
     """
     offsets, values = _room(located, column)
     groups = decimal_groups(column.precision, column.scale)
@@ -111,7 +111,7 @@ def _print(digits: Bytes, negative: bool, scale: int, least: int, out: Bytes, at
     any_digit = 0
     for index in range(len(digits)):
         any_digit |= digits[index]
-    # There is no negative zero.
+    # A decimal zero has no minus sign.
     if negative and any_digit != 0:
         store8(out, at, _MINUS)
         at += 1

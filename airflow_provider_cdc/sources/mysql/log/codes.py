@@ -6,15 +6,17 @@ HEADER_BYTES = 19
 KIND_AT, LENGTH_AT, END_AT, FLAGS_AT = 4, 9, 13, 17
 """Offsets of the header fields of an event: type, total size, end position in the file (the low 32 bits), flags."""
 LOW_HALF = 0xFFFFFFFF
-"""The bits of a position that the header contains. A file can exceed 4 GiB, because a transaction is never split."""
+"""Mask for the low 32 bits of a position. The header of an event contains only these bits. A file can exceed 4 GiB,
+because a transaction is never split between files."""
 CHECKSUM_BYTES = 4
 FIRST_POSITION = 4
 """Position of the first event in a file, after four magic bytes."""
 MAX_EVENT_BYTES = 2**30 + 2**20
-"""The server writes no event above 1 GiB. A greater length is damage, and is not allocated."""
+"""The server never writes an event of more than 1 GiB. A greater length means that the log is damaged, so no memory is
+allocated for the event."""
 
 ARTIFICIAL = 0x20
-"""Header flag: the server generated the event for its reader; the event is not in the file."""
+"""Header flag: the server generated this event while it sent the log. The event is not in the log file."""
 
 QUERY = 2
 STOP = 3
@@ -52,15 +54,16 @@ TAGGED_GTID = 42
 
 QUERY_POST_HEADER_BYTES = 13
 EXECUTE_LOAD_QUERY_POST_HEADER_BYTES = 26
-"""Size of the post-header: the fields of a QUERY's post-header, then the fields that identify the file to load."""
+"""Size of the post-header in bytes. It contains the fields of a QUERY's post-header, followed by the fields that
+identify the file to load."""
 ROWS_POST_HEADER_BYTES_V1 = 8
-"""Size of the post-header in version 1: table number and flags. In later versions, the length of the extra data
-follows."""
+"""Size in bytes of the post-header of row events in version 1: table number and flags. In later versions, the length of
+the extra data follows these fields."""
 ROWS_POST_HEADER_BYTES = 10
 TABLE_NUMBER_BYTES = 6
 NO_FOREIGN_KEYS, LOGS_CASCADES = 0x02, 0x10
 """Flags of row events, in the field after the table number. NO_FOREIGN_KEYS: foreign keys were not checked.
 LOGS_CASCADES: the effects of foreign keys are logged, too (since MySQL 9.6)."""
 TWO_BYTES_FOLLOW = 252
-"""The first byte of a length-encoded integer, if the integer's bytes follow it. This holds for greater values, too; a
-smaller first byte is the integer itself."""
+"""The first byte of a length-encoded integer whose value is in the next two bytes. If the first byte is greater, the
+value is in more than two bytes after it. If the first byte is smaller, it is the value itself."""

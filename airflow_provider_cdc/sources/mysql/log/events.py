@@ -2,7 +2,7 @@
 
 In this module, the *body* of an event is the event without its header and checksum. The formats are described at
 https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_replication_binlog_event.html. Where that page is
-incomplete, the events that servers write are the reference; the tests compare both.
+incomplete, the parsers follow the events that real servers write. Tests compare the parsers with such events.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import OLDEST, Statement
 from airflow_provider_cdc.sources.mysql.tables.charsets import CHARSETS
 
-# The post-header lengths on which the kernel and this module rely, in bytes, by event type.
+# By event type: the length in bytes of the post-header that the kernel and this module expect.
 _POST_HEADERS = {
     codes.QUERY: codes.QUERY_POST_HEADER_BYTES,
     codes.ROTATE: 8,
@@ -37,7 +37,7 @@ _OPTIONAL_POST_HEADERS = {
     codes.DELETE_ROWS_V1: codes.ROWS_POST_HEADER_BYTES_V1,
     codes.PARTIAL_UPDATE_ROWS: codes.ROWS_POST_HEADER_BYTES,
 }
-"""Event types that a server may not have. The length is then 0 or missing."""
+"""Event types that some servers do not have. Such a server declares the length 0, or no length, for them."""
 
 
 _VERSION = re.compile(r"(\d{1,3})\.(\d{1,2})\.(\d{1,2})(?!\d)")
@@ -45,7 +45,8 @@ _VERSION = re.compile(r"(\d{1,3})\.(\d{1,2})\.(\d{1,2})(?!\d)")
 
 @dataclass(frozen=True)
 class FormatDescription:
-    """``server_version`` is a number as in versioned comments. ``checksums``: whether each event ends with a CRC-32."""
+    """The content of a FORMAT_DESCRIPTION event. ``server_version`` is a number of the form that versioned comments
+    use, such as 80023. ``checksums`` tells whether each event ends with a CRC-32."""
 
     server_version: int
     checksums: bool
@@ -54,7 +55,7 @@ class FormatDescription:
 def format_description(body: bytes) -> FormatDescription:
     """Parse a FORMAT_DESCRIPTION event.
 
-    :raises UnknownEvent: the log has another version, or other lengths than this reader supports.
+    :raises UnknownEvent: the version of the log format, or the length of a post-header, is not supported.
     """
     if len(body) < 58:
         raise DecodeError("a FORMAT_DESCRIPTION event is too short")
@@ -103,7 +104,7 @@ def table_map(body: bytes) -> TableMap:
     return TableMap(number, TableName(schema, table), types, metadata)
 
 
-# Status variables up to the character set, by code: size of the value in bytes; None: a length byte precedes it.
+# By code: the size in bytes of the value of a status variable. None: a length byte precedes the value.
 _STATUS_BYTES = {
     0: 4,
     1: 8,
@@ -147,7 +148,7 @@ def query(body: bytes) -> Statement:
         schema.decode("utf-8", "surrogateescape"),
         ansi_quotes=bool(mode & _ANSI_QUOTES),
         backslash_escapes=not mode & _NO_BACKSLASH_ESCAPES,
-        # If the parser stopped at an unknown variable, assume that the number is present.
+        # If the parser stopped at an unknown variable, assume that the transaction number comes after that variable.
         atomic=_ATOMIC in variables or -1 in variables,
         schemas=_schemas(variables.get(_SCHEMAS)),
         charset=_charset(variables[_CHARSET]) if _CHARSET in variables else "",
@@ -155,7 +156,7 @@ def query(body: bytes) -> Statement:
 
 
 def execute_load_query(body: bytes) -> Statement:
-    """Parse an EXECUTE_LOAD_QUERY event: a LOAD DATA that was logged as a statement.
+    """Parse an EXECUTE_LOAD_QUERY event. It contains a LOAD DATA that was logged as a statement.
 
     :raises UnknownEvent: the text is in an unsupported character set.
     """
@@ -163,7 +164,8 @@ def execute_load_query(body: bytes) -> Statement:
 
 
 def _status_variables(data: bytes) -> dict[int, bytes]:
-    """Return the variables by code. Parsing ends at a variable of unknown length; the key -1 then marks this."""
+    """Return the values of the status variables by code. Parsing ends at a variable of unknown length. In this case,
+    the result also has the key -1."""
     variables: dict[int, bytes] = {}
     at = 0
     while at < len(data):
@@ -192,8 +194,8 @@ def _status_variables(data: bytes) -> dict[int, bytes]:
 
 def _schemas(data: bytes | None) -> frozenset[str] | None:
     """Return the schemas of all tables that the statement opened, including those opened by its triggers, functions and
-    views. None: the event does not list them, because they are too many or because foreign keys may propagate
-    changes."""
+    views. None: the event does not list the schemas, because there are too many of them or because foreign keys may
+    propagate changes."""
     if data is None or data[0] in (0, _TOO_MANY_SCHEMAS) or data.count(b"\0") != data[0]:
         return None
     return frozenset(name.decode("utf-8", "surrogateescape") for name in data[1:-1].split(b"\0"))
@@ -210,13 +212,14 @@ def _charset(charset: bytes | None) -> str:
         known_to_driver: Any = charset_by_id(collation)
         return str(known_to_driver.name)
     except LookupError:
-        # The driver does not know all collations from 255 on; they all belong to utf8mb4. 0: the event has no
-        # collation.
+        # The driver does not know some of the collations with numbers from 255 on, but all of these collations belong
+        # to utf8mb4. The number 0 means that the event has no collation.
         return "utf8mb4" if collation >= _FIRST_LATE_COLLATION else "ascii" if not collation else ""
 
 
 def _decode(text: bytes, charset: bytes | None) -> str:
-    """Decode the text. A byte that is not a character becomes a lone surrogate, which only literals can contain."""
+    """Decode the text of a statement. A byte that is not a character becomes a lone surrogate. Only literals can
+    contain such bytes."""
     name = _charset(charset)
     if name in ("utf8mb4", "utf8mb3", "binary"):
         return text.decode("utf-8", "surrogateescape")
@@ -228,9 +231,9 @@ def _decode(text: bytes, charset: bytes | None) -> str:
         return "".join(corrections.get(byte) or bytes([byte]).decode(known.codec, "surrogateescape") for byte in text)
     if known is not None and known.ascii and known.unit == 1:
         try:
-            # A quote or a backslash may be the second byte of a character. The server's tables define that character,
-            # and the codec may differ. Decode so that every non-ASCII character becomes a surrogate, which matches no
-            # name.
+            # In this character set, the second byte of a character may look like a quote or a backslash. The codec and
+            # the server may map such a character differently. So replace every non-ASCII character with a surrogate,
+            # which matches no name.
             return "".join(
                 character if character.isascii() else _surrogate(0x80) for character in text.decode(known.codec)
             )
@@ -279,7 +282,7 @@ def xa_prepare(body: bytes) -> XaStatement:
 
 
 def rotate(body: bytes) -> bytes:
-    """Return the name of the next file from a ROTATE event. While it is unknown whether events have checksums, the
+    """Return the name of the next file from a ROTATE event. If it is not yet known whether events have checksums, the
     result may end with a checksum."""
     if len(body) < 9:
         raise DecodeError("a ROTATE event is too short")
@@ -292,7 +295,7 @@ _END, _SIZE, _ALGORITHM = 0, 1, 2
 
 @dataclass(frozen=True)
 class Payload:
-    """Position of the zstd-compressed events inside a TRANSACTION_PAYLOAD event: ``body[start:stop]``."""
+    """The part of a TRANSACTION_PAYLOAD event that contains the zstd-compressed events: ``body[start:stop]``."""
 
     start: int
     stop: int
@@ -323,7 +326,7 @@ def transaction_payload(body: bytes) -> Payload:
 
 
 def _packed(data: bytes, at: int) -> tuple[int, int]:
-    """Return MySQL's length-encoded integer at ``at``, and the offset after it."""
+    """Read the length-encoded integer at the offset ``at``. Return the integer and the offset after it."""
     first = data[at]
     if first < 251:
         return first, at + 1

@@ -32,7 +32,8 @@ from airflow_provider_cdc.sources.mysql.tables.types import Family, column_types
 
 
 class TableArrays(NamedTuple):
-    """Layouts of several tables: the ``words`` of each (see ``walk_state``), and the arrays that they point into."""
+    """Layouts of several tables. ``words`` has an entry for each table (see ``walk_state``), which refers to the other
+    arrays by index."""
 
     words: Int64s
     prefixes: Int32s
@@ -44,8 +45,8 @@ class TableArrays(NamedTuple):
 @dataclass(frozen=True)
 class Layouts:
     """``tables`` are the copied tables. ``parents`` are the parents whose changes reach copied tables through foreign
-    keys. ``keyless`` is ``uint8``, one value per copied table. ``most_keys`` is the largest number of key columns of
-    any of these tables."""
+    keys. ``keyless`` has one ``uint8`` for each copied table. ``most_keys`` is the largest number of key columns of any
+    of these tables."""
 
     tables: TableArrays
     parents: TableArrays
@@ -57,8 +58,9 @@ class Layouts:
 def parents_of(tracked: Sequence[TrackedTable], watched: Sequence[Table]) -> list[TrackedTable]:
     """Return the parents whose cascades to a copied table are not logged; no parent occurs twice.
 
-    The key of each parent consists of all its referenced columns. These columns must not change before the last read of
-    a table that the parent's changes reach. If such a table is in ``watched``, the columns must not change at all.
+    The key of each parent consists of all its referenced columns. These columns must not change until all tables that
+    the parent's changes reach have been read. If one of these tables is in ``watched``, the columns must not change at
+    all.
     """
     reached: dict[TableName, list[TrackedTable]] = defaultdict(list)
     parents: dict[TableName, Table] = {}
@@ -85,13 +87,15 @@ def layouts(tracked: Sequence[TrackedTable], parents: Sequence[TrackedTable], in
 
 
 def _last(children: Sequence[TrackedTable]) -> GtidSet | None:
-    """Return the last of the positions at which the tables were read. None: one of the tables has no such position."""
+    """Return the last of the positions at which the tables were read. None: one of the tables was not read at a
+    position."""
     uppers = [GtidSet.expect(child.upper) for child in children if child.upper is not None]
     return reduce(or_, uppers) if len(uppers) == len(children) else None
 
 
 def _number(sets: list[GtidSet], wanted: GtidSet) -> int:
-    """Return the index of a bound in ``sets``; add it if it is new. The index is never 0."""
+    """Return the index of the bound ``wanted`` in ``sets``. If the bound is new, append it to ``sets``. The index is
+    never 0."""
     if wanted not in sets[1:]:
         sets.append(wanted)
     return sets.index(wanted, 1)

@@ -1,7 +1,8 @@
-"""Finds XA transactions that were prepared before the window. The log contains their rows only at the XA PREPARE.
+"""Finds XA transactions that were prepared before the window. The log contains the rows of such a transaction only at
+its XA PREPARE, not at its commit.
 
-If a transaction commits in the window, its rows may be in a file from before the window. If that file was purged, it is
-impossible to tell what the commit changed.
+A transaction that commits in the window may have its rows in a file before the window. If that file was purged, it is
+unknown which rows the commit changed.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 
 
 class PreparedWalker(LogWalker):
-    """A walker that also records commits of transactions that were not prepared earlier in its file. ``commits`` is the
-    place of each such commit, by transaction id. ``prepared`` are the transactions that are still undecided at the end
-    of the file.
+    """A walker that also records commits of transactions that were not prepared earlier in its file. ``commits`` maps
+    the id of such a transaction to the place of its commit. ``prepared`` contains the ids of the transactions that are
+    still undecided at the end of the file.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class PreparedWalker(LogWalker):
         return set(self.xa.undecided)
 
     def walk_through(self, settings: ConnectionSettings, goes_on: Callable[[Dump], bool] = lambda dump: True) -> None:
-        """Read the whole part of the file, or as much of it as exists.
+        """Read the file from the start position to the stop position, or up to the last event that the server has
+        written.
 
         :param goes_on: called before more data is received; returns False to stop.
-        :raises ExactnessError: because of something in the log, exactness cannot be proved.
+        :raises ExactnessError: the log contains something that makes it impossible to prove exactness.
         """
         segment = self.summary.segment
         dump = Dump(settings, segment.name, segment.start)
@@ -67,7 +69,8 @@ class PreparedWalker(LogWalker):
 
 
 class LongPrepared:
-    """Transactions that a part of the log commits without preparing them. Call `add` for each file, in log order."""
+    """Transactions that are committed, but not prepared, in a part of the log. Call `add` for each file of this part,
+    in log order."""
 
     def __init__(self) -> None:
         self._prepared: set[str] = set()
@@ -81,15 +84,15 @@ class LongPrepared:
     def without_rows(
         self, settings: ConnectionSettings, names: Sequence[str], begin: LogPlace, initial: GtidSet
     ) -> list[tuple[ExactnessError, LogPlace]]:
-        """Find the transactions that no earlier file prepares. Return an error and the place of the commit for each of
-        them.
+        """Find the transactions that are not prepared in any earlier file either. For each of these transactions,
+        return an error and the place of the commit.
 
-        The copy does not depend on the earlier files in any other way. So the search ends without an error at an
-        earlier file that cannot be read or parsed.
+        The copy needs the earlier files only for these transactions. So if an earlier file cannot be read or parsed,
+        this method does not raise that error. It returns all transactions that it has not found by then.
 
         :param names: the files of the log. The server may purge the first ones at any time.
         :param begin: the place where the part of the log begins.
-        :param initial: the position at that place.
+        :param initial: the position at ``begin``.
         """
         open_commits = dict(self._commits)
         for file, stop in _before(names, begin):
@@ -115,8 +118,8 @@ def _lost(xid: str, place: LogPlace, why: str = "") -> ExactnessError:
 
 
 def _before(names: Sequence[str], begin: LogPlace) -> Iterator[tuple[str, int | None]]:
-    """Yield the parts of the log before a place, last file first: the file, and the position to stop at (None: its
-    end)."""
+    """Yield the files of the log before a place, the last file first. With each file, yield the position to stop at;
+    None: the end of the file."""
     first = names.index(begin.file)
     if begin.position > codes.FIRST_POSITION:
         yield begin.file, begin.position

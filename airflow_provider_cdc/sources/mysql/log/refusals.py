@@ -1,4 +1,4 @@
-"""The errors with which the log reader stops, each with a position and a hint."""
+"""The errors that stop the log reader. Each error has a position and a hint."""
 
 from __future__ import annotations
 

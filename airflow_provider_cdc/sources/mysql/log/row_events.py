@@ -1,4 +1,4 @@
-"""The kernel that parses row events and nets their rows."""
+"""The kernel that parses row events and adds their rows to the net change."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
 
 _ROW_SLACK = 2 * HEADER + 8
 MOST_RECORDS = 4
-"""Most records that one row change can add. A row change may touch two keys. For each key, there is the row before the
-change and, in tables that are rolled forward, the row after it."""
+"""The maximum number of records that one row change can add. A row change may touch two keys. For each key, it adds the
+row before the change and, in tables that are rolled forward, the row after the change."""
 
 
 class KeyRanges(NamedTuple):
-    """Work arrays for the offsets of key column values, which `skip_image` fills: ``int64[2 * keys]`` each, where
-    ``keys`` is the largest number of key columns of any table."""
+    """Work arrays that `skip_image` fills with the offsets of key column values. Each array is ``int64[2 * keys]``,
+    where ``keys`` is the largest number of key columns of any table."""
 
     before: Int64s
     after: Int64s
@@ -105,17 +105,17 @@ def _deletes(kind: int) -> bool:
 
 @inner
 def hides_cascades(data: Bytes, body: int, kind: int) -> bool:
-    """Return whether foreign keys acted on the rows of a row event without logging of the effects.
+    """Return whether foreign keys were applied to the rows of a row event, but their effects were not logged.
 
-    Only servers that log the effects of foreign keys set these flags, so the result is meaningful only in such a
-    server's log.
+    The result is meaningful only in the log of a server that logs the effects of foreign keys. Other servers do not set
+    the flags that this function tests.
     """
     return not _writes(kind) and load16(data, body + TABLE_NUMBER_BYTES) & (NO_FOREIGN_KEYS | LOGS_CASCADES) == 0
 
 
 @inner
 def _full(data: Bytes, at: int, columns: int) -> bool:
-    """Return whether all ``columns`` bits of a bitmap are set."""
+    """Return whether the first ``columns`` bits of a bitmap are all set."""
     for byte in range(columns >> 3):
         if load8(data, at + byte) != 0xFF:
             return False
@@ -127,8 +127,8 @@ def _full(data: Bytes, at: int, columns: int) -> bool:
 def _put_key(
     bytes_: Bytes, target: int, data: Bytes, ranges: Int64s, key_prefixes: Int32s, keys_at: int, keys: int
 ) -> int:
-    """Write a key as a separate image (bitmap, then fields in key order) at ``bytes_[target]``. Return its size, or -1
-    if a key column is NULL."""
+    """Write a key at ``bytes_[target]`` as a separate image: a bitmap, followed by the fields in key order. Return its
+    size, or -1 if a key column is NULL."""
     at = target
     for _ in range((keys + 7) >> 3):
         store8(bytes_, at, 0)
@@ -158,8 +158,8 @@ def _same_key(data: Bytes, before: Int64s, after: Int64s, keys: int) -> bool:
 
 @inner
 def _first_row(data: Bytes, kind: int, event: int, body_end: int, columns: int) -> int:
-    """Return the offset of the first row in the row event at ``event``. If its images lack some of the ``columns``, or
-    the event is damaged, return a negated code."""
+    """Return the offset of the first row in the row event at ``event``. If the row images do not contain all
+    ``columns``, or if the event is damaged, return the negated error code."""
     at = event + HEADER_BYTES + ROWS_POST_HEADER_BYTES_V1
     if kind > DELETE_ROWS_V1:
         if at + 2 > body_end:
@@ -190,8 +190,8 @@ def _first_row(data: Bytes, kind: int, event: int, body_end: int, columns: int) 
 
 @inner
 def _take_options(data: Bytes, at: int, body_end: int, json_columns: int) -> tuple[int, bool]:
-    """Skip the data between the two images of a partial update. Return the offset of the second image (or a negated
-    code), and whether that image contains differences instead of values."""
+    """Skip the data between the two images of a partial update. Return the offset of the second image, or the negated
+    error code. Also return whether the second image contains differences instead of values."""
     if at >= body_end:
         return -BAD_ROWS, False
     options = load8(data, at)
@@ -214,8 +214,8 @@ def _take_options(data: Bytes, at: int, body_end: int, json_columns: int) -> tup
 def keeps_keys(
     data: Bytes, kind: int, body_end: int, state: Int64s, parent: int, parents: TableArrays, ranges: KeyRanges
 ) -> int:
-    """Check the event at ``state[AT]``, a row event of a parent. Return MORE if the event changes no referenced column
-    and deletes no row, CASCADES if it does, or another code."""
+    """Check the row event of a parent at ``state[AT]``. Return MORE if the event changes no referenced column and
+    deletes no row. Return CASCADES if it does, or the code of another problem."""
     info = parent * TABLE_WORDS
     columns, first, keys = parents.words[info + COLUMNS], parents.words[info + COLUMNS_AT], parents.words[info + KEYS]
     at = _first_row(data, kind, state[AT], body_end, columns)
@@ -258,8 +258,8 @@ def net_rows(
     net: Net,
     changes: Changes,
 ) -> int:
-    """Add the rows of the event at ``state[AT]``, which belong to ``table``, to the net change. Also record each single
-    change if single changes are wanted. Return MORE on success."""
+    """Add the rows of the event at ``state[AT]`` to the net change of ``table``. If single changes are wanted, also
+    record each row change. Return MORE on success."""
     event = state[AT]
     info = table * TABLE_WORDS
     columns, first = tables.words[info + COLUMNS], tables.words[info + COLUMNS_AT]
@@ -274,7 +274,8 @@ def net_rows(
     if at < 0:
         return -at
     if looked_at:
-        # Treat all rows of the event as JSON differences: only parsing each row would show whether it contains any.
+        # Assume that the rows of the event contain JSON differences. To know this exactly, the kernel would have to
+        # parse each row.
         return DIFFERENCES if kind == PARTIAL_UPDATE_ROWS else MORE
     if state[ROW]:
         at = event + state[ROW]
@@ -285,7 +286,7 @@ def net_rows(
     prefixes = tables.prefixes[first : first + columns]
     widths = tables.widths[first : first + columns]
     slots = tables.slots[first : first + columns]
-    # Outside the loop, because a kernel counts references to each array that it takes from a tuple.
+    # Take the arrays from the tuples outside the loop, because each such access updates a reference count.
     key_prefixes, bytes_, net_state = tables.key_prefixes, net.bytes, net.state
     before_ranges, after_ranges = ranges.before, ranges.after
     json_columns = tables.words[info + JSON_COLUMNS]

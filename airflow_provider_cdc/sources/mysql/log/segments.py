@@ -31,9 +31,9 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
 from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, query, session, value
 
 TOGETHER_BYTES = 1 << 29
-"""Neighbouring files are read as one segment of about this size: half the default size of a log file."""
+"""The target size of a segment of several neighbouring files: half the default size of a log file."""
 LEAST_BYTES = 1 << 24
-"""The minimum size of a segment: for a smaller one, a separate task costs more than it saves."""
+"""The minimum size of a segment. For a smaller segment, a separate task costs more than it saves."""
 
 _NO_SUCH_FILE = 1220
 _KEEP_LOGS = "trigger a new run, and make the server keep its logs for longer (binlog_expire_logs_seconds)"
@@ -42,13 +42,13 @@ _KEEP_LOGS = "trigger a new run, and make the server keep its logs for longer (b
 def log_segments(
     settings: ConnectionSettings, start: GtidSet, end: LogPlace, begun: LogPlace | None = None, slots: int = 0
 ) -> list[LogSegment]:
-    """Return segments whose files contain every change after ``start`` up to ``end``.
+    """Return segments whose files contain every change after ``start`` and up to ``end``.
 
-    :param begun: the place in the log where the run began; the server must not have crashed since. The segments include
-        the file of this place and all later files: a file cannot be skipped because of its GTIDs, because anonymous
-        transactions have no GTID.
-    :param slots: how many segments are read at the same time; 0: each file is a segment.
-    :raises LogGone: needed files were purged, or the log is not complete.
+    :param begun: the place in the log where the run began. The server must not have crashed since then. The segments
+        include the file of this place and all later files. None of these files can be skipped because of its GTIDs: a
+        file may also contain anonymous transactions, which have no GTID.
+    :param slots: how many segments are read at the same time; 0: make one segment for each file.
+    :raises LogGone: files that the run needs were purged, or the log is not complete.
     :raises SourceReplaced: ``end`` belongs to another log.
     :raises SourceUnavailable: the server cannot be reached.
     """
@@ -65,7 +65,7 @@ def log_segments(
         check_place(settings, files, end)
         first = last = names.index(end.file)
         if begun is not None:
-            # Detect restarts by the marks in the log, because these do not depend on the server's clock.
+            # Detect restarts from the marks in the log, because the marks do not depend on the server's clock.
             check_place(settings, files, begun)
             check_continuity(settings, {name: files[name] for name in names[: last + 1]}, begun)
             first = min(last, names.index(begun.file))
@@ -95,8 +95,8 @@ def together(sizes: Mapping[str, int], slots: int) -> list[list[str]]:
     """Group neighbouring files into segments. A file is added to the previous segment if this brings the segment's size
     closer to the target size.
 
-    A key that changes in several files of a segment is decoded, written and composed only once. The size is bounded:
-    a segment of several files never has more than twice the target size.
+    If a key changes in several files of a segment, it is decoded, written and composed only once. A segment of several
+    files is never larger than twice the target size.
     """
     aim = min(TOGETHER_BYTES, max(LEAST_BYTES, sum(sizes.values()) // slots)) if slots else 0
     groups: list[list[str]] = []
@@ -112,7 +112,8 @@ def together(sizes: Mapping[str, int], slots: int) -> list[list[str]]:
 
 
 def segments_before(settings: ConnectionSettings, segment: LogSegment, count: int) -> list[LogSegment]:
-    """Return up to ``count`` files directly before the files of ``segment``, each as one segment.
+    """Return up to ``count`` segments. Each one is a single file; these files directly precede the files of
+    ``segment``.
 
     :raises LogGone: the file of ``segment`` was purged.
     :raises SourceUnavailable: the server cannot be reached.
@@ -133,11 +134,11 @@ def segments_before(settings: ConnectionSettings, segment: LogSegment, count: in
 def previous_gtids(connection: Connection, file: str) -> GtidSet:
     """Return the transactions logged before this file, as the file's Previous_gtids event lists them.
 
-    :raises LogGone: the file has no such event, or was purged.
+    :raises LogGone: the file has no Previous_gtids event, or it was purged.
     """
     try:
-        # The event is the second one in the file. The LIMIT is necessary: the statement fails at an event larger than
-        # max_allowed_packet (possible with compressed transactions), and without LIMIT it reads more events.
+        # The event is the second event in the file. Without LIMIT, the statement would read all events. It fails at an
+        # event that is larger than max_allowed_packet, as a compressed transaction may be.
         rows = query(connection, "SHOW BINLOG EVENTS IN %s LIMIT 2", (file,))
     except pymysql.MySQLError as error:
         if error.args[0] != _NO_SUCH_FILE:
@@ -153,9 +154,9 @@ def previous_gtids(connection: Connection, file: str) -> GtidSet:
 
 
 class MysqlSegmentReader:
-    """Implements ``capabilities.SegmentReader`` for binary log files. Iterating over it, once, reads the files.
+    """Implements ``capabilities.SegmentReader`` for binary log files. Iterate over the reader once to read the files.
 
-    :param open_dump: opens a dump; takes the name of a file and the position to start at.
+    :param open_dump: a function that opens a dump. Its arguments are the name of a file and the position to start at.
     """
 
     def __init__(
@@ -185,8 +186,8 @@ class MysqlSegmentReader:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         change, xa = self._walker.change, self._walker.xa
         for _ in self._read():
-            # A segment contains whole transactions, and one may be larger than memory. Prepared transactions are kept
-            # until their outcome is known.
+            # A segment contains whole transactions, and a single transaction may be larger than memory. The changes of
+            # prepared transactions are kept until their outcome is known.
             if change.used_bytes > NET_BYTES and not xa.undecided and xa.open is None:
                 yield from self._net_change()
                 change.clear()

@@ -25,8 +25,8 @@ from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 FILES_AT_ONCE = 4
 EVERY_SECONDS = 5.0
 ENDING_SECONDS = (0.1, 0.4, 1.0, 2.0, 4.0)
-"""The server counts an ended session until it notices the end. So after a rejection for lack of free connections, the
-login is tried again after each of these pauses."""
+"""The server counts a closed session as a connection until it notices that the session ended. So if the server rejects
+a login for lack of free connections, the login is tried again after each of these pauses."""
 _MIB = 2**20
 
 _log = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ _Walk: TypeAlias = Future[tuple[Walker, ExactnessError | None]]
 
 
 def stretches(files: Mapping[str, int], begin: LogPlace, end: LogPlace) -> list[LogSegment]:
-    """Return the log between two places, one segment per file; empty if ``end`` is not after ``begin``.
+    """Return the log between two places, as one segment per file. The list is empty if ``end`` is not after ``begin``.
 
     :param files: the files and sizes, as from `log_files`; they include the files of both places.
     """
@@ -61,11 +61,12 @@ def looked_through(
     segments: Sequence[LogSegment],
     walker_of: Callable[[LogSegment], Walker],
 ) -> Iterator[Iterator[tuple[Walker, ExactnessError | None]]]:
-    """Open an iterator over the segments, in order: the walker of each one, and the error at which it stopped, or None.
+    """Open an iterator over the segments, in order. For each segment, it returns the walker and the error at which the
+    walker stopped, or None.
 
-    Leaving the block early stops the reading.
+    Leaving the ``with`` block early stops the reading.
 
-    :raises CdcError: of another kind than `ExactnessError`: the log of a segment could not be read.
+    :raises CdcError: the log of a segment could not be read. This error is not an `ExactnessError`.
     """
     look = _Look(settings, files, segments, walker_of)
     with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="log-survey") as pool:
@@ -88,7 +89,7 @@ class _Look(Generic[Walker]):
         self._segments = segments
         self._walker_of = walker_of
         self._total = sum((segment.stop or files[segment.name]) - segment.start for segment in segments)
-        # Each thread has its own counter, because a shared one would need a lock.
+        # Each thread has its own counter, because a shared counter would need a lock.
         self._bytes = [0] * len(segments)
         self._dumps: dict[int, Dump] = {}
         self._said = time.monotonic()
@@ -126,8 +127,8 @@ class _Look(Generic[Walker]):
 
         def goes_on(dump: Dump) -> bool:
             self._bytes[number] = dump.bytes
-            # Store the dump before checking _left: then either `leave` sees the dump in _dumps, or this thread sees
-            # _left set.
+            # Store the dump before checking _left. This ensures that either `leave` finds the dump in _dumps, or this
+            # thread finds that _left is set.
             self._dumps[number] = dump
             return not self._left.is_set()
 

@@ -1,4 +1,4 @@
-"""The TABLE_MAP events of one log file. With them, the kernel finds the table of a row event."""
+"""The TABLE_MAP events of one log file. The kernel uses these events to find the table of a row event."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _entry(maps: Int64s, number: int) -> int:
 
 
 class _Shapes:
-    """The column types and metadata that TABLE_MAP events must have for some tables."""
+    """The column types and metadata that the TABLE_MAP events of some tables must have."""
 
     def __init__(self, tables: Sequence[TrackedTable]) -> None:
         self._indexes = {tracked_table.table.name: index for index, tracked_table in enumerate(tables)}
@@ -46,8 +46,8 @@ class _Shapes:
 
 
 class TableMaps:
-    """Registry of table maps. ``entries`` and ``bodies`` are the arrays of ``walk.Maps``; they are replaced as they
-    grow."""
+    """Registry of table maps. ``entries`` and ``bodies`` are the arrays of ``walk.Maps``; when they must grow, new
+    arrays replace them."""
 
     def __init__(self, tracked: Sequence[TrackedTable], parents: Sequence[TrackedTable]) -> None:
         self._tables = _Shapes(tracked)
@@ -63,8 +63,8 @@ class TableMaps:
         return Maps(self.entries, self.bodies)
 
     def register(self, table_map: TableMap, body: bytes, serial: int) -> None:
-        """Register a table map seen in the transaction number ``serial``. It replaces an earlier table map with the
-        same number."""
+        """Register a table map from the transaction with the number ``serial``. It replaces an earlier table map with
+        the same table number."""
         is_registered = table_map.number in self._names
         self._names[table_map.number] = table_map.name
         if not is_registered and 2 * len(self._names) > len(self.entries) // MAP_WORDS:

@@ -2,10 +2,10 @@
 event.
 
 The kernel follows the transactions, decides by their GTIDs which of them count, keeps track of the table maps, and adds
-the rows of the copied tables to the net change (``netting.py``). The kernel leaves rare events to the caller: it
-verifies the event's checksum and returns ``ODD``; the event is then at ``state[AT]``. In a pass that nets no rows
-(``ONLY_LOOKS``), the kernel skips the checksums of row events, because the later read of the rows verifies them. This
-reduces the CPU time of the pass to a quarter.
+the rows of the copied tables to the net change (``netting.py``). The kernel leaves rare events to the caller. It
+verifies the checksum of such an event and returns ``ODD``, with the event at ``state[AT]``. In a pass that adds no rows
+to the net change (``ONLY_LOOKS``), the kernel does not verify the checksums of row events, because the later read of
+the rows verifies them. This reduces the CPU time of the pass to a quarter.
 
 Formats: https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_replication_binlog_event.html.
 """
@@ -105,7 +105,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
 )
 
 _GTID_BYTES = 25
-"""Size of the fields of a GTID event up to the transaction's number: flags, UUID, number."""
+"""Total size in bytes of the first three fields of a GTID event: flags, UUID, transaction number."""
 
 
 def _word(text: bytes) -> int:
@@ -133,8 +133,8 @@ class Maps(NamedTuple):
 
 @inner
 def find_map(maps: Int64s, number: int) -> int:
-    """Return the index in ``maps`` of the entry for a table number. If there is none, return the free entry where it
-    belongs."""
+    """Return the index in ``maps`` of the entry for a table number. If the table number has no entry, return the index
+    of the free entry to use."""
     mask = len(maps) // MAP_WORDS - 1
     entry = number & mask
     while maps[entry * MAP_WORDS] != 0 and maps[entry * MAP_WORDS] != number + 1:
@@ -144,8 +144,8 @@ def find_map(maps: Int64s, number: int) -> int:
 
 @inner
 def _says_nothing(kind: int) -> bool:
-    """Return whether events of this type can be skipped: values or files for a statement that follows, comments, or
-    bookkeeping of group replication."""
+    """Return whether events of this type can be skipped. They contain values or files for a statement that follows,
+    comments, or bookkeeping of group replication."""
     return kind in (
         INTVAR, RAND, USER_VAR, BEGIN_LOAD_QUERY, APPEND_BLOCK, DELETE_FILE, IGNORABLE, ROWS_QUERY,
         TRANSACTION_CONTEXT, VIEW_CHANGE,
@@ -186,10 +186,10 @@ def walk(
 
     :param tsid: ``uint8[TSID_BYTES]``, the source (UUID and tag) of the current transaction.
     :param sets: set 0 is the initial position.
-    :param parents: tables whose keys must not change in the transactions up to their bounds.
+    :param parents: tables whose keys must not change in the transactions up to the bound of the table.
     :returns: one of the codes of ``walk_state``.
     """
-    # Outside the loop, because a kernel counts references to each array that it takes from a tuple.
+    # Take the arrays from the tuples outside the loop, because each such access updates a reference count.
     entries, bodies, tsids = maps.entries, maps.bodies, sets.tsids
     words, parent_words = tables.words, parents.words
     checksum = state[CHECKSUM]
@@ -207,11 +207,11 @@ def walk(
         body = at + HEADER_BYTES
         body_end = at + length - checksum
         kind = load8(data, at + KIND_AT)
-        # Either the checksum was verified at the event's first row, or the later read of the rows verifies it.
+        # The checksum was verified at the event's first row, or the later read of the rows verifies it.
         compared = state[ROW] != 0 or (state[ONLY_LOOKS] and is_rows(kind))
         if checksum and not compared and load32(data, body_end) != crc32(crc_tables, data, at, body_end):
             return BAD_CHECKSUM
-        if kind in (HEARTBEAT, HEARTBEAT_V2):  # they are not in the file
+        if kind in (HEARTBEAT, HEARTBEAT_V2):  # heartbeats are not in the file
             state[AT] += length
             continue
         in_file = state[POSITION] >= 0 and not load16(data, at + FLAGS_AT) & ARTIFICIAL
@@ -290,8 +290,8 @@ def walk(
                         return OTHERS_CASCADES
                     if parent >= 0 and state[ROW] == 0:
                         upper = parent_words[parent * TABLE_WORDS + UPPER]
-                        # For a prepared transaction up to the bound, it is not known yet whether it counts. A
-                        # transaction prepared after the bound does not count, because its commit is even later.
+                        # If a transaction was prepared up to the bound, it is not known yet whether it counts. If it
+                        # was prepared after the bound, it does not count, because its commit is even later.
                         if upper == 0 or contains(sets, upper, state[SOURCE], state[NUMBER]):
                             code = keeps_keys(data, kind, body_end, state, parent, parents, ranges)
                             if code != MORE:

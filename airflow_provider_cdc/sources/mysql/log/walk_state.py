@@ -27,7 +27,7 @@ PHASE = 4
 XA = 5
 """Number of the XA transaction that the rows belong to, or -1."""
 IGNORED = 6
-"""1 if the initial position contains the transaction; its rows are ignored (unless ``XA`` is set)."""
+"""1 if the initial position contains the transaction. Its rows are then ignored, unless ``XA`` is set."""
 SOURCE = 7
 NUMBER = 8
 """The GTID of the transaction: the index of its source in ``tsids`` (-1: absent), and its number."""
@@ -40,21 +40,22 @@ ORDER = 11
 TRANSACTIONS = 12
 IMAGES = 13
 TRACKED = 14
-"""Number of row changes of this transaction that were netted."""
+"""Number of row changes of this transaction that were added to the net change."""
 WANTED = 15
 CHANGES = 16
 """1 if single changes of any table are wanted."""
 COMMITTED = 17
 """Commit time of the transaction, in microseconds since 1970; -1: not in the log. Set only if ``CHANGES`` is 1."""
 ONLY_LOOKS = 18
-"""1 if no rows are netted. The later read of the rows verifies the checksums of row events."""
+"""1 if no rows are added to the net change. In this case, the later read of the rows verifies the checksums of row
+events."""
 RELIES = 19
-"""1 if some table's copy is exact only if the log contains the effects of foreign keys."""
+"""1 if the copy of at least one table is exact only with the effects of foreign keys in the log."""
 STATE_WORDS = 20
 
 # `state[PHASE]`
 BETWEEN, BEGUN, OPEN, XA_OPEN = 0, 1, 2, 3
-"""Between transactions; after the GTID event; after BEGIN; after XA START."""
+"""In this order: between transactions; after the GTID event; after BEGIN; after XA START."""
 
 # `maps`: an open-addressing hash table of the TABLE_MAP events seen, with `MAP_WORDS` words per entry.
 MAP_WORDS = 8
@@ -70,4 +71,4 @@ COLUMNS_AT, COLUMNS, KEYS_AT, KEYS, UPPER, JSON_COLUMNS, FORWARD, LOOKED_AT = 0,
 """In this order: index of the first column in ``prefixes``, ``widths`` and ``slots``; number of columns; index of the
 first key column in ``key_prefixes``; number of key columns; index of the set of transactions that count, or 0 (all
 transactions count); number of JSON columns; 1 if rows after changes are wanted, 2 if each single change is wanted, too;
-1 if rows are only checked for being readable, 2 if an unreadable row was found."""
+1 if the kernel only checks whether rows are readable, 2 if it found an unreadable row."""

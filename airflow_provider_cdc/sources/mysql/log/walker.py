@@ -1,6 +1,7 @@
-"""Reads the events of binary log files. The kernel in ``walk.py`` handles the frequent events, this module the rest.
+"""Reads the events of binary log files. The kernel in ``walk.py`` handles the frequent events. This module handles all
+other events.
 
-The kernel returns at every event that it cannot handle. An event unknown to this module, too, stops the run.
+The kernel returns at every event that it cannot handle. If this module does not know the event either, the run stops.
 """
 
 from __future__ import annotations
@@ -50,12 +51,12 @@ class LogWalker:
     :param stop: the position to stop at; None: the end of the file.
     :param initial: transactions in this set are ignored.
     :param summary: receives the outcomes of XA transactions and the statements that write to tables.
-    :param watched: tables other than ``tracked``: their definitions must not change, and all changes of their rows must
-        be logged.
+    :param watched: tables that are not in ``tracked``. Their definitions must not change, and all changes of their rows
+        must be logged.
 
-    ``when`` is the server's timestamp of the last event that the kernel passed to this class; for a statement, the
-    time when it began. ``state`` is the state of ``walk.walk``. After ``run`` has reached the end, ``change`` and
-    ``xa`` hold the result.
+    ``when`` is the server's timestamp of the last event that the kernel passed to this class; for a statement, this is
+    the time when the statement began. ``state`` is the state of ``walk.walk``. After ``run`` has reached the end,
+    ``change`` and ``xa`` hold the result.
     """
 
     def __init__(
@@ -92,7 +93,8 @@ class LogWalker:
         self.state[walk_state.ONLY_LOOKS] = all(tracked_table.looked_at for tracked_table in tracked)
 
     def go_on(self, file: str, stop: int | None) -> None:
-        """Continue with ``file``, the file after the one that was read to its end. `run` must then receive its events.
+        """Continue with ``file``, the next file of the log, after the current file was read to its end. From then on,
+        `run` must receive the events of ``file``.
 
         The net change and the prepared transactions are kept. Table numbers may change their meaning in the new file;
         this is harmless, because each transaction declares its table numbers again.
@@ -125,10 +127,10 @@ class LogWalker:
         return _gtid_text(int(self.state[walk_state.NUMBER]), self._tsid.tobytes())
 
     def run(self, data: Bytes, end: int) -> bool:
-        """Process the events in ``data[state[AT]:end]`` and move ``state[AT]`` past the last complete one.
+        """Process the events in ``data[state[AT]:end]`` and move ``state[AT]`` past the last complete event.
 
         :returns: whether the end of the segment is reached.
-        :raises ExactnessError: because of something in the log, exactness cannot be proved.
+        :raises ExactnessError: the log contains something that makes it impossible to prove exactness.
         :raises DecodeError: the log is damaged.
         """
         while not self._started:
@@ -172,7 +174,8 @@ class LogWalker:
         elif kind == codes.FORMAT_DESCRIPTION:
             described = self._read(events.format_description, body)
             # If reading starts after the beginning of the file, the server generates this event. If the other events
-            # have no checksums, the generated event carries the checksum of the file's own event, which does not match.
+            # have no checksums, the generated event has the checksum of the original event in the file, which does not
+            # match the generated event.
             made_up = self.state[walk_state.POSITION] != codes.FIRST_POSITION
             checksum = int.from_bytes(event[-codes.CHECKSUM_BYTES :], "little")
             if (described.checksums or not made_up) and zlib.crc32(event[: -codes.CHECKSUM_BYTES]) != checksum:
@@ -188,7 +191,7 @@ class LogWalker:
         return True
 
     def _of_this_file(self, name: bytes) -> bool:
-        # The name may be followed by a checksum.
+        # In the event, a checksum may follow the file name.
         return name in (self._file.encode(), self._file.encode() + name[-codes.CHECKSUM_BYTES :])
 
     def _handle(self, code: int, data: Bytes) -> bool:
@@ -221,7 +224,7 @@ class LogWalker:
         return ended
 
     def _bad_rows(self, code: int, table: TableName) -> None:
-        """Handle rows of the tracked ``table`` whose images are not usable."""
+        """Handle unusable row images of the tracked ``table``."""
         self._breaks(refusals.bad_rows(code, table, self.where))
 
     def _odd(self, kind: int, artificial: bool, body: bytes) -> bool:
@@ -350,7 +353,7 @@ class LogWalker:
         state[outside] = 0, -1, -1, 0
         stream = self._zstd.stream_reader(body[payload.start : payload.stop], read_across_frames=True)
         rest = 0
-        # Stop early if the transaction is ignored, once it is known not to be an XA transaction.
+        # Stop early if the transaction is ignored and is known not to be an XA transaction.
         while not (state[walk_state.PHASE] == walk_state.OPEN and state[walk_state.IGNORED]):
             if 2 * rest > len(self._inner):
                 if rest > codes.MAX_EVENT_BYTES:
@@ -378,8 +381,8 @@ class LogWalker:
         self._payload_position = -1
 
     def _breaks(self, error: CdcError) -> None:
-        """Raise ``error``. In an XA transaction that is ignored so far, only store the error: the commit decides
-        whether the changes count."""
+        """Raise ``error``. In an XA transaction that is ignored so far, only store the error, because the commit
+        decides whether the changes count."""
         if self.xa.open is None or not self.state[walk_state.IGNORED]:
             raise error
         self.xa.open.error = self.xa.open.error or error

@@ -1,10 +1,11 @@
 """XA transactions in a log segment. The server logs the changes of an XA transaction when it is prepared. The changes
 take effect only when the transaction is committed.
 
-If a transaction is prepared and decided in the same segment, its changes enter the net change at the decision. For
-other transactions, the segment records the changes or the outcome under the transaction's *ids*. The ids are the XID
-and, for each table that was read at one position, the XID with the table's index. Such a table needs a separate id
-because a commit may be after the position of one table and before the position of another.
+If a transaction is prepared and decided (committed or rolled back) in the same segment, the outcome is applied to the
+net change at the decision. For other transactions, the segment records the changes or the outcome under the
+transaction's *ids*. The ids are the XID and, for each table that was read at one position, the XID with the table's
+index. Such a table needs a separate id because a commit may be after the position of one table and before the position
+of another.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from airflow_provider_cdc.sources.log.netting import HEADER, USED, decide
 class Prepared:
     """An XA transaction, from XA START on.
 
-    ``arena[start:stop]`` contains the records of the transaction, among other records. ``error`` is an error found in
-    its changes, if any. The error stops the run only if the changes count.
+    ``arena[start:stop]`` contains the records of the transaction, and may contain other records. ``error`` is an error
+    found in its changes, if any. The error stops the run only if the changes count.
     """
 
     number: int
@@ -71,8 +72,8 @@ class XaLedger:
         if prepared.error is not None and counts.any():
             raise prepared.error
         change = self._change
-        # Each record may need a second entry. A record has at least HEADER words, which bounds the number of records in
-        # the range.
+        # Each record may need a second entry. A record has at least HEADER words, so the size of the range limits the
+        # number of records in it.
         most = (prepared.stop - prepared.start) // HEADER
         if not change.has_slots(most):
             self.reserve(most, 0)
@@ -95,7 +96,8 @@ class XaLedger:
     def decided_elsewhere(
         self, xid: str, counts: Bytes, ignored: bool, order: int, summary: SegmentSummary
     ) -> list[str]:
-        """Record the outcome of a transaction that was prepared in an earlier segment. Return its ids that count.
+        """Record the outcome of a transaction that was prepared in an earlier segment. Return the ids under which its
+        changes count.
 
         :param ignored: whether the transaction was rolled back, or committed within the initial position. Such a
             transaction has no effect on tables without a bound.
@@ -114,9 +116,9 @@ class XaLedger:
         return [name for name, counted in outcomes if counted]
 
     def close(self) -> list[str]:
-        """Finish the segment. Return the ids of all transactions that it prepares and does not decide.
+        """Finish the segment. Return the ids of all transactions that are prepared, but not decided, in the segment.
 
-        :raises CdcError: one of these transactions has an ``error``.
+        :raises CdcError: an undecided transaction has an ``error``.
         """
         for prepared in self.undecided.values():
             if prepared.error is not None:

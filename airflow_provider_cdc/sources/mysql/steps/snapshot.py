@@ -5,8 +5,8 @@ consistent-snapshot transaction, then unlock and read. The transaction sees the 
 under the lock no change of the table could be committed between reading the position and opening the transaction. This
 needs two sessions, because START TRANSACTION releases the table locks of its own session.
 
-``watermark`` needs neither a lock nor a transaction: ``core.tables.net_change`` explains why each chunk may be read at a
-different time.
+``watermark`` needs neither a lock nor a transaction: ``core.tables.net_change`` explains why each chunk may be read at
+a different time.
 """
 
 from __future__ import annotations

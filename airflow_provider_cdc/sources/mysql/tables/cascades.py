@@ -1,28 +1,28 @@
 """Foreign keys whose actions change rows but are not logged, and why copies of the affected tables are still exact.
 
-With ON DELETE CASCADE or SET NULL (or the same ON UPDATE), InnoDB itself changes the rows of a child when a row of the
-parent is deleted or gets another key. Before MySQL 9.6, and later with ``innodb_native_foreign_keys=ON``, the binary
-log then contains the change of the parent, but not the change of the child.
+With ON DELETE CASCADE or SET NULL (or the same actions ON UPDATE), InnoDB itself changes the rows of a child when a row
+of the parent is deleted or gets another key. Before MySQL 9.6, the binary log contains this change of the parent, but
+not the change of the child. Later versions do the same with ``innodb_native_foreign_keys=ON``.
 
-Why the copy is exact: such a child is read at one exact position U, under the short lock of ``lock``; its parents are
-locked with it. The copy is S(U), the rows at U, rewound to the initial position I by the child's changes in the log
-between I and U. This is correct if the log has all of these changes, which means that no cascade reached the child in
-U∖I (after I, up to U). Every cascade begins with a statement on a table further up the chain: the parent, the parent's
-parent, and so on. The statement deletes a row there or changes a key. The log *does* contain the event of this
-statement. So ``extract_delta`` tracks all of these *parents*, copied or not, and stops the run at the first transaction
-of U∖I that deletes a row of a parent or changes a referenced column. Changes after U do not matter.
+Why the copy is exact: such a child is read at one exact position U, under the short lock of ``lock``. Its parents are
+locked at the same time. S(U) are the rows at U. The copy is S(U), rewound to the initial position I with the child's
+changes in the log between I and U. This is correct if the log has all of these changes, which means that no cascade
+reached the child in U∖I (after I, up to U). Every cascade begins with a statement on a table further up the chain: the
+parent, the parent's parent, and so on. The statement deletes a row there or changes a key. The log *does* contain the
+event of this statement. So ``extract_delta`` tracks all of these *parents*, copied or not, and stops the run at the
+first transaction of U∖I that deletes a row of a parent or changes a referenced column. Changes after U do not matter.
 
 The parents are looked up after I is fixed. A later DDL statement on the child or on a parent is in the window and also
 stops the run. So no foreign key can be added to the chain or removed from it unnoticed.
 
-A retry of the same run cannot succeed: I stays the same, so the change is still missing from the log, at whatever U the
-table is read again. A new run has another I.
+A retry of the same run cannot succeed. I stays the same, so the change is still missing from the log, even if the table
+is read again at another U. A new run has another I.
 
-A server that logs cascades may still apply changes from another server that does not log them: as a replica of that
-server (even for a minute of the run), or from the output of mysqlbinlog. Then it does not log the cascades of these
-changes either. Each event records whether its changes were applied with logged cascades. So a table whose cascades are
-expected in the log is marked (`relies_on_log`). For such a table, the reader stops at any deleted or updated row, of
-any table, whose event has unlogged cascades.
+A server that logs cascades may apply changes from another server that does not log cascades: as a replica of that
+server (even for a minute of the run), or from the output of mysqlbinlog. The cascades of such changes are not logged.
+Each event records whether the cascades of its changes were logged. So if the cascades to a table are expected in the
+log, the table is marked (`relies_on_log`). If a run has a marked table, the reader stops at the first event with
+unlogged cascades that deletes or updates a row, of any table.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _RULES = ("CASCADE", "SET NULL", "SET DEFAULT")
 _NATIVE = "innodb_native_foreign_keys"
 _LOGGED = "cascades_logged"
 """Key in a table's details: foreign keys change its rows, and the log is expected to contain these changes."""
-# Independent of the options of a parent's own copy, because here its stored values are only compared.
+# These options do not depend on how the parent itself is copied, because here its stored values are only compared.
 _ANY_VALUE = TableOptions(unrepresentable="string")
 
 
@@ -59,12 +59,13 @@ class _ForeignKey:
 def with_parents(
     connection: Connection, privileges: Privileges, tables: Sequence[Table]
 ) -> tuple[tuple[Table, ...], list[Problem]]:
-    """Return ``tables``. ``Table.cascades_from`` of each one contains the parents with unlogged cascades to the table.
+    """Return ``tables``. ``Table.cascades_from`` of each returned table contains the parents with unlogged cascades to
+    this table.
 
     A parent's ``key`` contains the referenced columns. If some parents of a table are unknown, the table is returned
-    unchanged, with problems: finding all changes that reached the table requires the parents' schemas, their own
-    parents and their complete rows. If the server logs cascades, the tables that cascades reach are returned with the
-    mark of `relies_on_log`.
+    unchanged, together with problems. To find all changes that reached the table, a run needs the schemas and the
+    complete rows of its parents, and the parents of these parents. If the server logs cascades, the tables that
+    cascades reach are returned with the mark that `relies_on_log` reads.
     """
     if not tables:
         return (), []
@@ -83,8 +84,8 @@ def with_parents(
         TableName(schema, name)
         for schema, name, _ in select_of_tables(connection, parent_names, "TABLE_TYPE", "TABLES")
     }
-    # Check the privileges after the foreign keys were read: the server shows this user only the foreign keys of tables
-    # and columns that the user may read.
+    # Read the foreign keys before checking the privileges, because the server shows this user only the foreign keys of
+    # tables and columns that the user may read.
     readable_parents = [name for name in parent_names if name in visible and privileges.select_problem(name) is None]
     parents = {parent.name: parent for parent in read_tables(connection, readable_parents)}
     complete_tables, problems = [], []
@@ -143,7 +144,7 @@ def parents_of(table: Table) -> str:
 
 
 def _all_foreign_keys(connection: Connection, names: Sequence[TableName]) -> Mapping[TableName, list[_ForeignKey]]:
-    """Return the foreign keys with actions of ``names``, of their parents, and so on."""
+    """Return the foreign keys that have actions: those of the tables ``names``, those of their parents, and so on."""
     foreign_keys: dict[TableName, list[_ForeignKey]] = {}
     ahead = list(names)
     while ahead:
@@ -155,7 +156,8 @@ def _all_foreign_keys(connection: Connection, names: Sequence[TableName]) -> Map
 
 
 def _cascading(connection: Connection, names: Sequence[TableName]) -> set[tuple[str, str, str]]:
-    """Return schema, table and name of the foreign keys of ``names`` with actions that change rows."""
+    """Return the foreign keys of the tables ``names`` whose actions change rows. The result has the schema, the table
+    and the name of each foreign key."""
     return {
         (schema, table, constraint)
         for schema, table, constraint, *rules in select_of_tables(

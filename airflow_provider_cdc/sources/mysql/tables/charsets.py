@@ -17,11 +17,12 @@ class Charset:
 
     :param size: the maximum number of bytes per character; MySQL computes the byte length of a column with it.
     :param codec: the name of Python's codec.
-    :param unit: the bytes of a code unit of the fixed-width Unicode encodings; 1 for all others.
-    :param ascii: whether bytes below 0x80 are ASCII. All sets with ``unit`` 1 except one have this property.
+    :param unit: the number of bytes of a code unit in a fixed-width Unicode encoding; 1 for all other encodings.
+    :param ascii: whether bytes below 0x80 are ASCII. This is true for all character sets with ``unit`` 1, except for
+        one of them.
     :param corrections: the codes at which the server differs from the codec, with the server's code points; None: the
         server has no character for the code.
-    :param ambiguous: two codes stand for the same character, so different keys can have the same text.
+    :param ambiguous: true if two codes stand for the same character, so that different keys can have the same text.
     """
 
     size: int
@@ -122,7 +123,7 @@ CHARSETS = {
     "sjis": Charset(2, "shift_jis", corrections={0x815F: 0x5C}, ambiguous=True),
     "cp932": Charset(2, "cp932", corrections=_without(0x80, 0xA0, 0xFD, 0xFE, 0xFF), ambiguous=True),
     "ujis": Charset(3, "euc_jp", corrections={0xA1C0: 0x5C, **_users_own()}, ambiguous=True),
-    # The standard's characters with the mapping of Windows, and the extensions of NEC and IBM.
+    # The characters of the standard, mapped as in Windows, and the extensions of NEC and IBM.
     "eucjpms": Charset(
         3,
         "euc_jp",
@@ -132,7 +133,7 @@ CHARSETS = {
         | _run(0xADC0, "㍉㌔㌢㍍㌘㌧㌃㌶㍑㍗㌍㌦㌣㌫㍊㌻㎜㎝㎞㎎㎏㏄㎡")
         | _run(0xADDF, "㍻〝〟№㏍℡㊤㊥㊦㊧㊨㈱㈲㈹㍾㍽㍼≒≡∫∮∑√⊥∠∟⊿∵∩∪")
         | _run(0x8FF3F3, "ⅰⅱⅲⅳⅴⅵⅶⅷⅸⅹⅠⅡ")
-        # Do not edit these with an editor that normalizes text: it would replace 22 of these characters.
+        # Do not edit these characters with an editor that normalizes text, because it would replace 22 of them.
         | _run(
             0x8FF4A1,
             "ⅢⅣⅤⅥⅦⅧⅨⅩ＇＂㈱№℡炻仼僴凬匇匤﨎咊坙﨏塚增寬峵嵓﨑德悅愠敎昻晥晴朗栁﨓﨔橫櫢淸淲瀨凞猪"
@@ -149,7 +150,7 @@ _WITH_GAPS = frozenset(
     ujis eucjpms
 """.split()
 )
-# The two editions of the standard map these two codes the other way round.
+# The two editions of the standard swap these two characters.
 GB18030_EDITION = {0x1E3F: 0xE7C7, 0xE7C7: 0x1E3F}
 
 
@@ -170,6 +171,6 @@ def is_ambiguous(charset: str) -> bool:
 def has_gaps(charset: str) -> bool:
     """Whether the server stores codes that stand for no character.
 
-    In a set without gaps, every code is a character, or the server rejects values with an unassigned code.
+    In a character set without gaps, every code is a character, or the server rejects values with unassigned codes.
     """
     return charset in _WITH_GAPS

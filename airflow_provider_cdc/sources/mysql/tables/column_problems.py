@@ -1,4 +1,4 @@
-"""Find columns that cannot be copied: types, keys, generated values."""
+"""Find columns that cannot be copied because of their types, keys or generated values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from airflow_provider_cdc.sources.mysql.tables.types import unsupported_key
 def type_problems(table: Table) -> Iterable[Problem]:
     """Yield the columns of ``table`` with types that cannot be copied.
 
-    For columns that are not read, the reader must still be able to skip their values in row images.
+    If a column is not read, the reader must still be able to skip the values of this column in row images.
     """
     where, policy = str(table.name), table.options.unrepresentable
     read = {column.name for column in table.as_read.columns}

@@ -3,8 +3,9 @@
 The server computes a virtual column at each read, with the settings of the reading session. The log contains the value
 that the writer's session computed. The result of a SELECT contains the value that this package's session computed. If
 the two values differ, a row that the rewind restores is inconsistent with the rows around it. The most common cause is
-the time zone (``DATE(ts)`` of a TIMESTAMP). Other causes are ``sql_mode`` (which text is a date, the length of a CHAR,
-the meaning of a backslash), ``lc_time_names``, ``div_precision_increment``, and the collation of the connection.
+the time zone (``DATE(ts)`` of a TIMESTAMP). Other causes are ``sql_mode`` (it decides which texts are dates, how long a
+CHAR is, and what a backslash means), ``lc_time_names``, ``div_precision_increment``, and the collation of the
+connection.
 
 So an expression is allowed only if all of its parts are known to mean the same in every session
 (``virtual.session_independence``). Unknown parts are rejected. A STORED column is computed once and stored, so the log
@@ -25,7 +26,7 @@ from airflow_provider_cdc.sources.mysql.tables.virtual.session_independence impo
 def has_bounded_results(expression: str) -> bool:
     """Whether all parts of an expression return numbers, dates, or texts that are at most as long as a stored value.
 
-    The server never returns NULL instead of such a result because of ``max_allowed_packet``.
+    For such an expression, the server never returns NULL because a result is longer than ``max_allowed_packet``.
 
     :param expression: the expression as the information schema shows it.
     """

@@ -1,9 +1,9 @@
 """Read the labels (members) of enum and set columns that the server's catalog cannot show.
 
 The catalog stores types in utf8mb3. The catalog shows ``?`` for a character beyond U+FFFF, and for a code without a
-character. The table itself has the labels. A query can show them without reading any row: the columns of a recursive
-query have the types of its first part, here the type of the column. A number that is assigned to an enum or set becomes
-the member, or the set of members, with that number.
+character. The table itself stores the real labels. A recursive query can show these labels without reading any row,
+because the columns of such a query have the types of its first part. Here, this is the type of the enum or set column.
+A number that is assigned to an enum or set becomes the member, or the set of members, with that number.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
-"""The identity of a table: properties that change when the table is created again, even if the log does not show it.
+"""The identity of a table: properties that change when the table is created again, even if this is not logged.
 
 A session with ``sql_log_bin=0`` leaves no trace in the log, for example when it loads the output of ``mysqldump``. But
-the table that it creates has another identity. The server shows when the table was created or last altered, in whole
-seconds (``TABLES.CREATE_TIME``: the start time of the statement, which is also the time of its event in the log). To
-users with the privilege PROCESS, the server also shows the numbers of InnoDB's own tables
-(``INNODB_TABLES.TABLE_ID``), one for each partition. These numbers survive restarts, renames and in-place DDL, and no
-number is used twice. TRUNCATE, EXCHANGE PARTITION and DISCARD TABLESPACE change only these numbers.
+a table that this session creates has another identity. The server shows when the table was created or last altered, in
+whole seconds (``TABLES.CREATE_TIME``). This is the start time of the statement, which is also the time of the
+statement's event in the log. To users with the privilege PROCESS, the server also shows the numbers of InnoDB's own
+tables (``INNODB_TABLES.TABLE_ID``), one for each partition. These numbers survive restarts, renames and in-place DDL,
+and no number is used twice. TRUNCATE, EXCHANGE PARTITION and DISCARD TABLESPACE change only these numbers.
 
 To show these numbers, the server waits for every session that holds an exclusive lock on any table. CREATE TABLE …
-SELECT holds one until it ends, and so does an ALTER that waits for a reader of its table. This module waits for one
-second at most. The server shows the numbers of tablespaces (``INNODB_TABLESPACES_BRIEF.SPACE``) without waiting.
-Tablespace numbers change together with the numbers of the tables, except with IMPORT TABLESPACE. For tables that share
-a tablespace, no tablespace number is recorded.
+SELECT holds such a lock until it ends, and so does an ALTER TABLE that waits for a reader of its table. This module
+waits for one second at most. The server shows the numbers of tablespaces (``INNODB_TABLESPACES_BRIEF.SPACE``) without
+waiting. Tablespace numbers change together with the numbers of the tables, except with IMPORT TABLESPACE. For tables
+that share a tablespace, no tablespace number is recorded.
 
-Identities are valid on one server only: on another server, the same table has another identity.
+Identities are valid on one server only. On another server, the same table has another identity.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ class TableIdentity:
 
 
 def recorded_identity(table: Table) -> TableIdentity | None:
-    """Return the recorded identity of a table. None: no identity was recorded; older versions of this provider recorded
-    none."""
+    """Return the recorded identity of a table. None: no identity was recorded. Older versions of this provider did not
+    record identities."""
     created, ids, spaces = map(table.details.get, (_CREATED, _IDS, _SPACES))
     return None if created is None else TableIdentity(created, ids, spaces)
 
@@ -76,7 +76,8 @@ def recorded_identity(table: Table) -> TableIdentity | None:
 def with_identities(
     connection: Connection, tables: Sequence[Table], known: Mapping[TableName, TableIdentity]
 ) -> tuple[Table, ...]:
-    """Return the tables with the identities of the tables and of their parents (`Table.cascades_from`) in the details.
+    """Return the tables. Their details contain the identities of the tables and of their parents
+    (`Table.cascades_from`).
 
     Identities that are not in ``known`` are read from the server.
     """
@@ -139,7 +140,8 @@ def look_replaced(
 
 def identity_warnings(connection: Connection) -> list[str]:
     """Return a warning if this user lacks the privilege to detect some replaced tables."""
-    # The same privilege applies to all of these views, and reading this one does not wait for locks.
+    # All of InnoDB's views require the same privilege. Read the view of tablespaces, because this does not wait for
+    # locks.
     if _tablespaces(connection, []) is not None:
         return []
     unseen = (
@@ -152,7 +154,8 @@ def identity_warnings(connection: Connection) -> list[str]:
 
 @contextmanager
 def held(connection: Connection, names: Sequence[TableName]) -> Iterator[None]:
-    """Prevent other sessions from altering the tables, after waiting for sessions that are altering them."""
+    """Prevent other sessions from altering the tables. If sessions are altering the tables, first wait for these
+    sessions."""
     query(connection, "START TRANSACTION READ ONLY")
     try:
         for name in names:
@@ -184,7 +187,8 @@ def _ids(connection: Connection, names: Sequence[TableName]) -> dict[TableName, 
 
 
 def _ids_by_tablespace(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, int]]:
-    """Return the numbers of tables whose names have non-ASCII letters, by their tablespaces.
+    """Return the InnoDB numbers of tables whose names have non-ASCII letters. The tables are found through their
+    tablespaces.
 
     Only the server knows how it encodes such letters in file names, but it shows the names of tablespaces unencoded.
     Tables that share a tablespace are omitted.
@@ -214,7 +218,8 @@ def _spaces(connection: Connection, names: Sequence[TableName]) -> dict[TableNam
 
 
 def _tablespaces(connection: Connection, schemas: Sequence[str]) -> list[tuple[str, int]] | None:
-    """Return names and numbers of the tablespaces of single tables; None: this user may not see them."""
+    """Return the names and numbers of the tablespaces that belong to single tables. None: this user may not see the
+    tablespaces."""
     rows = _engine_view(
         connection,
         f"SELECT NAME, SPACE FROM information_schema.INNODB_TABLESPACES_BRIEF "
@@ -225,9 +230,9 @@ def _tablespaces(connection: Connection, schemas: Sequence[str]) -> list[tuple[s
 
 
 def _engine_tables(connection: Connection, schemas: Sequence[str] | None) -> list[tuple[str, int, int]] | None:
-    """Return names, numbers and tablespaces of InnoDB's tables.
+    """Return the names, numbers and tablespaces of InnoDB's tables.
 
-    None: this user may not see them, or a session holds an exclusive lock on a table.
+    None: this user may not see the numbers, or a session holds an exclusive lock on a table.
 
     :param schemas: the folder names of the schemas; None: all schemas.
     """
@@ -253,7 +258,7 @@ def _in_schemas(schemas: Sequence[str]) -> str:
 
 
 def _engine_view(connection: Connection, statement: str, schemas: Sequence[str]) -> list[tuple[Any, ...]] | None:
-    """Query a view of InnoDB; None: this user may not see it."""
+    """Query a view of InnoDB. None: this user may not see the view."""
     try:
         return query(connection, statement, list(dict.fromkeys(schemas)))
     except pymysql.OperationalError as error:

@@ -1,11 +1,11 @@
 """Check whether a table's partitioning expression works for each row, with the same result in every session.
 
-REBUILD, REORGANIZE and COALESCE PARTITION, and ADD PARTITION of hashes, compute the partition of each row again. If the
-expression raises an error for a row, the server drops the row: the statement succeeds, and nothing is logged. The row
-was stored in a session in which the expression raised no error. So only errors that depend on ``sql_mode`` matter: with
-a strict ERROR_FOR_DIVISION_BY_ZERO, a division by zero is an error; without NO_UNSIGNED_SUBTRACTION, a negative
-difference of unsigned numbers is an error. All other partitioning expressions fail in every session or in none. If a
-VIRTUAL column fails, the statement fails.
+REBUILD, REORGANIZE and COALESCE PARTITION compute the partition of each row again. ADD PARTITION does the same for hash
+partitions. If the expression raises an error for a row, the server drops the row. The statement still succeeds, and the
+loss is not logged. When the row was stored, the expression raised no error. So only errors that depend on ``sql_mode``
+matter. With ERROR_FOR_DIVISION_BY_ZERO in strict mode, a division by zero is an error. Without NO_UNSIGNED_SUBTRACTION,
+a negative difference of unsigned numbers is an error. All other partitioning expressions fail in every session or in
+none. If the computation of a VIRTUAL column fails, the whole statement fails.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TOKEN = re.compile(
 
 
 def may_fail(method: str, expression: str, columns: Iterable[Column]) -> bool:
-    """Whether a row that one session stored may have no partition in another session.
+    """Whether a row that was stored in one session may belong to no partition in another session.
 
     :param method: PARTITION_METHOD or SUBPARTITION_METHOD of the information schema.
     :param expression: the expression as the information schema shows it.
@@ -45,7 +45,8 @@ def may_fail(method: str, expression: str, columns: Iterable[Column]) -> bool:
 
 
 def is_unsigned_difference(method: str, expression: str, columns: Iterable[Column]) -> bool:
-    """Whether the expression may have another value, or fail, in sessions with or without NO_UNSIGNED_SUBTRACTION.
+    """Whether the sql_mode NO_UNSIGNED_SUBTRACTION may decide the value of the expression, or whether the expression
+    fails.
 
     The server compiles the expression when a session opens the table, with the sql_mode of that session. Other sessions
     then use the same open table. So a session's own sql_mode does not determine how the server computes the expression.
@@ -60,9 +61,9 @@ class _Scanned:
     """The properties of a partitioning expression that its text shows.
 
     ``known``
-        apart from subtractions, every session can compute all of its parts.
+        apart from subtractions, every session can compute all parts of the expression.
     ``is_unsigned_difference``
-        it contains a subtraction, and the operands may be unsigned.
+        the expression contains a subtraction, and the operands may be unsigned.
     """
 
     known: bool

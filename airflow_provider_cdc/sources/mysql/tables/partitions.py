@@ -1,14 +1,15 @@
 """Facts about tables at the recorded position: their engine, and whether each of their rows belongs to a partition.
 
-With these facts, more of the later statements are known to change no row.
+With these facts, a run can prove for more statements that they change no row.
 
-EXCHANGE PARTITION … WITHOUT VALIDATION may leave a row in a table that belongs to no partition: beyond the last range,
-or in no list. SELECT shows the row. The next REBUILD or REORGANIZE PARTITION drops it silently and without a trace in
-the log. If there is no such row at the position, there is none later: the server rejects such rows in all other
-statements, and an EXCHANGE is in the log and stops the run.
+After EXCHANGE PARTITION … WITHOUT VALIDATION, a table may contain a row that belongs to no partition, because its value
+is beyond the last range or in no list. SELECT shows such a row. The next REBUILD or REORGANIZE PARTITION drops the row
+silently and without a trace in the log. If all rows belong to partitions at the position, all later rows do, too. In
+all other statements, the server rejects such rows. An EXCHANGE PARTITION is in the log and stops the run.
 
-The facts are queried after the position was fixed. They hold at the position, too, if the table has the same identity
-as before the position was fixed: then no statement altered the table or exchanged a partition in between.
+The facts are queried after the position was fixed. They are also true at the position if the table still has the
+identity that it had before the position was fixed. In this case, no statement altered the table or exchanged a
+partition in between.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, t
 _ENGINE, _IN_PARTITIONS = "its engine is InnoDB", "all of its rows belong to partitions"
 _INNODB = "InnoDB"
 _MOST_BYTES = 256 * 2**20
-"""Tables without an index on the partitioning column are scanned for its greatest value; this is their maximum total
-size."""
+"""Maximum total size of the tables to scan. A table must be scanned for the greatest value of its partitioning column
+if the column has no index."""
 _MOST_MILLISECONDS = 10_000
 _ONE_COLUMN = re.compile(r"`((?:[^`]|``)+)`")
 
@@ -55,8 +56,8 @@ def with_known_at_position(
 
     For a table that is rolled forward, the facts that were recorded for its base copy still hold.
 
-    :param unaltered: returns the tables that were not altered since the position. The value is true if no partition was
-        exchanged either. This function is called last.
+    :param unaltered: a function that returns the tables that were not altered since the position. The value of a table
+        is true if no partition was exchanged either. This function is called last.
     """
     rolled = {plan.table for plan in plans if plan.base}
     read = [table for table in tables if table.name not in rolled]
@@ -81,8 +82,8 @@ def with_known_at_position(
 def with_same_identity(connection: Connection, before: Mapping[TableName, TableIdentity]) -> Mapping[TableName, bool]:
     """Return the tables whose identity is the same as ``before``.
 
-    The value is true if the numbers of the table's partitions are known to be the same, too. Only these numbers show an
-    EXCHANGE PARTITION.
+    The value of a table is true if its partitions are also known to have the same numbers as before. Only these numbers
+    show an EXCHANGE PARTITION.
     """
     now = read_identities(connection, list(before))
     return {
@@ -105,7 +106,7 @@ def _in_partitions(connection: Connection, tables: Sequence[Table]) -> set[Table
         last[TableName(schema, name)] = method, expression or "", bound or ""
     found, ranges = set(), {}
     for name, (method, expression, bound) in last.items():
-        # Every hash belongs to a partition. If the last range has several bounds, the first one decides.
+        # Every hash value belongs to a partition. If the last range has several bounds, the first bound decides.
         if method.endswith(("HASH", "KEY")) or (method.startswith("RANGE") and bound.startswith("MAXVALUE")):
             found.add(name)
         elif method == "RANGE" or (
@@ -128,11 +129,11 @@ def _in_partitions(connection: Connection, tables: Sequence[Table]) -> set[Table
 
 
 def _is_below(connection: Connection, name: TableName, method: str, expression: str, bound: str) -> bool:
-    """Whether all values are below the end of the last range; NULL is in the first range."""
-    # RANGE partitions use integers, and with "<= end - 1" it does not matter whether the server rounds.
+    """Whether all values are below the end of the last range. NULL always belongs to the first range."""
+    # RANGE partitions use integers. With "<= end - 1", the result is the same whether or not the server rounds.
     end = bound if method == "RANGE COLUMNS" else f"{bound} - 1"
     sign = "<" if method == "RANGE COLUMNS" else "<="
-    # Do not use WHERE: the server would prune the partitions in which such values do not belong.
+    # Do not use WHERE, because the server would then skip the partitions to which such values do not belong.
     statement = (
         f"SELECT /*+ MAX_EXECUTION_TIME({_MOST_MILLISECONDS}) */ COALESCE(MAX({expression}) {sign} {end}, TRUE) "
         f"FROM {table_sql(name)}"
@@ -140,12 +141,12 @@ def _is_below(connection: Connection, name: TableName, method: str, expression: 
     try:
         return query(connection, statement) == [(1,)]
     except pymysql.MySQLError:
-        # The query takes too long, or the table has just been altered: then the fact is unknown.
+        # The query takes too long, or the table has just been altered. In both cases, the fact is unknown.
         return False
 
 
 def _indexed(connection: Connection, names: Sequence[TableName]) -> dict[TableName, set[str]]:
-    """Return the columns whose greatest value the server can find in an index."""
+    """For each table, return the columns whose greatest value the server can find in an index."""
     found: dict[TableName, set[str]] = defaultdict(set)
     for schema, table, column in select_of_tables(
         connection,

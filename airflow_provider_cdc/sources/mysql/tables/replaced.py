@@ -1,17 +1,18 @@
-"""Detect tables that were replaced without a trace in the log: the log must explain each change of their identity.
+"""Detect tables that were replaced without a trace in the log. The log must explain each change of a table's identity.
 
-Why this is sufficient: a run records the identities after its place in the log (`server.LOG_PLACE`) and before its
-position. From then on, every statement that replaces, alters or empties a table changes its identity. If the statement
-is logged, it is in the log after that place. When a later identity differs from the recorded one, this module reads the
-log from that place to its current end. If all statements were logged, this part of the log has a statement for each
-changed part of the identity; a creation time is the exact time of the statement that set it. If there is no such
-statement, the change was not logged. The rows may contain such a change, and the log cannot rewind it.
+Why this is sufficient: a run records a place in the log (`server.LOG_PLACE`), then the identities, then its position.
+After that, every statement that replaces, alters or empties a table changes the identity of the table. If the statement
+is logged, the log contains it after the recorded place. If an identity later differs from the recorded identity, this
+module reads the log from the recorded place to the current end. If all statements were logged, this part of the log has
+a statement for each changed part of the identity. A creation time is the exact time of the statement that set it. If
+the log has no such statement, the change was not logged. In this case, the rows may contain changes that the log cannot
+rewind.
 
-The table is locked (`identity.held`) while its identity is compared, so that no session is altering it.
+The table is locked (`identity.held`) while its identity is compared, so that no session can alter the table.
 
-Statements are in the log before their effects are visible. The exception is OPTIMIZE TABLE (and ALTER TABLE … OPTIMIZE
-PARTITION, which does the same): it is logged only after it has processed all of its tables. If the user may see other
-sessions (PROCESS), this module looks for a running OPTIMIZE before it reads the end of the log.
+The server logs a statement before the effects of the statement are visible. The exceptions are OPTIMIZE TABLE and ALTER
+TABLE … OPTIMIZE PARTITION: the server logs them only after they have processed all of their tables. If the user may see
+other sessions (PROCESS), this module looks for a running OPTIMIZE before it reads the end of the log.
 """
 
 from __future__ import annotations
@@ -48,8 +49,8 @@ from airflow_provider_cdc.sources.mysql.tables.identity import (
 )
 
 _MOST_BACKLOG = 2**30
-"""The maximum size of the log that `unaltered_since` searches. The search only allows more later statements on the
-tables."""
+"""The maximum size of the log that `unaltered_since` searches. If the log is too long to search, the run accepts fewer
+of the later statements on the tables."""
 _HINT = (
     "log all statements that replace tables: do not use sql_log_bin=0 (mysqldump --set-gtid-purged=OFF writes dumps "
     "without it) or OPTIMIZE LOCAL TABLE; if an OPTIMIZE TABLE was running, which is logged after it has processed all "
@@ -79,15 +80,16 @@ def replaced_since(
     explained: dict[TableName, TableIdentity] | None = None,
     until: LogPlace | None = None,
 ) -> dict[TableName, str]:
-    """Return the tables whose identity changed without an explanation in the log, each with the reason.
+    """Return the tables whose identity changed without an explanation in the log. The value of a table is the reason
+    for this result.
 
     The result may include the parents whose changes reach the tables. The result omits tables without a recorded
     identity. The result includes a table that a running OPTIMIZE TABLE may have changed.
 
     :param begin: a place in the log; the identities were recorded after it.
-    :param explained: identities that the log has already explained, so that it need not be read again. New ones are
-        added.
-    :param until: a place in the log; logged statements after it are accepted, whatever they did.
+    :param explained: identities that the log has already explained. The log is not read again for these identities.
+        This function adds newly explained identities.
+    :param until: a place in the log. Statements that were logged after this place are accepted, whatever they did.
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
     """
@@ -155,10 +157,12 @@ def check_not_replaced(
     """Make sure that the log explains each changed identity (`replaced_since`).
 
     :param hint: the beginning of the error's hint.
-    :param now: the tables as recorded after ``until`` and before the position. If a statement after ``until`` may
-        change rows, it does not explain a change of these identities.
+    :param now: the tables with the identities that were recorded after ``until`` and before the position. If the
+        identity of a table had already changed by then, a statement after ``until`` that may change rows does not
+        explain the change.
     :raises SchemaChanged: a table was replaced without a trace in the log.
-    :raises TransientError: a table was replaced without a trace in the log, or by an OPTIMIZE TABLE that is running.
+    :raises TransientError: a table was replaced without a trace in the log, or an OPTIMIZE TABLE that is still running
+        may have replaced it.
     """
     replaced, optimizing = _replaced(settings, connection, begin, tables, explained, until, recorded_identities(now))
     for name, why in replaced.items():
@@ -174,9 +178,10 @@ def made_since(
     tables: Sequence[Table],
     moment: datetime,
 ) -> dict[TableName, tuple[str, datetime]]:
-    """Return the tables that were created or altered at ``moment`` or later although the log has no statement for it.
+    """Return the tables that were created or altered at ``moment`` or later by a statement that is not in the log.
 
-    The values are the reason and the time. Use this function for positions at which no identities were recorded.
+    The value of a table is the reason and the time. Use this function for positions at which no identities were
+    recorded.
 
     :param begin: the place from which the log is searched.
     """
@@ -201,9 +206,11 @@ def made_since(
 def unaltered_since(
     settings: ConnectionSettings, connection: Connection, begin: LogPlace, tables: Sequence[Table]
 ) -> dict[TableName, bool]:
-    """Return the tables that no statement logged since ``begin`` rebuilt or may have changed the rows of.
+    """Return the tables for which the log since ``begin`` has no statement that rebuilds the table or may change its
+    rows. Row events do not count as statements.
 
-    The value is true if no partition was exchanged either. The result is empty if the log since ``begin`` is too long.
+    The value of a table is true if no partition was exchanged either. The result is empty if the log since ``begin`` is
+    too long.
 
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
@@ -213,14 +220,14 @@ def unaltered_since(
     try:
         ddl = _logged_ddl(settings, connection, begin, tables)
     except ExactnessError:
-        # When the run reads this log later, it stops with the same error.
+        # Ignore the error here, because the run stops with the same error when it reads this part of the log later.
         return {}
     altering = {IdentityEffect.REBUILT, IdentityEffect.ANY}
     return {name: True for name, own in ddl.items() if altering.isdisjoint(one.effect for one in own)}
 
 
 def _is_optimizing(connection: Connection) -> bool:
-    """Whether a session is running OPTIMIZE TABLE or OPTIMIZE PARTITION, among the sessions that this user may see."""
+    """Whether any of the sessions that this user may see is running OPTIMIZE TABLE or OPTIMIZE PARTITION."""
     statement = (
         "SELECT COUNT(*) FROM performance_schema.processlist WHERE ID <> CONNECTION_ID() "
         "AND (INFO LIKE %s OR INFO LIKE %s)"
@@ -240,8 +247,8 @@ def _unlogged(now: TableIdentity) -> str:
 
 
 def _unexplained(before: TableIdentity, now: TableIdentity, ddl: Sequence[LoggedDdl]) -> str:
-    """Return the reason why the statements do not explain the change of an identity; empty if they do."""
-    # Later statements may have started after the identity was read.
+    """Return the reason why the statements do not explain the change of an identity; empty if they explain it."""
+    # Statements at the end of the list may have started after the identity was read.
     seen = max((number for number, one in enumerate(ddl, 1) if one.when == now.created), default=0)
     if before.created != now.created and not seen:
         return _unlogged(now)
@@ -260,12 +267,12 @@ def _unexplained(before: TableIdentity, now: TableIdentity, ddl: Sequence[Logged
 def _logged_ddl(
     settings: ConnectionSettings, connection: Connection, begin: LogPlace, tables: Sequence[Table]
 ) -> dict[TableName, list[LoggedDdl]]:
-    """Return, for each table, the logged statements from ``begin`` to the current end that may have changed its
-    identity."""
-    # Read the end of the log before the list of files, so that the list has the file of the end.
+    """For each table, return the statements that may have changed its identity and that were logged between ``begin``
+    and the current end of the log."""
+    # Read the end of the log before the list of files, so that the list includes the file in which the log ends.
     end, files = end_of_log(settings, connection), log_files(connection)
     check_place(settings, files, begin)
-    # With old_alter_table=ON, the server executes an ALTER in place only if the statement requests it.
+    # With old_alter_table=ON, the server executes an ALTER in place only if the statement requests this.
     copies = variables(connection, ["old_alter_table"]).get("old_alter_table") == "ON"
     ddl_by_table: dict[TableName, list[LoggedDdl]] = {table.name: [] for table in tables}
 
@@ -298,7 +305,7 @@ class _DdlWalker(PreparedWalker):
     """Collects the statements that may change the identity of tables, even those that stop a run; ignores rows."""
 
     def __init__(self, segment: LogSegment, tables: Sequence[Table]) -> None:
-        # An empty GTID set, because all statements after the place count, independent of the position.
+        # Pass an empty GTID set as the position, because all statements after the place count.
         super().__init__(segment.name, segment.start, segment.stop, GtidSet())
         self.found: dict[TableName, list[LoggedDdl]] = {table.name: [] for table in tables}
         # Interpret statements for each table separately, because `meaning` reports only one table of a statement.
@@ -306,7 +313,8 @@ class _DdlWalker(PreparedWalker):
         self._names = names_of(tables)
 
     def _check(self, statement: Statement) -> None:
-        # Check all tables at once first: the log may have thousands of such statements, for example OPTIMIZE TABLE.
+        # Before checking each table separately, check all tables at once. The log may have thousands of statements,
+        # such as OPTIMIZE TABLE, that affect none of the tables.
         statement_meaning = meaning(statement, self._names)
         if statement_meaning.effect in (Effect.HARMLESS, Effect.ELSEWHERE) and statement_meaning.identity is None:
             return
@@ -316,8 +324,8 @@ class _DdlWalker(PreparedWalker):
             Effect.TOUCHES,
         )
         for name, names in self._each.items():
-            # The server may treat other names as equal to a name outside this form, or the statement may write it
-            # differently.
+            # If a name does not have this plain form, the server may treat other names as equal to it, or the statement
+            # may spell the name differently.
             plain = text.isascii() and name.name.isascii() and name.name.replace("_", "a").isalnum()
             if plain and names_all and name.name.lower() not in text:
                 continue

@@ -24,10 +24,11 @@ _UNSIGNED_DIFFERENCE = "unsigned_difference"
 
 
 def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
-    """Return the base tables that match ``patterns``, sorted and unique, and a problem for each unmatched pattern.
+    """Return the base tables that match ``patterns``, sorted and unique. Also return a problem for each pattern that
+    matches no table.
 
     A pattern is ``schema.table``; ``*`` matches any sequence of characters in either part. System schemas match no
-    pattern. Names compare as on the server: case-insensitively if ``lower_case_table_names`` is not 0.
+    pattern. Names are compared as on the server: upper and lower case are equal if ``lower_case_table_names`` is not 0.
     """
     kinds = {
         TableName(schema, name): kind
@@ -52,7 +53,8 @@ def read_tables(
     and sets whose type does not show them (`hidden_labels`). ``Table.details`` contains the results of
     `may_lack_partitions` and `unsigned_difference`.
 
-    The key is the primary key, else the first visible unique index of whole NOT NULL columns that the server stores.
+    The key is the primary key. If the table has no primary key, the key is the first visible unique index of whole,
+    stored NOT NULL columns.
 
     :param key_indexes: for each table, the name of the index to prefer as the key.
     :raises SchemaChanged: a table does not exist, or this user may not see it.
@@ -84,7 +86,7 @@ def read_tables(
 
 
 def may_lack_partitions(table: Table) -> bool:
-    """Whether a row that one session stored may have no partition in another session."""
+    """Whether a row that was stored in one session may belong to no partition in another session."""
     return bool(table.details.get(_MAY_LACK_PARTITIONS))
 
 
@@ -110,7 +112,7 @@ def difference(recorded: Table, now: Table) -> str:
 def check_unchanged(connection: Connection, tables: Sequence[Table]) -> None:
     """Make sure that tables have the same columns and keys as when they were recorded.
 
-    This check does not detect a change that was undone; the log shows such a change.
+    This check does not detect a change that was undone, but the log shows such a change.
 
     :raises SchemaChanged: a table has other columns or another key.
     """
@@ -132,7 +134,8 @@ def select_of_tables(
     *,
     schema_column: str = "TABLE_SCHEMA",
 ) -> list[tuple[Any, ...]]:
-    """Return schema, table and ``columns`` of the rows of these tables in a ``view`` of the information schema."""
+    """Return the rows of these tables in a ``view`` of the information schema. Each row has the schema, the table and
+    ``columns``."""
     rows: list[tuple[Any, ...]] = []
     # The server looks up single tables only if the condition names one schema.
     schemas: dict[str, list[str]] = defaultdict(list)
@@ -197,7 +200,7 @@ def _columns(connection: Connection, names: Sequence[TableName]) -> dict[TableNa
             details["generated"] = "stored"
         if "INVISIBLE" in extra:
             details["invisible"] = True
-        # With some settings of lower_case_table_names, the letter case may differ from the requested one.
+        # With some settings of lower_case_table_names, the letter case may differ from the requested letter case.
         found[TableName(schema, table)].append(Column(name, kind, nullable == "YES", details))
     return {name: with_labels(connection, name, columns) for name, columns in found.items()}
 
@@ -241,11 +244,12 @@ def _indexes(connection: Connection, names: Sequence[TableName]) -> dict[TableNa
 
 
 def _key(columns: Sequence[Column], indexes: _IndexParts, first: str) -> tuple[str, tuple[str, ...]]:
-    """Return the index to use as the key, and its columns: the index named ``first`` if it is usable."""
+    """Return the index to use as the key, and its columns. The index named ``first`` is preferred if it is usable."""
     usable = {column.name for column in columns if not column.nullable and column.details.get("generated") != "virtual"}
     for index, parts in sorted(indexes.items(), key=lambda item: item[0] != first):
         key = tuple(column for column, _, _ in parts)
-        # A primary key may contain a prefix of a column: rows that differ in the prefix differ in the column.
+        # A primary key may contain a prefix of a column, because rows that differ in the prefix also differ in the
+        # column.
         whole = index == "PRIMARY" or all(prefix is None for _, prefix, _ in parts)
         if whole and usable.issuperset(key) and all(visible == "YES" for _, _, visible in parts):
             return index, key

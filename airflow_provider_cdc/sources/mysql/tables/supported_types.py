@@ -28,7 +28,7 @@ _SUPPORTED = {"enum", "set", "json", "vector"} | _NUMBERS | _TEMPORALS | GEOMETR
 def unsupported(column: Column, identifies: bool = False, policy: str = "error") -> str | None:
     """Return the reason why ``column`` cannot be copied. None: it can be copied.
 
-    :param identifies: whether the column is one of those that identify the table's rows.
+    :param identifies: whether the column is one of the columns that identify the table's rows.
     """
     declared = parse(column.type)
     charset = str(column.details.get("charset", ""))
@@ -42,7 +42,7 @@ def unsupported(column: Column, identifies: bool = False, policy: str = "error")
     if declared.name in ("enum", "set") and not are_labels(declared.arguments):
         return f"a member of {column.type} is not text"
     if may_hide_labels(column) and LABELS not in column.details:
-        # The server shows types only in utf8mb3, so it cannot show characters beyond U+FFFF and undefined codes.
+        # The server shows types only in utf8mb3, so it cannot show characters beyond U+FFFF or undefined codes.
         return f"a member of {column.type} may contain a character that the server shows as '?', so its text is unknown"
     if declared.name in TEXTS and bytes_per_character(charset) is None:
         return f"its character set {charset or '(unknown)'} is not supported"
@@ -50,7 +50,7 @@ def unsupported(column: Column, identifies: bool = False, policy: str = "error")
 
 
 def is_wide_decimal(column: Column) -> bool:
-    """Whether ``column`` is a decimal of more than the 38 digits that fit an Arrow decimal."""
+    """Whether ``column`` is a decimal of more than 38 digits, which is the maximum for an Arrow decimal."""
     declared = parse(column.type)
     return declared is not None and declared.name == "decimal" and declared.number(0, 10) > 38
 
@@ -71,6 +71,6 @@ def unmeasured(column: Column) -> str | None:
 
 
 def policy_of(identifies: bool, policy: str) -> str:
-    """Return the policy for values that no Arrow type can hold. Identifying columns get no ``null``: nulls could make
-    two rows equal."""
+    """Return the policy for values that no Arrow type can hold. A column that identifies rows never gets the policy
+    ``null``, because nulls could make two rows equal."""
     return "error" if identifies and policy == "null" else policy

@@ -1,7 +1,7 @@
-"""The table of MySQL types: the Arrow type of each one, and its encoding in MySQL's two binary formats.
+"""The table of MySQL types: the Arrow type of each MySQL type, and its encoding in MySQL's two binary formats.
 
-One table entry describes both binary formats of a value, so that they cannot disagree: a *row* of a prepared
-statement's result, and a row *image* in the binary log. See ``ColumnType``.
+One table entry describes both binary formats of a value, so that the descriptions cannot disagree. The formats are a
+*row* of a prepared statement's result, and a row *image* in the binary log. See ``ColumnType``.
 
 ============================  ======================  ==========================================================
 MySQL                         Arrow                   remarks
@@ -27,14 +27,15 @@ vector(n)                     list<float32>           up to n numbers; the store
 ============================  ======================  ==========================================================
 
 "The policy" is `TableOptions.unrepresentable`. With ``error``, such values raise ValueNotRepresentable, and a decimal
-column of more than 38 digits is not copied at all. With ``string``, the column is utf8 and contains the text that
-SELECT returns for every value (TIMESTAMP: in UTC). ``null`` never applies to a column that identifies rows (a key
-column, or every column of a keyless table), because two rows could become equal. There, ``null`` acts as ``error``.
+column of more than 38 digits is not copied at all. With ``string``, the column is utf8. For every value, it contains
+the text that SELECT returns (TIMESTAMP: in UTC). ``null`` never applies to a column that identifies rows (a key column,
+or every column of a keyless table), because two rows could become equal. For such a column, ``null`` acts as ``error``.
 
-Text is invalid if its stored bytes contain a code without a character in the column's character set. With ``null``, it
-becomes null. With ``string``, it becomes ``0x`` and the hexadecimal digits of the bytes. Another row may contain
-exactly that text, so for a column that identifies rows, ``string`` acts as ``error``. The same holds for a column of a
-set without gaps (`charsets.has_gaps`): in such a set, these bytes are damage.
+Text is invalid if its stored bytes contain a code without a character in the column's character set. With ``null``,
+invalid text becomes null. With ``string``, it becomes ``0x`` and the hexadecimal digits of the bytes. Another row may
+contain exactly that text, so for a column that identifies rows, ``string`` acts as ``error``. If the character set of a
+column has no gaps (`charsets.has_gaps`), ``string`` also acts as ``error``, because in such a set these bytes are
+damage.
 
 Source of the formats: MySQL's documentation of "Binary Protocol Value" and of ``Table_map_event``, and the server
 itself; the tests compare each entry with the server.
@@ -88,9 +89,9 @@ VECTOR = pa.list_(pa.field("element", pa.float32(), nullable=False))
 """The field name is Parquet's name for list elements."""
 
 LENGTH_ENCODED = 0
-"""``ColumnType.row_width`` of a value that follows a length-encoded integer."""
+"""The ``ColumnType.row_width`` of values that are stored after a length-encoded integer."""
 TEMPORAL = -1
-"""``ColumnType.row_width`` of a value that follows a length byte."""
+"""The ``ColumnType.row_width`` of values that are stored after a length byte."""
 
 
 @dataclass(frozen=True)
@@ -107,8 +108,8 @@ class ColumnType:
         in an image, a field has ``prefix`` bytes of little-endian length, followed by the value; if ``prefix`` is 0,
         the value has ``width`` bytes.
     ``length``
-        the bytes to which binary(n) is padded; for a decimal of more than 38 digits, the minimum number of digits
-        before the decimal point; 0 for any other type.
+        for binary(n), the number of bytes to which values are padded; for a decimal of more than 38 digits, the minimum
+        number of digits before the decimal point; 0 for any other type.
     ``precision``, ``scale``
         the declared precision and scale of a decimal; for bit(n), ``precision`` is the number of bits; for times,
         ``scale`` is the number of digits of the fractional second.
@@ -117,8 +118,8 @@ class ColumnType:
     ``policy``
         the policy for values that no Arrow type can hold, for the families that have such values.
     ``apart``
-        true for text that identifies rows, in a character set where two codes stand for one character. The second code
-        is then treated as invalid.
+        true for text that identifies rows, in a character set where two codes stand for one character. In this case,
+        the second code is treated as invalid.
     """
 
     name: str
@@ -155,7 +156,7 @@ class ColumnType:
     def of(cls, column: Column, identifies: bool = False, policy: str = "error") -> ColumnType:
         """Return the entry for ``column``.
 
-        :param identifies: whether the column is one of those that identify the table's rows.
+        :param identifies: whether the column is one of the columns that identify the table's rows.
         :param policy: the policy for values that no Arrow type can hold.
         :raises ConfigurationError: the type is not in the table of types; ``unsupported`` returns the reason.
         """
@@ -188,7 +189,8 @@ _STRING = 254
 
 
 def unsupported_key(column: Column, policy: str = "error") -> str | None:
-    """Return the reason why ``column``, which has a supported type, cannot be a key column. None: it can be one.
+    """Return the reason why ``column``, which has a supported type, cannot be a key column. None: it can be a key
+    column.
 
     Keys are compared by their decoded values, so different stored values must have different decoded values.
     """
@@ -239,7 +241,7 @@ def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
 
 
 def _is_told_apart(table: Table, column: ColumnType) -> bool:
-    # Rows of a table without a key are only counted: rows with the same text count as equal.
+    # Rows of a table without a key are only counted, so rows with the same text can count as equal.
     return column.name in table.key and column.family is Family.TEXT and is_ambiguous(column.charset)
 
 
@@ -361,7 +363,8 @@ def _string(name: str, declared: Declared, nullable: bool, quoted: str, charset:
             name, family, arrow, nullable, quoted, 253, LENGTH_ENCODED, 15, length.to_bytes(2, "little"),
             prefix=prefix, charset=charset, policy=policy,
         )  # fmt: skip
-    # Two bits of the length are stored, inverted, in the byte of the type, because they were added to the format later.
+    # Two bits of the length are stored in the type byte, and they are inverted, because they were added to the format
+    # later.
     metadata = bytes([_STRING ^ ((length & 0x300) >> 4), length & 0xFF])
     return ColumnType(
         name, family, arrow, nullable, quoted, _STRING, LENGTH_ENCODED, _STRING, metadata,

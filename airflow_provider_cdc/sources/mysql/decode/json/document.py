@@ -2,9 +2,9 @@
 
 A value consists of a type byte and a body. An *opaque* value is a value of another SQL type (DECIMAL, DATE, BLOB, …),
 with that type's code. A container consists of its number of elements, its size in bytes, the key entries (of an
-object), the value entries, and the data that the entries point to, by offsets from the container's start. Only the
-offsets say where values are, because an in-place UPDATE leaves gaps between them. Small containers have offsets of 2
-bytes, large ones of 4. A value that fits into its entry is stored there.
+object), the value entries, and the data. The entries point to the data by offsets from the start of the container. Only
+the offsets say where values are, because an in-place UPDATE leaves gaps between the values. Offsets have 2 bytes in
+small containers and 4 bytes in large containers. A value that fits into its entry is stored in the entry.
 
 The format is described in MySQL's source, sql-common/json_binary.h. The printed text is defined by
 sql-common/json_dom.cc (``wrapper_to_string``) and strings/dtoa.cc (``my_gcvt``).
@@ -28,7 +28,7 @@ _OBJECT, _LARGE_OBJECT, _ARRAY, _LARGE_ARRAY = range(4)
 _LITERAL, _INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64, _DOUBLE, _STRING = range(4, 13)
 _OPAQUE = 15
 
-# Size in bytes of a value of each type, where it is fixed.
+# By type: the size of a value in bytes. 0: the type has no fixed size.
 _SIZES = np.array([0, 0, 0, 0, 1, 2, 2, 4, 4, 8, 8, 8])
 
 _NULL = np.frombuffer(b"null", np.uint8)
@@ -44,8 +44,8 @@ _OPEN_ARRAY, _CLOSE_ARRAY = ord("["), ord("]")
 def write_documents(data: Any, offsets: Any, valid: Any, first: int, out: Any, ends: Any, status: Any) -> int:
     """Write the texts of the values from `first` on, and the end of each text. Stop at a value that cannot be written.
 
-    Return the index of the value at which writing stopped; `status` then has the error code and the offset of the byte
-    within the value. If all values were written, return the number of values.
+    Return the index of the value that could not be written. In this case, `status` has the error code and the offset of
+    the byte within the value. If all values were written, return the number of values.
     """
     stack = np.empty((MAX_DEPTH, _FRAME), np.int64)
     for index in range(first, len(valid)):
@@ -63,20 +63,20 @@ def write_documents(data: Any, offsets: Any, valid: Any, first: int, out: Any, e
 
 @inner
 def _write_document(data: Any, begin: int, end: int, stack: Any, out: Any, pos: int, status: Any) -> int:
-    """Write the text of the value in ``data[begin:end]``. If the result is negative, it is a code, and `status` has
-    the position."""
+    """Write the text of the value in ``data[begin:end]``. If the result is negative, it is an error code, and `status`
+    has the position of the error."""
     status[1] = begin
     if begin == end:
         return values.write_ascii(_NULL, out, pos)
     # The value to write: its type, the start of its body, and the limit for its end.
     kind, at, bound = np.int64(data[begin]), begin + 1, end
     is_inlined = False
-    # The container around the value: its type, start, end, end of entries, number of elements, and number of elements
-    # left.
+    # The container around the value: its type, its start, its end, the end of its entries, the number of its elements,
+    # and the number of elements that are not written yet.
     holder, base, limit, bodies, count, left = kind, at, at, at, at, at
     depth = 0
-    # Count the unread bytes, to reject documents in which values share bytes: their text could be exponentially long.
-    # The server never stores such documents.
+    # Count the unread bytes, to reject documents in which values share bytes. The text of such a document could be
+    # exponentially long. The server never stores such documents.
     unread = end - begin
     while True:
         status[1] = at
@@ -197,8 +197,8 @@ def _write_fixed(kind: int, data: Any, at: int, out: Any, pos: int) -> int:
 
 @inner
 def _sized(data: Any, at: int, bound: int) -> tuple[int, int]:
-    """Return the start and the length of a body whose length precedes it (in groups of 7 bits, lowest first), or a
-    code."""
+    """Return the start and the length of a body. The length is stored before the body, in groups of 7 bits, the lowest
+    group first. If the length is not valid, return a negative code instead of the length."""
     length = 0
     for index in range(5):
         if at + index >= bound:

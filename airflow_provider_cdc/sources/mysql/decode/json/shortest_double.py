@@ -1,12 +1,12 @@
-"""Computes the shortest decimal digits that read back as a given double, in a kernel.
+"""The kernel that computes the shortest decimal digits that read back as a given double.
 
-If several decimals of the shortest length round to the double, the result is the nearest of them. If two of them are
-equally near, the result is the one with an even last digit. ``repr`` and MySQL print the same digits (both use David
-Gay's dtoa).
+If several decimal numbers of the shortest length round to the double, the result is the decimal number nearest to it.
+If two of these numbers are equally near, the result is the number with an even last digit. ``repr`` and MySQL print the
+same digits (both use David Gay's dtoa).
 
 The algorithm is Schubfach (Raffaello Giulietti, "The Schubfach way to render doubles", 2020). It scales the double and
 the two ends of its rounding interval by a power of ten, with 128 bits, so that the interval spans between one and ten
-units of the last digit. Then there are at most four candidates.
+units of the last digit. As a result, there are at most four candidates.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _EIGHT_ZEROS = np.uint64(100_000_000)
 
 @inner
 def shortest(bits: int) -> tuple[int, int]:
-    """Return the shortest digits and the exponent with which ± digits · 10**exponent reads back as the double. The
-    digits do not end in 0.
+    """Return the shortest digits, and an exponent, so that ± digits · 10**exponent reads back as the double. The digits
+    do not end in 0.
 
     :param bits: the IEEE 754 bits (uint64) of a finite double other than zero; the sign is ignored.
     """
@@ -56,7 +56,8 @@ def shortest(bits: int) -> tuple[int, int]:
     # Below a power of two, the distance between doubles is half as large.
     narrow = fraction == 0 and biased > 1
 
-    # floor(log10(x)) for x = 2**exponent, or x = 3/4 * 2**exponent, by multiplication, which is exact in this range.
+    # Compute floor(log10(x)) for x = 2**exponent, or for x = 3/4 * 2**exponent. The multiplication gives the exact
+    # result in this range.
     scale = (exponent * 1_262_611 - (524_031 if narrow else 0)) >> 22
     shift = np.uint64(exponent + ((-scale * 1_741_647) >> 19) + 1)
     high = _POWERS[-scale - _FIRST, 0]
@@ -88,7 +89,8 @@ def shortest(bits: int) -> tuple[int, int]:
 
 @inner
 def _scaled(high: int, low: int, factor: int) -> int:
-    """Return the product's bits from 2**128 on. The lowest bit is also set if any lower bit was set, to detect ties."""
+    """Return the product's bits from 2**128 on. To detect ties, the lowest bit of the result is also set if any of the
+    omitted bits is set."""
     carried = high * factor + _high_product(low, factor)
     top = _high_product(high, factor) + (_U1 if carried < high * factor else np.uint64(0))
     return top | _U1 if carried > _U1 else top

@@ -42,8 +42,9 @@ def json_text(data: bytes) -> str:
 def json_texts(values: pa.BinaryArray) -> pa.StringArray:
     """Return `json_text` of every value of a column. Nulls remain null.
 
-    :raises DecodeError: a value does not follow the format; ``where`` has its index and the byte within it.
-    :raises ValueNotRepresentable: the texts together are larger than one Arrow array can be (2 GiB).
+    :raises DecodeError: a value does not follow the format. ``where`` has the index of the value and the offset of the
+        byte within the value.
+    :raises ValueNotRepresentable: the total size of the texts is more than the maximum of an Arrow array (2 GiB).
     """
     count = len(values)
     if count == 0:

@@ -1,7 +1,7 @@
-"""Kernels that write scalars of binary JSON as MySQL prints them, each into a buffer.
+"""Kernels that write scalars of binary JSON into a buffer, as MySQL prints them.
 
-Every writer takes the position to write at, and returns the position after the text or a negative code (below). Before
-it writes, the writer checks that the text fits. The caller guarantees that the bytes to read exist.
+Every writer takes the position to write at. It returns the position after the text, or a negative code (see below).
+Before it writes, the writer checks that the text fits. The caller guarantees that the bytes to read exist.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ BAD_DOUBLE = -9
 BAD_DECIMAL = -10
 BAD_TIME = -11
 
-# Type codes of MySQL's protocol, as in opaque values.
+# Type codes of MySQL's protocol. Opaque values contain these codes.
 _TIMESTAMP = 7
 _DATE = 10
 _TIME = 11
@@ -128,7 +128,8 @@ def write_string(data: Any, at: int, length: int, out: Any, pos: int) -> int:
 
 @inner
 def _has_special(word: int) -> bool:
-    """Return whether any of the eight bytes needs an escape. (Subtracting n from a byte below n borrows.)"""
+    """Return whether any of the eight bytes needs an escape. (The subtraction of n from a byte borrows if the byte is
+    below n.)"""
     quotes = word ^ _QUOTES
     backslashes = word ^ _BACKSLASHES
     below = (word - _SPACES) & ~word | (quotes - _ONES) & ~quotes | (backslashes - _ONES) & ~backslashes
@@ -152,9 +153,9 @@ def write_integer(value: int, is_signed: bool, out: Any, pos: int) -> int:
 def write_double(bits: int, out: Any, pos: int) -> int:
     """Write the shortest digits that read back as the double with these IEEE 754 bits (uint64).
 
-    The layout is the same as in the server's ``my_gcvt``. The form ``d.ddde-N`` is used in two cases: there would be
-    more than 14 zeros between the point and the digits, or the point would be at or after the 16th place with no digits
-    after it. Otherwise there is no exponent, and at least one digit on either side of the point.
+    The layout is the same as in the server's ``my_gcvt``. The form ``d.ddde-N`` is used in two cases: more than 14
+    zeros would be between the point and the digits, or the point would be at or after the 16th place with no digits
+    after it. In all other cases, the text has no exponent, and at least one digit on either side of the point.
     """
     if (bits >> np.uint64(52)) & _INFINITE == _INFINITE:
         return BAD_DOUBLE
@@ -210,7 +211,7 @@ def write_opaque(data: Any, code: int, at: int, length: int, out: Any, pos: int)
 @inner
 def _write_decimal(data: Any, at: int, length: int, out: Any, pos: int) -> int:
     """Write a decimal. The value is stored as precision and scale (one byte each) and MySQL's DECIMAL: groups of 9
-    digits in 4 big-endian bytes; the first and the last group may be shorter. The inverted top bit is the sign. In a
+    digits in 4 big-endian bytes. The first and the last group may be shorter. The inverted top bit is the sign. In a
     negative number, all other bits are inverted, too."""
     if length < 3:
         return BAD_DECIMAL
@@ -262,8 +263,8 @@ def _write_decimal(data: Any, at: int, length: int, out: Any, pos: int) -> int:
 @inner
 def _write_temporal(data: Any, code: int, at: int, length: int, out: Any, pos: int) -> int:
     """Write a date or time. The value is stored as a little-endian int64: from the low end, 24 bits of microseconds, 6
-    of seconds, 6 of minutes, then the hours. With a date, the hours have 5 bits, followed by 5 bits of the day and year
-    · 13 + month."""
+    bits of seconds, 6 bits of minutes, and the hours. With a date, the hours have 5 bits, followed by 5 bits of the day
+    and year · 13 + month."""
     if length != 8:
         return BAD_TIME
     if pos + 30 > len(out):

@@ -1,4 +1,5 @@
-"""The kernel that reads only the GTID events of a binary log: each transaction and its commit time.
+"""The kernel that reads only the GTID events of a binary log. They contain the GTID and the commit time of each
+transaction.
 
 For the formats, see ``walk.py``. The commit time is the field ``immediate_commit_timestamp``: the time of the commit on
 this server, in microseconds since 1970.
@@ -39,9 +40,9 @@ from airflow_provider_cdc.sources.mysql.log.stream.crc32 import crc32
 
 # Return codes of `read_commits`.
 MORE, FOUND, ENDED, NO_ROOM, DAMAGED, NAMELESS = 0, 1, 2, 3, 4, 5
-"""In this order: more bytes are needed; the transaction at ``state[POSITION]`` is the first one that is later than the
-limit, or not in the set; the end of the file, or of the requested part, is reached; ``runs`` is full; an event is
-damaged; a transaction has no GTID."""
+"""In this order: more bytes are needed; the transaction at ``state[POSITION]`` is the first one after the time limit or
+outside the set; the end of the file, or of the requested part, is reached; ``runs`` is full; an event is damaged; a
+transaction has no GTID."""
 
 # `state`, int64.
 AT, POSITION, CHECKSUM, SKIP, LATEST, LIMIT, RUNS, NEXT, STARTED, END = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
@@ -53,8 +54,8 @@ STATE_WORDS = 10
 
 _TSID_WORDS = TSID_BYTES // 8
 RUN_WORDS = _TSID_WORDS + 2
-"""The words of a run, which is a sequence of consecutive transactions of one source: TSID, first number, last
-number."""
+"""The number of words in the entry of a run. A run is a sequence of consecutive transactions of one source. Its entry
+contains the TSID, the first number and the last number."""
 _RECENT = 8
 
 
@@ -63,8 +64,8 @@ def commit_time(data: Bytes, body: int, body_end: int, kind: int) -> int:
     """Return the commit time in microseconds since 1970, or -1."""
     if kind == TAGGED_GTID:
         return tagged_commit_time(data, body, body_end)
-    # flags, UUID, number, a type code (2: two numbers for parallel appliers follow); then the time in 7 bytes. If the
-    # highest bit of the 7 bytes is set, the time of the first commit, on another server, follows.
+    # The fields are flags, UUID, number, a type code (2: two numbers for parallel appliers follow), and the commit time
+    # in 7 bytes. If the highest bit of these 7 bytes is set, the time of the original commit on another server follows.
     if body + 49 > body_end or load8(data, body + 25) != 2:
         return -1
     when: int = load32(data, body + 42) | (load16(data, body + 46) << 32) | ((load8(data, body + 48) & 0x7F) << 48)
@@ -73,7 +74,7 @@ def commit_time(data: Bytes, body: int, body_end: int, kind: int) -> int:
 
 @inner
 def _extend(runs: Int64s, state: Int64s, tsid: Bytes, number: int) -> bool:
-    """Add a transaction to the runs. Return False if there is no room."""
+    """Add a transaction to the runs. Return False if ``runs`` is full."""
     count = state[RUNS]
     for back in range(1, min(count, _RECENT) + 1):
         run = (count - back) * RUN_WORDS
@@ -106,13 +107,13 @@ def read_commits(
     crc_tables: Bytes,
     sets: SetArrays,
 ) -> int:
-    """Skip the events in ``data[state[AT]:end]``, up to the first transaction that committed after ``state[LIMIT]`` or,
-    if the limit is -1, the first transaction that is not in the set.
+    """Skip the events in ``data[state[AT]:end]`` that precede a certain transaction: the first one that was committed
+    after the time ``state[LIMIT]``. If this limit is -1, stop at the first transaction that is not in the set.
 
     :param tsid: ``uint8[TSID_BYTES]``, a work array.
     :param runs: receives the skipped transactions.
     :param sets: set 0 is used.
-    :returns: one of the codes above.
+    :returns: one of the return codes at the top of this module.
     """
     while True:
         if state[SKIP]:
@@ -143,7 +144,7 @@ def read_commits(
             if load32(data, at + length - CHECKSUM_BYTES) != crc32(crc_tables, data, at, at + length - CHECKSUM_BYTES):
                 return DAMAGED
             state[CHECKSUM] = CHECKSUM_BYTES if load8(data, at + length - CHECKSUM_BYTES - 1) == 1 else 0
-            # If reading starts elsewhere than at the beginning of the file, the server generates this event.
+            # If reading does not start at the beginning of the file, the server generates this event.
             if not artificial and state[POSITION] == FIRST_POSITION:
                 state[POSITION] += length
             state[AT] += length

@@ -11,7 +11,8 @@ from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, inner, kern
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 
 TSID_BYTES = 56
-"""Size of a source of transactions (a TSID): 16 bytes of UUID, one byte for the tag's length, the tag, zeros."""
+"""Size in bytes of the array entry for a source of transactions (a TSID). The entry contains the UUID (16 bytes), the
+length of the tag (one byte), the tag, and zeros as padding."""
 
 _TAG_AT = 17
 
@@ -22,10 +23,10 @@ class SetArrays(NamedTuple):
     ``tsids``
         ``uint8[TSID_BYTES * n]``, all sources that occur in any of the sets.
     ``ranges``
-        ``int64[2 * n * sets]``: for set ``s`` and source ``t``, the entry ``2 * (n * s + t)`` is the index in
-        ``bounds`` where the bounds begin, and the next entry is where they end.
+        ``int64[2 * n * sets]``. For set ``s`` and source ``t``, the entry ``2 * (n * s + t)`` is the index of their
+        first bound in ``bounds``. The next entry is the index after their last bound.
     ``bounds``
-        ``int64``: start, exclusive end, start, … of intervals, increasing.
+        ``int64``, in increasing order: the start and the exclusive end of each interval.
     """
 
     tsids: Bytes
@@ -80,13 +81,14 @@ def find_tsid(tsids: Bytes, tsid: Bytes, hint: int) -> int:
 
 @inner
 def contains(sets: SetArrays, which: int, source: int, number: int) -> bool:
-    """Return whether set ``which`` contains transaction ``number`` of ``source``; -1 is a source that is in no set."""
+    """Return whether the set with index ``which`` contains the transaction ``number`` of ``source``. The source -1 is
+    in no set."""
     if source < 0:
         return False
     entry = 2 * (len(sets.tsids) // TSID_BYTES * which + source)
     start = low = sets.ranges[entry]
     high = sets.ranges[entry + 1]
-    # Count the bounds up to the number: inside an interval the count is odd.
+    # Count the bounds that are not greater than the number. If the number is inside an interval, the count is odd.
     while low < high:
         middle = (low + high) >> 1
         if sets.bounds[middle] <= number:
@@ -98,7 +100,7 @@ def contains(sets: SetArrays, which: int, source: int, number: int) -> bool:
 
 @inner
 def set_untagged(tsid: Bytes, data: Bytes, uuid_at: int) -> None:
-    """Set ``tsid`` to the source with the UUID at ``data[uuid_at]`` and no tag."""
+    """Write a source without a tag into ``tsid``. Its UUID is at ``data[uuid_at]``."""
     for word in range(16, TSID_BYTES, 8):
         for byte in range(8):
             tsid[word + byte] = 0
@@ -108,5 +110,5 @@ def set_untagged(tsid: Bytes, data: Bytes, uuid_at: int) -> None:
 
 @kernel
 def in_set(sets: SetArrays, which: int, source: int, number: int) -> bool:
-    """Return the result of ``contains``; for callers in Python."""
+    """Like ``contains``, for callers in Python."""
     return contains(sets, which, source, number)

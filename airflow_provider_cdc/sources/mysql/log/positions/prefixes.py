@@ -1,16 +1,17 @@
-"""Finds prefixes of the log: the position at a given time, and the place in the log of a GTID set.
+"""Finds prefixes of the log: the prefix at a given time, and the prefix with exactly the transactions of a GTID set.
 
-The position at a time is the longest prefix of the log without a commit after this time. The prefix is final when the
-log contains a commit after the time. Commit times may decrease along the log, so the prefix ends before the first
-commit after the time.
+The position at a given time is the longest prefix of the log without a later commit. The prefix is final as soon as the
+log contains a later commit. Commit times may decrease from one transaction to the next, so the prefix ends before the
+first transaction that was committed after the given time.
 
-A GTID set that includes some transactions and omits earlier ones was never the state of this server: rows written by
-the later transactions cannot be separated from the effects of the earlier ones. So only the transactions of a prefix
-can be a position.
+If a GTID set contains a transaction but omits an earlier transaction, this server was never in that state. The rows
+that the later transaction wrote cannot be separated from the effects of the earlier transaction. So only the
+transactions of a prefix can be a position.
 
-The file is found by bisection over the time of the first commit in each file. The time in a file's head cannot be used:
-it is the time of the session that began the file, and a session can change its time with SET timestamp. On a replica,
-it is the time of the replica's source. In that file and in the files after it, only the GTID events are read.
+The file in which the prefix ends is found by bisection over the time of the first commit in each file. The time in the
+header of a file cannot be used. It is the time of the session that began the file, and a session can change its time
+with SET timestamp. On a replica, the header has the time of the replica's source. From the found file on, only the GTID
+events are read.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection, sessio
 
 _RUNS = 4096
 _SLACK_MICROSECONDS = 2_000_000
-"""The maximum expected clock correction. If a clock was set back by more, a time in that period is ambiguous; the
-result is still a valid position."""
+"""The maximum expected clock correction. If the clock was set back by more, some times occurred twice and are
+ambiguous. The result is still a valid position."""
 NO_LIMIT = 2**62
-"""A time, in microseconds since 1970, after which there are no commits."""
+"""A time, in microseconds since 1970, that is later than all commits."""
 _KEEP_LOGS = "make the server keep its logs for longer (binlog_expire_logs_seconds)"
 
 
@@ -49,9 +50,9 @@ class Prefix:
 
     :param position: the transactions of the prefix, including those that were purged from the log.
     :param place: the place in the log at which the prefix ends.
-    :param latest: the latest commit in the part that was read; None: nothing was read.
-    :param following: the commit time of the first transaction after the prefix; None: the log has no such transaction
-        yet.
+    :param latest: the latest commit time in the part of the log that was read; None: nothing was read.
+    :param following: the commit time of the first transaction after the prefix; None: the log has no transaction after
+        the prefix yet.
     """
 
     position: GtidSet
@@ -86,7 +87,7 @@ def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
             counts[index] = counts[at]
             return counts[index]
 
-        # Commits before the log begins, and their times, are unknown.
+        # Commits before the beginning of the log are unknown, and so are their times.
         if begins(0) == NO_LIMIT:
             raise LogGone(
                 "the log holds no transaction, so the times of commits are not known",
@@ -115,7 +116,7 @@ def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
 def prefix_of(settings: ConnectionSettings, wanted: GtidSet) -> Prefix:
     """Return the prefix of the log with exactly the transactions ``wanted``.
 
-    :raises SourceReplaced: no prefix has exactly these transactions; the error names the missing ones.
+    :raises SourceReplaced: no prefix has exactly these transactions. The error names the missing transactions.
     :raises LogGone: the log no longer reaches back far enough.
     :raises UnknownEvent: a transaction in the log has no GTID.
     :raises SourceUnavailable: the server cannot be reached.
@@ -150,47 +151,50 @@ def prefix_of(settings: ConnectionSettings, wanted: GtidSet) -> Prefix:
 
 
 def latest_commit(settings: ConnectionSettings, place: LogPlace) -> datetime:
-    """Return the latest commit time in the file of ``place``, up to the transaction that contains the event there."""
+    """Return the latest commit time of the transactions in the file of ``place``, up to the transaction at
+    ``place``."""
     scan = _Scan(settings, place.file, NO_LIMIT, None, end=place.position + 1)
     scan.run()
     return _time(int(scan.state[commits.LATEST]))
 
 
 def has_commit_after(settings: ConnectionSettings, when: datetime) -> bool:
-    """Return whether the log contains a commit after ``when``. The position at this time is then final.
+    """Return whether the log contains a commit after ``when``. If it does, the position at ``when`` is final.
 
     :raises SourceUnavailable: the server cannot be reached.
     """
     try:
         return prefix_at(settings, when).following is not None
     except LogGone:
-        # The log begins later, or contains no transaction yet.
+        # The log begins after ``when``, or it contains no transaction yet.
         with session(settings) as connection:
             files, _ = _files(connection)
         return any(_first_commit(settings, file) for file in files)
 
 
 def _files(connection: Connection) -> tuple[list[str], GtidSet]:
-    """Return the files of the log, and the transactions that were never in a log file, because gtid_purged was set (as
-    when a backup is restored). The log has no changes of these transactions, so they belong to every position."""
-    # Read gtid_purged first: transactions that are purged later were in a file.
+    """Return the files of the log, and the transactions that were never in a log file. Such transactions exist if
+    gtid_purged was set, for example when a backup was restored. The log has no changes of these transactions, so they
+    belong to every position."""
+    # Read gtid_purged before the list of files. Any transaction that is purged between the two reads was in a log file.
     purged = GtidSet.parse(value(connection, "@@global.gtid_purged"))
     files = list(log_files(connection))
     while True:
         try:
             return files, purged - previous_gtids(connection, files[0])
         except LogGone:
-            # The server usually purges its oldest file when it begins a new one.
+            # The server usually purges its oldest file when it begins a new file.
             if (current_files := list(log_files(connection)))[0] == files[0]:
                 raise
             files = current_files
 
 
 def _first_commit(settings: ConnectionSettings, file: str) -> int | None:
-    """Return when the first transaction in a file was committed, in microseconds since 1970. None: the file has none.
+    """Return the commit time of the first transaction in a file, in microseconds since 1970. None: the file has no
+    transaction.
 
-    The result is 0 if the server does not send the file, because it was purged or is from before gtid_mode=ON. Either
-    way, the file comes before everything that can be read.
+    The result is 0 if the server does not send the file: the file was purged, or it is from before gtid_mode=ON. In
+    both cases, the file precedes all files that can be read.
     """
     scan = _Scan(settings, file, 0, None)
     try:
@@ -207,7 +211,7 @@ def _read(
     limit: int = -1,
     within: GtidSet | None = None,
 ) -> Prefix:
-    """Read the log up to the first transaction that is later than the limit, or that is not in the set."""
+    """Read the log up to the first transaction that was committed after ``limit``, or that is not in ``within``."""
     position = before
     latest = 0
     for file in files:
@@ -240,8 +244,8 @@ class _Scan:
         self.passed = GtidSet()
 
     def run(self) -> bool:
-        """Return True if the scan stopped before a transaction, False if it reached the end of the file or of the
-        data."""
+        """Scan the file. Return True if the scan stopped before a transaction, False if it reached the end of the file
+        or the end of the data."""
         dump = Dump(self._settings, self._file, codes.FIRST_POSITION)
         try:
             while True:
@@ -272,7 +276,7 @@ class _Scan:
         return int(commits.read_commits(dump.data, dump.end, self.state, self._tsid, self._runs, TABLES, self._sets))
 
     def _drain(self) -> None:
-        """Move the transactions in the runs into ``passed``."""
+        """Add the transactions of the runs to ``passed``, and empty the runs."""
         count = int(self.state[commits.RUNS])
         words = commits.RUN_WORDS
         parts = []

@@ -8,10 +8,11 @@ from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYT
 
 @inner
 def _variable(data: Bytes, at: int, end: int) -> tuple[int, int]:
-    """Read a variable-length integer of ``mysql::serialization``. Return it and the offset after it, or -1.
+    """Read a variable-length integer of ``mysql::serialization``. Return the integer and the offset after it. If the
+    bytes end too early, the offset is -1.
 
-    The count of consecutive 1 bits at the low end of the first byte is the number of bytes that follow. If all eight
-    bits are 1, a whole 64-bit number follows.
+    The number of consecutive 1 bits at the low end of the first byte is the number of bytes after the first byte. If
+    all eight bits are 1, these bytes are a whole 64-bit number.
     """
     if at >= end:
         return 0, -1
@@ -31,12 +32,13 @@ def _variable(data: Bytes, at: int, end: int) -> tuple[int, int]:
 
 @inner
 def tagged_gtid(data: Bytes, at: int, end: int, tsid: Bytes) -> int:
-    """Parse the body of a tagged GTID event: write the source into ``tsid`` and return the transaction's number, or -1.
+    """Parse the body of a tagged GTID event. Write the source into ``tsid``. Return the transaction's number, or -1 if
+    the event is not understood.
 
-    A message consists of: version, size, last field that must be understood, then the fields, each after its number.
-    The first four fields are flags, UUID (one integer per byte), number (signed: times two) and tag (size and
-    characters). Later fields do not contribute to the GTID. If the event requires an unknown later field to be
-    understood, it is rejected.
+    A message consists of the version, the size, the number of the last field that the reader must understand, and the
+    fields. The number of a field precedes the field. The first four fields are flags, UUID (one integer per byte),
+    number (a signed integer, stored as twice its value) and tag (size and characters). Later fields do not contribute
+    to the GTID. The event is rejected if it requires that the reader understands an unknown later field.
     """
     version, at = _variable(data, at, end)
     if at < 0 or version != 1:
@@ -79,8 +81,8 @@ def tagged_gtid(data: Bytes, at: int, end: int, tsid: Bytes) -> int:
 def tagged_commit_time(data: Bytes, at: int, end: int) -> int:
     """Return the commit time in the body of a tagged GTID event, in microseconds since 1970, or -1.
 
-    The commit time is field 6. The fields between the tag and field 6 are integers (signed: times two), and may be
-    absent.
+    The commit time is field 6. The fields between the tag and field 6 are integers; a signed integer is stored as twice
+    its value. Any of these fields may be absent.
     """
     for _ in range(3):
         _, at = _variable(data, at, end) if at >= 0 else (0, -1)

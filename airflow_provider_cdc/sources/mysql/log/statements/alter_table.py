@@ -1,16 +1,18 @@
-"""ALTER TABLE statements on copied tables that are accepted because they change neither rows nor row images.
+"""Recognizes ALTER TABLE statements on copied tables that do not stop the run.
 
-Accepted are: indexes, except the key; a column's default; checks; comments; statistics options; the next automatic
-number; rebuilding the table. A statement may combine several of these changes, but this module must understand the
-whole statement. ENGINE=InnoDB is harmless if the table was an InnoDB table: a table of another engine (MERGE,
-FEDERATED) may contain rows that were logged for another table or not at all. DROP CONSTRAINT may drop a foreign key,
-which ends cascades; DROP CHECK cannot.
+A statement is accepted if it changes neither rows nor row images. It may change indexes, except the table's key; a
+column's default; checks; comments; statistics options; the next AUTO_INCREMENT value. It may rebuild the table. It may
+combine several of these changes, but this module must understand the whole statement. ENGINE=InnoDB is accepted only
+for a table that was an InnoDB table before. A table of another engine (MERGE, FEDERATED) may contain rows that were
+logged for another table or not at all. DROP CONSTRAINT is not accepted, because it may drop a foreign key, which ends
+cascades. DROP CHECK cannot drop a foreign key.
 
-The algorithm matters, too. If the server copies the table row by row, it recomputes STORED columns with the settings of
-the session, and replaces dates that the session's sql_mode does not allow. The server copies the table with
-ALGORITHM=COPY; with ``old_alter_table=ON``, which the log does not show; for a new CHECK; and for every change that it
-cannot make in place. So if such a copy may change values, the statement must name an algorithm that does not copy the
-table. A table that is rebuilt in place, or whose rows move between partitions, keeps its rows byte for byte.
+The algorithm that the server uses matters, too. If the server copies the table row by row, it recomputes STORED columns
+with the settings of the session, and replaces dates that the session's sql_mode does not allow. The server copies the
+table with ALGORITHM=COPY; with ``old_alter_table=ON`` (the log does not show this setting); for a new CHECK; and for
+every change that it cannot make in place. So if a row-by-row copy may change values, the statement must name an
+algorithm that does not copy the table. A rebuild in place, or a move of rows between partitions, keeps the rows byte
+for byte.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ _SHOWN = frozenset(
     "MODIFY OPTIMIZE ORDER PARTITION PARTITIONING PRIMARY REBUILD REMOVE RENAME REORGANIZE REPAIR ROW_FORMAT SET "
     "SPATIAL TABLESPACE TO TRUNCATE UNIQUE".split()
 )
-"""The first words of a part of the statement; they identify the kind of change."""
+"""Words at the beginning of a part of the statement. They identify the kind of change."""
 _MOST_SHOWN = 4
 
 
@@ -52,7 +54,7 @@ _MOST_SHOWN = 4
 class Alteration:
     """The effect of an ALTER TABLE on a copied table. If the statement is known to change no row, ``identity`` is its
     effect on the table's identity. Otherwise, ``what`` names the part of the statement that may change rows, and
-    ``why`` is the reason, if it is not obvious."""
+    ``why`` is the reason, unless the reason is obvious."""
 
     identity: IdentityEffect | None
     what: str = ""
@@ -60,7 +62,8 @@ class Alteration:
 
 
 def alteration(reader: Reader, table: TableName, tracked: TrackedNames) -> Alteration:
-    """Parse what follows ALTER TABLE and the name of a copied ``table``. Consumes tokens only if no row changes."""
+    """Parse the rest of an ALTER TABLE statement, after the name of a copied ``table``. Consume the tokens only if the
+    statement changes no row."""
     at = reader.at
     parts = _Parts(reader, table, tracked)
     try:
@@ -78,8 +81,8 @@ def alteration(reader: Reader, table: TableName, tracked: TrackedNames) -> Alter
 def made_or_dropped_index(
     reader: Reader, effect: IdentityEffect | None, table: TableName, tracked: TrackedNames
 ) -> IdentityEffect | None:
-    """Return ``effect``, the effect of a CREATE or DROP INDEX, if the statement changes no row and only ALGORITHM and
-    LOCK follow."""
+    """Parse the end of a CREATE INDEX or DROP INDEX statement that has this ``effect``. Return ``effect`` if the
+    statement changes no row and only ALGORITHM and LOCK clauses follow."""
     parts = _Parts(reader, table, tracked)
     try:
         return parts.done(effect) if effect is not None and parts.modifiers() else None
@@ -90,8 +93,8 @@ def made_or_dropped_index(
 def made_index_of(
     reader: Reader, name: str, unique: bool, table: TableName, tracked: TrackedNames
 ) -> IdentityEffect | None:
-    """Parse what follows the table's name in CREATE INDEX. Return the statement's effect on the table's identity. None:
-    it may change rows."""
+    """Parse the rest of a CREATE INDEX statement, after the table's name. Return the statement's effect on the table's
+    identity. None: the statement may change rows."""
     try:
         effect = made_index(reader, name, unique, tracked.key_index(table))
     except UnreadableError:
@@ -100,8 +103,8 @@ def made_index_of(
 
 
 class _Parts:
-    """Parses the parts of an ALTER TABLE. ``begun`` is the start of the part that may change rows; ``why`` is the
-    reason."""
+    """Parses the parts of an ALTER TABLE. ``begun`` is the start of the part that may change rows. ``why`` is the
+    reason why this part may change rows."""
 
     def __init__(self, reader: Reader, table: TableName, tracked: TrackedNames) -> None:
         self.begun = reader.at
@@ -133,14 +136,15 @@ class _Parts:
         return self.done(widest(effects))
 
     def modifiers(self) -> bool:
-        """Consume the ALGORITHM and LOCK clauses. Return whether nothing else follows."""
+        """Consume the ALGORITHM and LOCK clauses. Return whether the statement ends after these clauses."""
         while self._reader.at < len(self._reader.tokens):
             if not self._modifier():
                 return False
         return True
 
     def done(self, effect: IdentityEffect) -> IdentityEffect | None:
-        """Return the effect of the ALTER with the algorithm that the statement names. None: it may change rows."""
+        """Return the effect of the ALTER TABLE, given the algorithm that the statement names. None: the statement may
+        change rows."""
         if effect is IdentityEffect.KEPT:
             return effect
         if self._tracked.is_recomputed(self._table) and self._algorithm not in _IN_PLACE:
@@ -207,7 +211,7 @@ class _Parts:
         return IdentityEffect.REBUILT
 
     def _altered(self) -> IdentityEffect | None:
-        """Parse the visibility of an index, the enforcement of a check, or a column's default."""
+        """Parse a change of an index's visibility, of a check's enforcement, or of a column's default."""
         reader = self._reader
         if reader.take("INDEX"):
             other = is_other_index(reader, self._key_index)

@@ -14,7 +14,7 @@ _DATES = frozenset(["date", "datetime", "timestamp"])
 
 
 def names_of(tables: Sequence[Table], others: Iterable[TableName] = ()) -> TrackedNames:
-    """Return the names of the copied tables and of ``others``, about which no other facts are known."""
+    """Return the names of the copied tables and of ``others``. For ``others``, no facts are known except the names."""
     return TrackedNames(
         [*(table.name for table in tables), *others],
         {table.name: table.key_index for table in tables},
@@ -29,8 +29,8 @@ def is_recomputed(table: Table) -> bool:
     """Return whether published values may change when the server copies the table row by row."""
     return any(
         column.details.get("generated") == "stored"
-        # Without the policy ``string``, every date that is not in the calendar is published as null, so replacing such
-        # a date does not matter.
+        # Only the policy ``string`` publishes dates that are not in the calendar. With another policy, it does not
+        # matter whether the server replaces such a date.
         or (table.options.unrepresentable == "string" and getattr(parse(column.type), "name", "") in _DATES)
         for column in table.columns
     )

@@ -1,13 +1,13 @@
 """Splits statements into tokens, and provides a reader that consumes the tokens one after the other.
 
-If the server parses a text differently from this module, the run may miss a changed table. So ambiguous text is treated
-as unreadable.
+If this module parsed a text differently from the server, the run could miss a changed table. So this module treats
+ambiguous text as unreadable.
 
-The text of a versioned comment (``/*!80023 INVISIBLE */``) is part of the statement for servers of that version and
-later. A server that skips such a comment overwrites its exclamation mark before it logs the statement, so that replicas
-skip the comment, too. A replica, and a server to which another server's log is applied, log the statements that they
-executed themselves. So a versioned comment in the log was part of the statement, and its number is at most the version
-of the server that wrote the file.
+For servers of version 8.0.23 and later, the text of the versioned comment ``/*!80023 INVISIBLE */`` is part of the
+statement. An older server skips this comment. It also overwrites the exclamation mark before it logs the statement, so
+that replicas skip the comment, too. A replica logs statements in the form in which it executed them; so does a server
+to which another server's log is applied. So a versioned comment in the log was part of the statement. The number in the
+comment is at most the version of the server that wrote the log file.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _SIX_DIGITS_SINCE = 80_100
 class Statement:
     """The text of a statement and the session settings that were logged with it.
 
-    ``atomic``: whether the server logged the number of a storage engine transaction with the statement, as it does if
-    the statement really changed the dictionary. ``schemas``: the schemas of all tables that the statement opened, as
-    the server lists them; None: the server did not list them. ``charset``: the character set in which the client sent
-    the text. ``server_version``: the version of the server that logged the statement, in the form of the numbers in
-    versioned comments.
+    ``atomic``: whether the server logged the number of a storage engine transaction with the statement. The server logs
+    this number if the statement really changed the data dictionary. ``schemas``: the schemas of all tables that the
+    statement opened, as listed by the server. None: the log has no list of schemas for this statement. ``charset``: the
+    character set in which the client sent the text. ``server_version``: the version of the server that logged the
+    statement, in the form of the numbers in versioned comments.
     """
 
     text: str
@@ -53,9 +53,10 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True)
 class Token:
-    """A word (with ``word``, its upper-case form, for comparison with keywords), a quoted name, a string, or a sign.
+    """A word, a quoted name, a string, or a sign. ``word``: the upper-case form of a word, for comparison with
+    keywords.
 
-    ``spaced``: whether the token is separated from the previous one.
+    ``spaced``: whether a space or a comment separates the token from the previous token.
     """
 
     text: str
@@ -68,7 +69,8 @@ class Token:
         return self.name or bool(self.word)
 
 
-# The server knows fewer spaces than Python. After two dashes the server accepts any control character.
+# The server treats fewer characters as spaces than Python does. Two dashes begin a comment if any control character
+# follows them.
 _TOKEN = r"""
     (?P<space>[ \t\n\v\f\r]+|\#[^\n]*|--(?=[\x00-\x20\x7f]|\Z)[^\n]*)
     | /\*!(?P<versioned>(?:[0-9]{5}(?:[0-9](?=[ \t\n\v\f\r]))?)?)   # what follows is part of the statement
@@ -85,9 +87,9 @@ _TOKEN = r"""
 _LETTER = r"[\u0080-\U0010ffff]"
 _UNICODE = ("utf8mb3", "utf8mb4")
 _ODD = r"\u0080-\u00a0\u200e\u200f\u201d\u201e\u20ac\udc81-\udcff"
-"""Non-ASCII characters that the server, in some character sets, may treat as a space or as a character that makes two
-dashes a comment. A test checks each byte of each character set on a server. The surrogates stand for bytes that are not
-characters (`events`)."""
+"""Non-ASCII characters that the server may treat as a space in some character sets, or that may turn two dashes before
+them into the beginning of a comment. A test checks each byte of each character set on a server. The surrogates in this
+pattern stand for bytes that are not characters (see `events`)."""
 _ODD_LETTERS = ("hp8", "macroman")
 """In these character sets, the server treats even some letters as spaces."""
 
@@ -121,15 +123,16 @@ def _tokens(statement: Statement) -> Iterator[Token]:
             if len(number) == 6 and statement.server_version < _SIX_DIGITS_SINCE:
                 number, at = number[:5], at - 1
             if int(number or 0) > statement.server_version:
-                # This server would skip the comment, and would have marked it in the log.
+                # A server of this version would skip the comment, and would have marked the comment in the log.
                 raise UnreadableError
             versioned = True
         elif kind == "end_of_versioned":
             if not versioned:
                 if not text.startswith("*", at):
-                    # This end mark ends no comment, so the server parsed some comment differently.
+                    # No comment is open at this end mark, so the server must have parsed an earlier comment
+                    # differently.
                     raise UnreadableError
-                # The server parses this star separately; the slash begins a comment.
+                # For the server, this star is a separate token, and the slash after it begins a comment.
                 yield Token("*")
                 at -= 1
             # One end mark ends all open versioned comments.
@@ -187,7 +190,7 @@ class Reader:
         return word
 
     def sign(self, sign: str) -> bool:
-        """Consume the next token if it is this sign, and return whether it was."""
+        """Consume the next token if it is ``sign``. Return whether it was consumed."""
         token = self.tokens[self.at] if self.at < len(self.tokens) else None
         if token is None or token.can_name or token.text != sign:
             return False
@@ -208,7 +211,7 @@ class Reader:
         return TableName(known(self.statement.schema), first)
 
     def if_exists(self) -> bool:
-        """Consume IF EXISTS or IF NOT EXISTS, and return whether it was IF NOT EXISTS."""
+        """Consume IF EXISTS or IF NOT EXISTS, if one of them follows. Return whether IF NOT EXISTS was consumed."""
         if not self.take("IF"):
             return False
         negated = bool(self.take("NOT"))

@@ -1,9 +1,9 @@
-"""Changes of the indexes of copied tables that are accepted because they change no row. Accepted are indexes of plain
-columns, except the index that is the table's key. This module must understand the whole statement: a functional index,
-for example, adds a hidden column.
+"""Recognizes index changes on copied tables that do not stop the run because they change no row. A change is accepted
+if the index has only plain columns and is not the table's key. This module must understand the whole statement. For
+example, a functional index is not accepted, because it adds a hidden column.
 
-For an accepted statement, the functions return its effect on the table's identity. Without a primary key, InnoDB stores
-the rows in the order of a unique index, so creating or dropping one may rebuild the table.
+For an accepted statement, the functions return its effect on the table's identity. If a table has no primary key,
+InnoDB stores its rows in the order of a unique index. So creating or dropping a unique index may rebuild the table.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import alik
 
 
 def added_index(reader: Reader, key_index: str) -> IdentityEffect | None:
-    """Parse the words after ADD. If they add an index and change no row, return the effect on the table's identity,
-    else None.
+    """Parse the words after ADD. If they add an index and change no row, return the effect on the table's identity.
+    Otherwise, return None.
 
-    :param key_index: the index that is the table's key; empty if there is none.
-    :raises UnreadableError: another clause follows; the functions below raise it, too.
+    :param key_index: the index that is the table's key; empty if the table has no such index.
+    :raises UnreadableError: the words are another clause. The functions below also raise this error.
     """
     unique = bool(reader.take("UNIQUE"))
     if not unique:
@@ -32,40 +32,41 @@ def added_index(reader: Reader, key_index: str) -> IdentityEffect | None:
 
 
 def made_index(reader: Reader, name: str, unique: bool, key_index: str) -> IdentityEffect | None:
-    """Like `added_index`, for the columns of an index and the options after them."""
+    """Like `added_index`, but parse only the columns of the index and the options after the columns."""
     if (unique and _may_be_key(name, key_index)) or not _is_index(reader):
         return None
     return _of_index(key_index) if unique else IdentityEffect.MARKED
 
 
 def dropped_index(name: str, key_index: str) -> IdentityEffect | None:
-    """Return the effect on a table's identity of dropping an index, if the index is not the key."""
+    """Return how dropping an index affects the table's identity. None: the index may be the table's key."""
     return _of_index(key_index) if key_index and not alike(name, key_index) else None
 
 
 def is_other_index(reader: Reader, key_index: str) -> bool:
-    """Return whether the next name is the name of an index other than the key."""
+    """Consume a name. Return whether it is the name of an index other than the table's key."""
     return bool(key_index) and not alike(reader.name(), key_index)
 
 
 def is_text(reader: Reader) -> bool:
-    """Consume a string if one follows, and return whether it did."""
+    """Consume the next token if it is a string. Return whether it was consumed."""
     return reader.sign("'") or reader.sign('"')
 
 
 def _of_index(key_index: str) -> IdentityEffect:
-    """Return the effect on a table's identity of creating or dropping a unique index."""
+    """Return how creating or dropping a unique index affects the table's identity."""
     return IdentityEffect.MARKED if key_index.upper() == "PRIMARY" else IdentityEffect.REBUILT
 
 
 def _may_be_key(name: str, key_index: str) -> bool:
-    """Return whether a new unique index may be the index that is recorded as the key. In this case, the rows at the
-    initial position may not have been unique in that key. An index without a name gets the name of a column."""
+    """Return whether a new unique index may be the index that is recorded as the table's key. In this case, several
+    rows at the initial position may have had the same key. An index that is created without a name gets the name of a
+    column."""
     return bool(key_index) and key_index.upper() != "PRIMARY" and (not name or alike(name, key_index))
 
 
 def _is_index(reader: Reader) -> bool:
-    """Parse the columns in parentheses and the options after them."""
+    """Parse the columns in parentheses and the options after the columns."""
     if not reader.sign("("):
         return False
     while True:

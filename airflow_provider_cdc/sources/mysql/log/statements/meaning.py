@@ -1,6 +1,6 @@
-"""Determines the effect of a statement in the binary log on the copied tables.
+"""Determines how a statement in the binary log affects the copied tables.
 
-With row logging, the log contains statements for all changes that are not row changes. This module parses as much of a
+With row logging, the server logs all changes except row changes as statements. This module parses as much of a
 statement as it needs to find the tables that the statement changes. If it cannot parse a statement, the result is
 ``NOT_UNDERSTOOD``, and the reader stops. Names are compared as in ``tracked_names``. This comparison never misses a
 table, but may stop a run because of a table with a similar name.
@@ -37,19 +37,21 @@ class Effect(Enum):
     ROW_CHANGE = "row change"
     """The statement changes rows and was logged as text, so the log has no row images for any table that it changed."""
     ELSEWHERE = "elsewhere"
-    """Like `ROW_CHANGE`, but the statement writes only to one table that is not copied, unless its target is a view or
-    has a trigger."""
+    """Like `ROW_CHANGE`, but the statement has a single target, which is not a copied table. If the target is a view or
+    has a trigger, the statement may write to other tables, too."""
     NOT_UNDERSTOOD = "not understood"
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """``statement`` is its kind, such as ALTER TABLE. ``table`` is the copied table that it touches.
+    """The effect of a statement. ``statement`` is the kind of the statement, such as ALTER TABLE. ``table`` is the
+    copied table that the statement touches.
 
-    ``write``: the table written to, with `Effect.ELSEWHERE`. ``redefines``: the tables, copied or not, that may become
-    views or other tables, or get other triggers; ``*`` stands for all tables. ``identity``: the possible effect on the
-    identity of the copied tables that the statement names, if the statement is known to change no row of these tables.
-    ``detail``: for a statement that touches a table, its effect, if ``statement`` does not show it.
+    ``write``: with `Effect.ELSEWHERE`, the tables that the statement writes to and reads. ``redefines``: the names of
+    tables, copied or not, that may now be the names of views or of other tables, or that may have other triggers. ``*``
+    stands for all tables. ``identity``: for a statement that is known to change no row of the copied tables that it
+    names, the possible effect on the identity of these tables. ``detail``: how the statement changes the copied table,
+    if ``statement`` does not show this.
     """
 
     effect: Effect
@@ -97,12 +99,12 @@ class _Parser(Reader):
         return Meaning(Effect.HARMLESS, what)
 
     def redefines(self, what: str, *tables: TableName) -> Meaning:
-        """Like `touches`, for a statement that may make a name refer to another object."""
+        """Like `touches`, but for a statement after which a name may refer to another object."""
         return replace(self.touches(what, *tables), redefines=tables)
 
     def other(self, what: str) -> Meaning:
-        """Return the meaning of a statement about an object that is no table, index or schema. Views and triggers may
-        affect any table."""
+        """Return the meaning of a statement about an object that is not a table, index or schema. Views and triggers
+        may affect any table."""
         words = {token.word for token in self.tokens}
         return Meaning(Effect.HARMLESS, what, redefines=(EVERY_TABLE,) if words & {"TRIGGER", "VIEW"} else ())
 
@@ -113,15 +115,15 @@ _OTHER_OBJECTS = {
     "AGGREGATE", "ALGORITHM", "DEFINER", "EVENT", "FUNCTION", "INSTANCE", "JSON", "LIBRARY", "LOGFILE", "PROCEDURE",
     "RESOURCE", "ROLE", "SERVER", "SPATIAL", "SQL", "TABLESPACE", "TRIGGER", "UNDO", "USER", "VIEW",
 }  # fmt: skip
-"""Words that may follow CREATE, ALTER and DROP if the object is no table, index or schema. Words such as DEFINER begin
-a view or a stored program. SPATIAL INDEX is checked for earlier."""
+"""Words that may follow CREATE, ALTER and DROP if the object is not a table, index or schema. Words such as DEFINER
+begin the definition of a view or of a stored program. The parser checks for SPATIAL INDEX before it uses these
+words."""
 
 
 def meaning(statement: Statement, tracked: TrackedNames) -> Meaning:
     """Return what ``statement`` does to the tracked tables.
 
-    This function does not handle transaction control (BEGIN, COMMIT, SAVEPOINT, XA and so on); it returns
-    NOT_UNDERSTOOD.
+    For transaction control (BEGIN, COMMIT, SAVEPOINT, XA and so on), this function returns NOT_UNDERSTOOD.
     """
     try:
         parser = _Parser(statement, tracked)
@@ -153,8 +155,8 @@ def _meaning(parser: _Parser) -> Meaning:
         parser.take("TABLE")
         return parser.touches("TRUNCATE TABLE", parser.table())
     if verb == "OPTIMIZE":
-        # OPTIMIZE TABLE rebuilds a table with the same rows, unless it copies the table, for example because of a
-        # FULLTEXT index.
+        # OPTIMIZE TABLE keeps the rows of a table, unless the server copies the table row by row, for example because
+        # of a FULLTEXT index.
         parser.take("NO_WRITE_TO_BINLOG", "LOCAL")
         parser.need("TABLE", "TABLES")
         meanings = [
@@ -245,7 +247,8 @@ def _create(parser: _Parser) -> Meaning:
     parser.need("TABLE")
     rest = [token.word for token in parser.tokens[parser.at :]]
     if {"SELECT", "TABLE"} & set(rest) or ("VALUES", "ROW") in pairwise(rest):
-        # With row logging, the rows follow as images. Otherwise, functions in the SELECT may have changed other tables.
+        # With row logging, the log contains row images after this statement. Without row logging, functions in the
+        # SELECT may have changed other tables.
         meaning_ = parser.rows_as_text("CREATE TABLE … SELECT")
         if meaning_.effect is Effect.ROW_CHANGE:
             return meaning_

@@ -1,15 +1,16 @@
-"""Changes of a copied table's partitions that are accepted because they change no row.
+"""Recognizes partition changes of copied tables that do not stop the run because they change no row.
 
-- ADD PARTITION adds an empty partition. If the table has HASH partitions, it redistributes the rows, like COALESCE
-  PARTITION.
-- OPTIMIZE PARTITION rebuilds the whole table, whatever ALGORITHM says, and keeps each row in its partition. ANALYZE
+- ADD PARTITION adds an empty partition. If the table has HASH partitions, ADD PARTITION also redistributes the rows, as
+  COALESCE PARTITION does.
+- OPTIMIZE PARTITION rebuilds the whole table with every ALGORITHM, and keeps each row in its partition. ANALYZE
   PARTITION only collects statistics.
 - REBUILD and REORGANIZE PARTITION move each row to the partition that it belongs to, and silently drop rows that belong
-  to none. There are no such rows if there were none at the recorded position (`sources.mysql.tables.partitions`). If
-  the last of the new ranges is unbounded (MAXVALUE), every row has a partition. The server does not allow a REORGANIZE
-  that shrinks the ranges. A REORGANIZE may remove values from a list; the rows with these values are then lost.
-- All of these except OPTIMIZE and ANALYZE compute the partition of each row, unless they add ranges or lists. These
-  statements drop a row if the computation is an error in this session's sql_mode
+  to no partition. If all rows belonged to partitions at the recorded position, they still do
+  (`sources.mysql.tables.partitions`). If the last of the new ranges is unbounded (MAXVALUE), every row belongs to a
+  partition. The server does not allow a REORGANIZE that shrinks the ranges. A REORGANIZE may remove values from a list.
+  In this case, the rows with these values are lost.
+- All of these statements except OPTIMIZE and ANALYZE compute the partition of each row, unless they add ranges or
+  lists. If the computation fails with the sql_mode of the session, these statements drop the row
   (`sources.mysql.tables.partition_expressions`).
 
 TRUNCATE, DROP, EXCHANGE, DISCARD, IMPORT and REPAIR PARTITION change rows.
@@ -35,7 +36,7 @@ LOSES_VALUES = "it drops rows whose values are not in the new lists"
 
 
 def changes_partitions(reader: Reader) -> bool:
-    """Return whether one of the known changes follows. Consumes no tokens."""
+    """Return whether the next tokens begin one of the known partition changes. Consumes no tokens."""
     at = reader.at
     found = bool(reader.take(*_VERBS)) and bool(reader.take("PARTITION"))
     reader.at = at
@@ -43,10 +44,10 @@ def changes_partitions(reader: Reader) -> bool:
 
 
 def partition_change(reader: Reader, table: TableName, tracked: TrackedNames) -> IdentityEffect | str:
-    """Return the effect of a partition change on the table's identity. If the change may change rows, return the
-    reason, or "".
+    """Return the effect of a partition change on the table's identity. If the statement may change rows, return the
+    reason instead, or "" if no reason is needed.
 
-    :raises UnreadableError: the rest of the change is not understood.
+    :raises UnreadableError: the rest of the statement is not understood.
     """
     verb = reader.need(*_VERBS)
     reader.need("PARTITION")

@@ -1,9 +1,10 @@
 """The names of the copied tables, for looking up the names that statements use.
 
-With ``lower_case_table_names``, the server converts names to lower case with its own tables: İ becomes i, and every
-character stays a single character. So two names are treated as equal if they are equal character by character, ignoring
-case. A non-ASCII character that has case is treated as equal to any other such character. So a run may stop because of
-a table with a similar name, but no table is missed. The same rule is used where the server distinguishes case.
+With ``lower_case_table_names``, the server converts names to lower case with its own conversion tables: İ becomes i,
+and every character stays a single character. So two names are treated as equal if they are equal character by
+character, ignoring case. All non-ASCII characters that have upper and lower case are treated as equal to each other. So
+a run may stop because of a table with a similar name, but no table is missed. The same rule is used if the server
+distinguishes upper and lower case.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ class TrackedNames:
     """Looks up names among the copied tables.
 
     :param key_indexes: for each table, the name of the index that is its key.
-    :param recomputed: tables in which values may change when the server copies them row by row.
-    :param known_engines: tables that were InnoDB tables from the beginning of the window.
+    :param recomputed: tables whose values may change when the server copies the table row by row.
+    :param known_engines: tables that have been InnoDB tables since the beginning of the window.
     :param in_partitions: tables in which every row belonged to a partition at the beginning of the window.
-    :param may_lack_partitions: tables with rows for which some sessions may find no partition.
+    :param may_lack_partitions: tables with rows that may belong to no partition in some sessions.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class TrackedNames:
         )
 
     def has(self, name: TableName) -> bool:
-        """Return whether this is exactly the name of a copied table, including case."""
+        """Return whether ``name`` is exactly the name of a copied table. Upper and lower case are different."""
         return name in self._names
 
     def key_index(self, name: TableName) -> str:
-        """Return the index that is the key of a copied table; empty if there is none."""
+        """Return the name of the index that is the key of a copied table; empty if the table has no such index."""
         return self._key_indexes.get(name, "")
 
     def is_recomputed(self, name: TableName) -> bool:
@@ -62,7 +63,7 @@ class TrackedNames:
         return name in self._recomputed
 
     def has_known_engine(self, name: TableName) -> bool:
-        """Return whether the table was an InnoDB table from the beginning of the window."""
+        """Return whether the table has been an InnoDB table since the beginning of the window."""
         return name in self._known_engines
 
     def has_rows_in_partitions_only(self, name: TableName) -> bool:
@@ -70,16 +71,16 @@ class TrackedNames:
         return name in self._in_partitions
 
     def may_lack_partitions(self, name: TableName) -> bool:
-        """Return whether some sessions may find no partition for a row of the table."""
+        """Return whether a row of the table may belong to no partition in some sessions."""
         return name in self._may_lack_partitions
 
     def first_in(self, schema: str) -> TableName | None:
-        """Return some copied table of the schema, or None."""
+        """Return any one of the copied tables in the schema. None: the schema has no copied table."""
         return next((name for name in self._names if alike(name.schema, schema)), None)
 
 
 def alike(one: str, other: str) -> bool:
-    """Return whether the server may treat both as the same name."""
+    """Return whether the server may treat both names as the same name."""
     if one.isascii() and other.isascii():
         return one.lower() == other.lower()
     return len(one) == len(other) and all(map(_alike, one, other))

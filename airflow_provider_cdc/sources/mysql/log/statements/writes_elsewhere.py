@@ -1,17 +1,17 @@
-"""Finds the target of a change that was logged as a statement, if the statement's text shows its only target table.
+"""Finds the table that a logged statement writes to, if the text of the statement shows that there is only one.
 
-An example is pt-table-checksum: in one statement, it reads a copied table and writes counts into its own table, and
-each replica executes the statement to compute its own counts. The server's list of the schemas that a statement opened
-does not say to which of them it wrote. The text of the statement shows this, if all of the text is understood. So a
-single INSERT, REPLACE, UPDATE or DELETE whose target is named with its schema writes to that table and to no other,
-except through:
+An example is pt-table-checksum. Its statements read a copied table and write counts into a separate table. Each replica
+executes the same statements to compute its own counts. The server lists the schemas that a statement opened, but not
+the schemas that it wrote to. The text of the statement shows the target, if this module understands the whole text. If
+a single INSERT, REPLACE, UPDATE or DELETE names its target with a schema, it writes only to this table, except through:
 
 - functions: only built-in functions without side effects are accepted. If an unqualified name is directly followed by a
   parenthesis, the server calls the built-in function, even if a stored function has the same name.
-- cascades: the server then lists no schemas (``Statement.schemas``), and the statement is not accepted.
+- cascades: for a statement that may cause cascades, the server lists no schemas (``Statement.schemas``), and the
+  statement is not accepted.
 - triggers and views: the text does not show them, so the run queries the server for them (``mysql.statement_writes``).
 
-A statement with anything unknown is not accepted: the run stops, as for any other change that was logged as a
+A statement with an unknown part is not accepted. It stops the run, like any other change that was logged as a
 statement.
 """
 
@@ -33,8 +33,8 @@ FUNCTIONS = frozenset(
     "RTRIM SHA2 SIGN SUBSTR SUBSTRING SUM TO_BASE64 TRIM TRUNCATE UCASE UNHEX UNIX_TIMESTAMP UPPER "
     "UTC_TIMESTAMP".split()
 )
-"""Functions that are built into every version and have no side effects. MD5 and SHA1 are excluded: since 9.6 they are
-in a component, and on a server without the component these names may belong to stored functions. A test checks each
+"""Functions that are built into every version and have no side effects. MD5 and SHA1 are excluded. Since MySQL 9.6,
+they are in a component; on a server without the component, stored functions may have these names. A test checks each
 function on a server."""
 _BEFORE_PARENTHESES = frozenset(
     "AND AS BETWEEN BY CASE CHAR DECIMAL DISTINCT DIV ELSE EXISTS HAVING IN INDEX KEY LIKE NOT ON OR SELECT THEN "
@@ -42,7 +42,7 @@ _BEFORE_PARENTHESES = frozenset(
 )
 """Reserved words that may be followed by a parenthesis and are not function names."""
 _UNKNOWN = frozenset("DUMPFILE FROM INTO JOIN LATERAL OUTFILE PROCEDURE RETURNING STRAIGHT_JOIN TABLE WITH".split())
-"""Words that may introduce more tables, or other places to write to. FROM is handled before these words are checked."""
+"""Words that may introduce more tables or other targets. The parser handles FROM before it checks for these words."""
 _AFTER_TABLE = frozenset("FOR GROUP HAVING LIMIT LOCK ON ORDER UNION WHERE".split())
 _INDEX_HINTS = ("FORCE", "IGNORE", "USE")
 _UNKNOWN_SIGNS = frozenset(":;?{}\\")
@@ -51,15 +51,16 @@ _POINT = Token(".")
 
 @dataclass(frozen=True)
 class Write:
-    """The tables of a statement. ``table``: the target. ``read``: the tables that are read and are not copied."""
+    """The tables of a statement. ``table``: the target. ``read``: the tables that the statement reads, without the
+    copied tables."""
 
     table: TableName
     read: tuple[TableName, ...]
 
 
 def write_of(statement: Statement, tracked: TrackedNames) -> Write | None:
-    """Return the table that a statement writes to, if it is a single table in a schema without copied tables, else
-    None."""
+    """Return the tables of a statement that writes to a single table, in a schema without copied tables. None: the
+    statement is not known to be of this kind."""
     settings = statement.backslash_escapes and not statement.ansi_quotes and statement.charset in _CHARSETS
     if statement.schemas is None or not settings or any(sign in statement.text for sign in ("/*!", "/*+")):
         return None
@@ -92,13 +93,15 @@ class _Parser(Reader):
             if self.word() not in ("SELECT", "SET", "VALUES"):
                 raise UnreadableError
         self._check_numbers()
-        # A name that is only similar to a copied table's name may be the name of a view. So leave out only exact names.
+        # A name that is only similar to a copied table's name may be the name of a view. So omit only names that are
+        # equal to a copied table's name.
         return Write(table, tuple(name for name in self._rest() if not tracked.has(name)))
 
     def table(self) -> TableName:
         name = super().table()
         if "." in name.schema:
-            # Reject the name, because its text in the summary would be the name of another table.
+            # Reject a schema name with a point: in the summary, the text of the whole name would be the name of another
+            # table.
             raise UnreadableError
         return name
 

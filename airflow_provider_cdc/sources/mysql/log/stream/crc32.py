@@ -1,10 +1,10 @@
-"""Computes the CRC-32 of binary log events, with zlib's polynomial, over an event without its last four bytes.
+"""Computes the CRC-32 of binary log events. It uses zlib's polynomial, and covers an event without its last four bytes.
 
 The tables allow the loop to process sixteen bytes per step ("slicing", Kounavis and Berry, 2005). Each step depends on
-the one before it. So longer events are processed in pairs of strands, whose steps alternate. The two CRCs of a pair are
-combined at the end of the strands: the CRC is linear, so the CRC of the first strand can be shifted past the second (as
-in zlib's crc32_combine). The kernel exists because most events are so short that a call from Python to zlib would cost
-more than the computation.
+the previous step. So longer events are divided into pairs of strands, and the steps of the two strands alternate. At
+the end of the strands, the two CRCs are combined. This is possible because the CRC is linear: the CRC of the first
+strand can be shifted past the second strand (as in zlib's crc32_combine). The kernel exists because most events are so
+short that a call from Python to zlib would cost more than the computation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ def _make_tables() -> Bytes:
     tables = [first]
     for _ in range(_SLICES - 1):
         tables.append(tables[-1] >> 8 ^ first[tables[-1] & 0xFF])
-    # Zero bytes change a byte of a CRC in the same way as they change one of the last four bytes of data.
+    # Zero bytes after a CRC change a byte of this CRC in the same way as they change one of the last four bytes of
+    # data.
     moved = list(reversed(tables[:4]))
     for _ in range(_STRAND_BYTES - 4):
         moved = [table >> 8 ^ first[table & 0xFF] for table in moved]
@@ -35,8 +36,8 @@ def _make_tables() -> Bytes:
 
 TABLES = _make_tables()
 """``uint8[20 * 256 * 4]``, little-endian words. For ``s`` up to 15, word ``256 * s + b`` is the CRC of byte ``b``
-followed by ``s`` zero bytes. For greater ``s``, it is the effect of byte ``s - 16`` of a CRC, with value ``b``, after
-one strand of zero bytes."""
+followed by ``s`` zero bytes. For ``s`` from 16 on, take a CRC whose byte ``s - 16`` is ``b`` and whose other bytes are
+0: the word is this CRC after one strand of zero bytes."""
 
 
 @inner

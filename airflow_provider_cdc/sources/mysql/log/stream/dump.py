@@ -1,4 +1,4 @@
-"""The stream of a binary log file: its connection and its packets.
+"""Receives a binary log file as a stream: the connection and the packets.
 
 This module receives bytes into a small buffer that fits into the CPU cache. Then it copies them, without the packet
 headers, into ``Dump.data``. So ``Dump.data`` has the same bytes as the file. Protocol:
@@ -27,9 +27,10 @@ from airflow_provider_cdc.sources.mysql.server.session import CONNECT_SECONDS, c
 RAW_BYTES = 1 << 18
 DATA_BYTES = 1 << 21
 SILENT_SECONDS = 300
-"""The server sends its data without waiting, so a server that is silent for this long is considered gone."""
+"""A timeout. The server sends its data without pauses, so if it is silent for this long, the connection counts as
+lost."""
 
-# `unpack`: the words of its state, and its return codes.
+# The words of the state of `unpack`, and the return codes of `unpack`.
 RAW_AT, RAW_END, DATA_END, LEFT, CONTINUED, SEQUENCE = 0, 1, 2, 3, 4, 5
 MORE, END, ERROR, BROKEN, FULL = 0, 1, 2, 3, 4
 
@@ -42,8 +43,8 @@ _NO_GTID = "anonymous transaction"
 def unpack(raw: Bytes, data: Bytes, state: Int64s) -> int:
     """Copy the payloads of the packets in ``raw[state[RAW_AT]:state[RAW_END]]`` to ``data[state[DATA_END]:]``.
 
-    A packet may be in ``raw`` in part: ``state[LEFT]`` of its bytes are still to come. An event of 16 MB or more is
-    sent in several packets. Only the first of them begins with a zero byte.
+    If ``raw`` contains only a part of a packet, ``state[LEFT]`` is the number of bytes that are still missing. An event
+    of 16 MB or more is sent in several packets. Only the first of these packets begins with a zero byte.
 
     :returns: ``MORE``: everything was copied; ``END``: the server has no more events; ``ERROR``: the packet at
         ``state[RAW_AT]`` is the server's error message; ``BROKEN``: the bytes are not valid packets; ``FULL``: ``data``
@@ -88,7 +89,7 @@ def unpack(raw: Bytes, data: Bytes, state: Int64s) -> int:
 
 
 class Dump:
-    """Reads file ``name`` from byte ``start``. ``data[at:end]`` contains events; the last one may be incomplete.
+    """Reads file ``name`` from byte ``start``. ``data[at:end]`` contains events. The last event may be incomplete.
 
     After processing events, the caller sets ``at`` to the offset after them and calls ``fill`` for more.
 
@@ -104,7 +105,7 @@ class Dump:
         self._raw: Bytes = np.empty(RAW_BYTES, np.uint8)
         self._state: Int64s = np.zeros(8, np.int64)
         self._state[SEQUENCE] = 1
-        # If the server is silent before the first log data arrives, it does not accept the login.
+        # Use a shorter timeout at first: a server that is silent before it sends log data has not accepted the login.
         self._connection = connect(settings, read_timeout=CONNECT_SECONDS)
         try:
             with mapped_errors(self._where):
@@ -118,17 +119,19 @@ class Dump:
         self._socket = self._connection.bare_socket(SILENT_SECONDS)
 
     def close(self) -> None:
-        """End the session without a COM_QUIT, because a server that is sending would not read it."""
+        """End the session without a COM_QUIT, because a server that is sending would not read the COM_QUIT."""
         self._connection.drop()
 
     def abandon(self) -> None:
-        """Make a ``fill`` that waits in another thread fail at once. Closing the session would not wake that thread."""
+        """If another thread waits in ``fill``, make its call fail at once. Closing the session would not wake that
+        thread."""
         with suppress(OSError):
-            # Shut down the plain socket: shutdown() of a TLS socket would discard the state that the other thread uses.
+            # Call shutdown() of the plain socket class, because shutdown() of a TLS socket would discard the state that
+            # the other thread uses.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def fill(self) -> bool:
-        """Receive at least one byte. Return False if the server has no more.
+        """Receive at least one byte. Return False if the server has no more data.
 
         :raises LogGone: the server cannot read the file, or cannot read it from this position.
         :raises SourceUnavailable: the connection broke.

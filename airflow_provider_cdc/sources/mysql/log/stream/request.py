@@ -11,22 +11,23 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection, query
 COM_BINLOG_DUMP, COM_BINLOG_DUMP_GTID = 0x12, 0x1E
 NON_BLOCK = 0x01
 NO_GTIDS = bytes(8)
-"""An empty GTID set in its encoding: the number of sources is 0."""
+"""The encoding of an empty GTID set. It consists only of the number of sources, which is 0."""
 GTIDS_OFF = "AUTO_POSITION"
-"""A part of the server's error message for a gtid_mode that does not allow COM_BINLOG_DUMP_GTID."""
+"""Text in the server's error message if gtid_mode does not allow COM_BINLOG_DUMP_GTID."""
 CANNOT_READ_LOG = 1236
 """Error code of the server if it does not have the file, or has no event at the position."""
 
 
 def request_log(connection: Connection, name: str, start: int) -> None:
-    """Request all events of file ``name`` from byte ``start`` on. The server reports the end of the log.
+    """Request all events of file ``name`` from byte ``start`` on. After the last event of the log, the server reports
+    the end instead of waiting for new events.
 
-    COM_BINLOG_DUMP has a position of four bytes, but a file can exceed 4 GiB, because a transaction is never split.
-    COM_BINLOG_DUMP_GTID has eight bytes. If it names a file, the server starts at the given position and omits the
-    transactions in the GTID set, which is empty here. This command works only with ``gtid_mode=ON``, so it is used only
-    where needed.
+    The position in COM_BINLOG_DUMP has four bytes, but a file can exceed 4 GiB, because a transaction is never split.
+    The position in COM_BINLOG_DUMP_GTID has eight bytes. If COM_BINLOG_DUMP_GTID names a file, the server starts at the
+    given position and omits the transactions in the GTID set, which is empty here. This command works only with
+    ``gtid_mode=ON``, so it is used only for positions that need more than four bytes.
     """
-    # The server ends an older dump of the same replica, so each request needs a unique id.
+    # The server ends an older dump with the same replica UUID, so each request needs a unique UUID.
     unique = str(uuid.uuid4())
     query(
         connection,

@@ -1,4 +1,4 @@
-"""Checks of function arguments: with arguments that pass, every session computes the same result."""
+"""Checks of function arguments. With arguments that pass these checks, every session computes the same result."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def as_number(value: Value) -> Value:
 
 
 def of_numbers(result: Value, values: Sequence[Value]) -> Value:
-    """Return ``result``, for a function that uses ``values`` as numbers.
+    """Check the arguments ``values`` of a function that uses them as numbers, and return ``result``.
 
     :raises Dependent: sessions may convert a value to different numbers.
     """
@@ -54,7 +54,7 @@ def of_numbers(result: Value, values: Sequence[Value]) -> Value:
 
 
 def of_bytes(result: Value, values: Sequence[Value]) -> Value:
-    """Return ``result``, for a function that uses the bytes of ``values``.
+    """Check the arguments ``values`` of a function that uses their bytes, and return ``result``.
 
     :raises Dependent: the bytes may differ between sessions.
     """
@@ -80,7 +80,8 @@ def letters(values: Sequence[Value]) -> Value:
 
 
 def of_json(result: Value, values: Sequence[Value]) -> Value:
-    """Return ``result``, for a function of JSON documents, paths, and values that become parts of documents.
+    """Check the arguments ``values`` of a JSON function, and return ``result``. The arguments are documents, paths, and
+    values that become parts of documents.
 
     :raises Dependent: sessions may make different documents from the values.
     """

@@ -30,10 +30,11 @@ _OF_DOCUMENTS = frozenset("= <=> <> != < > <= >=".split())
 def check_comparable(name: str, values: Sequence[Value]) -> Value:
     """Return the result of the comparison ``name``, a number.
 
-    Numbers compare as numbers; so do a text and a number. Texts compare by a collation, which must come from a column
-    or from JSON. Dates compare with dates, and with literals that mean the same date in every session.
+    Two numbers, or a text and a number, are compared as numbers. Texts are compared by a collation, which must come
+    from a column or from JSON. Dates can be compared with dates, and with literals that mean the same date in every
+    session.
 
-    :raises Dependent: sessions may compare differently.
+    :raises Dependent: the result may differ between sessions.
     """
     known = [value for value in values if value.kind != "null"]
     for value in known:
@@ -68,7 +69,8 @@ def check_found(name: str, values: Sequence[Value]) -> Value:
     if name == "like" and len(values) == 2 and values[1].literal is None:
         raise Dependent("without ESCAPE, the meaning of a backslash depends on sql_mode (NO_BACKSLASH_ESCAPES)")
     if not any(value.collation == COLUMN for value in values if value.kind == "text"):
-        # Without a column's collation, texts that are made from numbers or bytes compare by the connection's collation.
+        # Without a column's collation, texts that are made from numbers or bytes are compared by the connection's
+        # collation.
         only_bytes = all(value.kind == "bytes" for value in values)
         if not only_bytes and text.collation != BINARY:
             raise Dependent(COMPARED)
@@ -100,7 +102,7 @@ def _check_collation(name: str, texts: Sequence[Value]) -> None:
             )
         return
     if any(value.kind == "bytes" for value in texts):
-        # Texts and bytes compare byte by byte, so the character set of the texts must be known.
+        # Texts are compared with bytes byte by byte, so the character set of the texts must be known.
         alike = all(value.kind != "text" or value.ascii or value.collation in _KNOWN_CHARSETS for value in texts)
     else:
         alike = joined(texts).collation in (COLUMN, BINARY)

@@ -1,9 +1,9 @@
 """The functions and operators that mean the same in every session, grouped by their arguments and results.
 
-A function that is in none of these tables is rejected. Omitted on purpose, though their names look harmless: DAYNAME
-and MONTHNAME (``lc_time_names``), AES_ENCRYPT (``block_encryption_mode``), JSON_SEARCH (an escape character),
-STR_TO_DATE (``sql_mode``), FROM_UNIXTIME and CONVERT_TZ (time zones), CHARSET, COLLATION and COERCIBILITY (they return
-properties of the session), JSON_STORAGE_SIZE (it depends on how the value is stored).
+A function that is in none of these tables is rejected. Some functions are omitted on purpose, although their names look
+harmless: DAYNAME and MONTHNAME (``lc_time_names``), AES_ENCRYPT (``block_encryption_mode``), JSON_SEARCH (an escape
+character), STR_TO_DATE (``sql_mode``), FROM_UNIXTIME and CONVERT_TZ (time zones), CHARSET, COLLATION and COERCIBILITY
+(they return properties of the session), JSON_STORAGE_SIZE (it depends on how the value is stored).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ OF_BYTES = {
     **_each("inet6_ntoa to_base64", _ASCII),
     **_each("compress uncompress", BYTES),
 }
-"""Functions of the bytes of a text, or of bytes. A number is the text of its digits."""
+"""Functions of bytes, or of the bytes of a text. They treat a number as the text of its digits."""
 
 OF_CHARACTERS = {
     **_each("char_length character_length is_ipv4 is_ipv6 is_uuid", INT),
@@ -69,13 +69,13 @@ EDITING = frozenset("concat concat_ws replace reverse repeat lpad rpad ltrim sub
 PARTS = frozenset("left right substr substring mid".split())
 """Functions that return a part of their first argument; the other arguments are numbers."""
 LETTERS = frozenset("lower upper lcase ucase soundex".split())
-"""Functions that map letters by the collation."""
+"""Functions that map letters; the mapping depends on the collation."""
 
 COMPARISONS = frozenset("= <=> <> != < > <= >= in between strcmp".split())
 SEARCHES = frozenset(
     "locate instr like find_in_set regexp regexp_like regexp_instr regexp_substr regexp_replace".split()
 )
-"""Functions that find texts by the collation."""
+"""Functions that search for a text; the collation decides which texts are equal."""
 CHOICES = frozenset("if ifnull coalesce case".split())
 
 OF_JSON = {
@@ -95,7 +95,8 @@ OF_TIMES = _each("hour minute second microsecond time_to_sec", INT)
 """Functions of a time, a datetime or a date."""
 
 DATE_FORMATS = frozenset("YmdHisfjUuVvXxwycekIlprThS")
-"""The letters that may follow ``%`` in DATE_FORMAT, without the names of days and months (``lc_time_names``)."""
+"""The letters that may follow ``%`` in DATE_FORMAT, except the letters for the names of days and months, which depend
+on ``lc_time_names``."""
 UNITS = frozenset(
     "microsecond second minute hour day week month quarter year second_microsecond minute_microsecond minute_second "
     "hour_microsecond hour_second hour_minute day_microsecond day_second day_minute day_hour year_month".split()

@@ -27,7 +27,7 @@ _WORDS = frozenset("and or xor div mod like regexp".split())
 _CAST_TYPE = re.compile(r"(\w+(?: \w+)?)(?:\((\d+)(?:, ?(\d+))?\))?(?: charset (\w+))?( array)?")
 _END = "end", ""
 _MOST_DEPTH = 100
-"""The maximum depth of nested parentheses. Each one takes several recursive calls, and Python allows 1,000."""
+"""The maximum depth of nested parentheses. Each level takes several recursive calls, and Python allows 1,000."""
 
 
 class NotUnderstood(ValueError):
@@ -41,10 +41,11 @@ class Node:
     ``kind``
         ``column``, ``text``, ``hex``, ``number``, ``null`` or ``call``.
     ``name``
-        the column's name, the text without quotes, the digits; for a call, the function or operator in lower case.
+        for a column, its name; for a text, the text without quotes; for a number, its digits; for a call, the function
+        or operator in lower case.
     ``arguments``
         the arguments of a call. For ``case of``: the compared value, then conditions and results in turn, then the
-        result of ELSE; ``case`` has no compared value.
+        result of ELSE. For ``case``: the same arguments without the compared value.
     ``note``
         for a text, its character set (``_utf8mb4``) or ``date``, ``time``, ``timestamp``; for a cast, the type; for
         EXTRACT, TIMESTAMPDIFF and an interval, the unit; for TRIM, the end to trim; for COLLATE, the collation.
@@ -59,7 +60,7 @@ class Node:
 def parse(expression: str) -> Node:
     """Parse ``expression``.
 
-    :raises NotUnderstood: the expression has another form.
+    :raises NotUnderstood: the expression does not match this grammar.
     """
     tokens = _tokens(expression)
     depth = deepest = 0
@@ -111,19 +112,20 @@ class _Reader:
         return token
 
     def _takes(self, *tokens: _Token) -> bool:
-        """Consume ``tokens`` if they are the next ones."""
+        """Consume ``tokens`` if they are the next tokens. Return whether they were consumed."""
         if tuple(self._tokens[self._at : self._at + len(tokens)]) != tokens:
             return False
         self._at += len(tokens)
         return True
 
     def expect(self, token: _Token) -> None:
-        """Consume ``token``, which must be the next one."""
+        """Consume ``token``, which must be the next token."""
         if not self._takes(token):
             raise NotUnderstood(f"{self._next[1]!r} instead of {token[1]!r}")
 
     def chain(self) -> Node:
-        """Parse a value and a chain of one kind of operator: the server puts other operators in parentheses."""
+        """Parse a value and a chain of operators of one kind. The server puts operators of other kinds in
+        parentheses."""
         node = self._unary()
         operator = ""
         while True:
@@ -142,7 +144,7 @@ class _Reader:
             node = following
 
     def _operation(self, left: Node) -> Node | None:
-        """Parse the operator that follows ``left`` and its other operands; None: no operator follows."""
+        """Parse the operator after ``left``, and its other operands. Return None if no operator follows."""
         kind, text = self._next
         if (kind == "sign" and text in _SIGNS) or (kind == "word" and text in _WORDS):
             self._take()

@@ -55,12 +55,14 @@ class Judge:
         """
         :param columns: the table's columns, by name.
         :param expressions: the expression of each generated column, as the information schema shows it.
-        :param odd: returns whether the copy may have rows in which a column contains a date that does not exist.
+        :param odd: a function that returns whether the copy may have rows in which a column contains a date that does
+            not exist.
         """
         self._columns = columns
         self._expressions = expressions
         self._odd = odd
-        # The server allows a column to use only generated columns before it. In table order, no recursion is needed.
+        # A column can use only those generated columns that come before it in the table. So in table order, no
+        # recursion is needed.
         self._reasons: dict[str, str | None] = {}
         for column in columns.values():
             if column.details.get("generated") == "virtual":
@@ -122,8 +124,8 @@ class Judge:
     def _of_column(self, name: str) -> Value:
         column = self.column(name)
         if column.details.get("generated") == "virtual":
-            # A run that does not read this column reports no problem for it, but may read another column that uses this
-            # one.
+            # A run reports no problem for a column that it does not read. But it may read another column that uses this
+            # column.
             reason = self._reasons.get(column.name, NOT_UNDERSTOOD)
             if reason is not None:
                 raise Dependent(f"the expression uses the VIRTUAL column {column.name}: {reason}")
@@ -173,7 +175,7 @@ class Judge:
 
     def _tested(self, node: Node) -> Value:
         tested = node.arguments[0]
-        # Whether a stored column is NULL is the same in every session, whatever its type.
+        # If a stored column is NULL, it is NULL in every session, whatever the type of the column is.
         if tested.kind != "column" or self.column(tested.name).details.get("generated") == "virtual":
             self.value(tested)
         return INT

@@ -68,8 +68,8 @@ def _timestampdiff(node: Node, values: Sequence[Value]) -> Value:
 
 
 def _week(node: Node, values: Sequence[Value]) -> Value:
-    # Without a mode, the server uses default_week_format. In the expression, the server prints the mode that it used
-    # when the table was created.
+    # Without a mode argument, the server uses default_week_format. In the expression, the server prints the mode that
+    # it used when the table was created.
     if len(values) != 2 or node.arguments[1].kind != "number":
         raise Dependent("the number of a week depends on default_week_format")
     _dates(values[:1])
@@ -148,7 +148,7 @@ def _as_text(value: Value, charset: str) -> Value:
         return of_bytes(BYTES, [value])
     if value.kind == "bytes":
         raise Dependent("the result of casting bytes that are not text depends on sql_mode")
-    # The collation is the default of the character set. For utf8mb4, the session sets it
+    # The collation is the default of the character set. For utf8mb4, a session can set this default
     # (default_collation_for_utf8mb4).
     collation = CAST if charset in ("", "utf8mb4") else COLUMN
     ascii_only = value.ascii or value.is_number or value.is_moment

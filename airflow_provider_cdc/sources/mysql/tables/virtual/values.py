@@ -1,4 +1,5 @@
-"""The values of the parts of an expression, with the properties that their session independence depends on."""
+"""The values of the parts of an expression. Each value has the properties that decide whether it is the same in every
+session."""
 
 from __future__ import annotations
 
@@ -45,36 +46,40 @@ class Value:
         ``int``, ``decimal``, ``double``, ``text``, ``bytes``, ``json``, ``date``, ``datetime``, ``time``,
         ``timestamp``, ``geometry``, or ``null``.
     ``unsigned``
-        an unsigned number, so that a difference depends on NO_UNSIGNED_SUBTRACTION.
+        the value is an unsigned number, so that a subtraction with it depends on NO_UNSIGNED_SUBTRACTION.
     ``scaled``
-        a float that is printed with a fixed number of digits.
+        the value is a float that is printed with a fixed number of digits.
     ``collation``
         the collation of a text. ``COLUMN``: from a column or COLLATE. ``BINARY``: utf8mb4_bin, for texts from JSON; a
-        column's collation overrides it. ``LITERAL``: from a literal; both of these override it, and for utf8mb4 it
-        depends on ``default_collation_for_utf8mb4``. ``SESSION``: from the connection, for texts that are made from
-        numbers and bytes. ``CAST``: the default of the character set in a cast; it is as strong as a column's.
+        column's collation overrides it. ``LITERAL``: from a literal; ``COLUMN`` and ``BINARY`` override it, and for
+        utf8mb4 it depends on ``default_collation_for_utf8mb4``. ``SESSION``: from the connection, for texts that are
+        made from numbers and bytes. ``CAST``: the default of the character set in a cast; it is as strong as
+        ``COLUMN``.
     ``ascii``, ``caseless``
-        the text has only ASCII characters; its letters are only those with the same case mapping in every alphabet.
+        ``ascii``: the text has only ASCII characters. ``caseless``: all letters of the text have the same case mapping
+        in every alphabet.
     ``padded``
-        a CHAR column: PAD_CHAR_TO_FULL_LENGTH determines the spaces at its end. ``pad_space``: its collation ignores
-        them.
+        the value is a CHAR column, so PAD_CHAR_TO_FULL_LENGTH determines the spaces at its end. ``pad_space``: the
+        collation ignores these spaces.
     ``odd``
-        a date or datetime that may not exist in the calendar (2024-02-31, 2024-00-15, 0000-00-00): the result of any
-        conversion depends on ALLOW_INVALID_DATES, NO_ZERO_DATE and NO_ZERO_IN_DATE.
+        the value is a date or datetime that may not exist in the calendar (2024-02-31, 2024-00-15, 0000-00-00). The
+        result of any conversion depends on ALLOW_INVALID_DATES, NO_ZERO_DATE and NO_ZERO_IN_DATE.
     ``digits``
-        the digits of the fractional second of a datetime or time: whether they are rounded depends on
-        TIME_TRUNCATE_FRACTIONAL.
+        the number of digits of the fractional second of a datetime or time. TIME_TRUNCATE_FRACTIONAL decides whether
+        these digits are rounded.
     ``direct``
-        the stored value of a column.
+        the value is the stored value of a column.
     ``literal``
         the text of a literal.
     ``as_text``
-        a date or time that was converted to a text of the same form.
+        the value is a date or time that was converted to a text of the same form.
     ``mislabelled``
-        a text from CONV, BIN or OCT. The bytes of such a text are ASCII, but the server labels it with the connection's
-        character set. Such a text is correct in every session only if a column stores it as text or as a number.
+        the value is a text from CONV, BIN or OCT. The bytes of such a text are ASCII, but the server labels it with the
+        connection's character set. Such a text is correct in every session only if a column stores it as text or as a
+        number.
     ``wraps``
-        a difference of unsigned numbers: an error in some sessions and a negative number in others.
+        the value is a difference of unsigned numbers. If the difference is negative, it is an error in some sessions
+        and a negative number in other sessions.
     """
 
     kind: str
@@ -131,7 +136,7 @@ def of_column(column: Column, *, odd: bool) -> Value:
     if name == "year":
         return Value("int", unsigned=True, direct=True)
     if name == "bit":
-        # In a numeric context it is a number, in a text context it is bytes.
+        # In a numeric context, a value of this type is a number. In a text context, it is bytes.
         return Value("bytes", unsigned=True, direct=True)
     if name == "decimal":
         return Value("decimal", unsigned=declared.unsigned, direct=True)
@@ -196,7 +201,7 @@ def merged(values: Sequence[Value]) -> Value:
         odd, as_text = any(value.odd for value in known), any(value.as_text for value in known)
         return Value(kind, odd=odd, digits=max(value.digits for value in known), as_text=as_text)
     if "time" in kinds and kinds & DATES:
-        # The date of a TIME is the current date.
+        # If a TIME is converted to a date, the result has the current date.
         raise Dependent(CONVERTED)
     moments = [value for value in known if value.is_moment]
     if len({value.kind for value in moments}) == 1:
@@ -222,7 +227,7 @@ def promoted(values: Sequence[Value]) -> Value:
 def joined(values: Sequence[Value]) -> Value:
     """Return the text, or the bytes, that CONCAT of ``values`` returns.
 
-    :raises Dependent: a value is a CHAR column, or has no session-independent text.
+    :raises Dependent: a value is a CHAR column, or the text of a value depends on the session.
     """
     for value in values:
         check_text(value)
