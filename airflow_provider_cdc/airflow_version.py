@@ -10,9 +10,9 @@ OLDEST = (3, 1, 5)
 
 
 def check() -> None:
-    """Check the version of Airflow. On an older one, a later import would fail with an unrelated message.
+    """Check the version of Airflow. With an older version, a later import would fail with an unrelated message.
 
-    :raises ConfigurationError: Airflow is older than the oldest version that was tested.
+    :raises ConfigurationError: the installed Airflow is older than the oldest supported version.
     """
     import airflow
 

@@ -5,9 +5,10 @@ To run a DAG whenever a table was copied, use the table's asset as the schedule:
     with DAG("report", schedule=table_asset("cdc_mysql", "shop.orders")):
 
 This is the asset of the table's latest copies in the connection's production target (`production`). Copies in other
-targets have separate assets. So do copies that did not become the latest copy of their folder: copies of a past day,
-and copies of a run that ended after a newer run. The option ``as_of`` alone does not have this effect: a nightly copy
-is as of the end of its interval, and still becomes the latest copy.
+targets have separate assets. Copies that did not become the latest copy of their folder also have separate assets.
+Examples are copies of a past day, and copies of a run that ended after a newer run. A copy with the option ``as_of``
+can still become the latest copy. For example, a nightly copy is exact at the end of its interval, and becomes the
+latest copy.
 """
 
 from __future__ import annotations
@@ -52,11 +53,12 @@ def table_asset(
     Each part of the table (``where``, ``columns``) has its own asset.
 
     :param source_conn_id: the connection to the source of the table.
-    :param table: ``schema.table``, as in the option ``tables``: a part that contains a dot is in double quotes.
-    :param where: the condition with which rows are copied; None: all rows are copied.
-    :param columns: the requested columns; None: all columns.
-    :param target: the folder in which the copies are published, as in the option ``target``; None: the connection's
-        production target. The asset of a production target is the same as with None.
+    :param table: ``schema.table``, as in the option ``tables``. A part of the name that contains a dot must be in
+        double quotes.
+    :param where: the condition that selects the copied rows. None: all rows are copied.
+    :param columns: the requested columns. None: all columns.
+    :param target: the folder in which the copies are published, as in the option ``target``. None: the connection's
+        production target. For a production target, the asset is the same as for None.
     :param past: whether to return the asset of the copies that did not become the latest copy of their folder.
     :raises ConfigurationError: ``table`` does not name one table, ``where`` is not a condition, ``target`` is not a
         folder, or ``target`` is None and it is unknown which target is production.
@@ -72,10 +74,10 @@ def table_asset(
 
 
 def copy_asset(source_conn_id: str, table: TableName, lake: str | None, *, latest: bool) -> Asset:
-    """Return the asset of a copy, equal to the result of `table_asset`.
+    """Return the asset of a copy. `table_asset` returns an equal asset.
 
-    :param table: the table's name, with the part if the copy is of a part.
-    :param lake: the URI of the target; None: a production target.
+    :param table: the table's name. If only a part of the table is copied, the name also identifies this part.
+    :param lake: the URI of the target. None: the target is a production target.
     :param latest: whether the copy became the latest copy of its folder.
     """
     names = (source_conn_id, table.schema, table.name, *([table.part] if table.part else []))
@@ -105,17 +107,17 @@ def outlets_of(
     target: Any,
     in_part: bool = False,
 ) -> list[Asset | AssetAlias]:
-    """Return the outlets of a group's last task. They are ``alias``, through which the task announces its copies, and
-    the assets of all tables that are certain to be copied. Because of these assets, the asset graph shows the tables
-    before the first run.
+    """Return the outlets of a group's last task: ``alias``, through which the task announces its copies, and the assets
+    of all tables that are certain to be copied. Because of these assets, the asset graph shows the tables before the
+    first run.
 
-    :param tables: patterns or a template; like the other parameters, an argument of the group.
-    :param in_part: whether parts of tables may be copied, which have separate assets.
+    :param tables: the group's argument ``tables``: patterns or a template.
+    :param in_part: whether parts of tables may be copied. Parts have separate assets.
     :raises ConfigurationError: Airflow's setting of the production targets is malformed.
     """
-    # Check the setting now. Otherwise the run would fail only when it is published.
+    # Check the setting now. Otherwise, a malformed setting would stop the run only when it is published.
     production_targets("source")
-    # Values of templates, and of mapped groups, are known only when the tasks run.
+    # The values of templates and of mapped groups are known only when the tasks run.
     if in_part or on_table_error != "fail" or not isinstance(tables, (list, tuple)):
         return [alias]
     patterns = list(tables)
@@ -140,11 +142,11 @@ def announce(events: Any, outlets: Iterable[Any], copies: Iterable[tuple[str, Ma
     """Add an event for each copy, and return the outlets that the task must have when it ends.
 
     When a task succeeds, Airflow creates an event for each asset in the task's outlets, even if the task did not copy
-    the table. So this function removes the assets that `outlets_of` added for the asset graph.
+    the asset's table. So this function removes the assets that `outlets_of` added for the asset graph.
 
     :param events: ``outlet_events`` of the task's context.
     :param outlets: the outlets of the task.
-    :param copies: for each copy, the URI of its asset, and the extra of its event.
+    :param copies: for each copy, the URI of the copy's asset and the ``extra`` of the copy's event.
     """
     outlets = list(outlets)
     named = {outlet.uri: outlet for outlet in outlets if isinstance(outlet, Asset) and _is_ours(outlet.uri)}
@@ -154,7 +156,7 @@ def announce(events: Any, outlets: Iterable[Any], copies: Iterable[tuple[str, Ma
         for alias in aliases:
             events[alias].add(Asset(uri=uri), extra=dict(extra))
         if not aliases and uri in named:
-            # A task that was created without a group has no alias.
+            # If the task was created without a group, it has no alias.
             events[named[uri]].extra = dict(extra)
             outlets_kept.append(named[uri])
     return outlets_kept
@@ -165,7 +167,7 @@ def _is_ours(name: str) -> bool:
 
 
 def _canonical(lake: str) -> str:
-    """Return the canonical URI of a folder: a path and its file URI are the same folder."""
+    """Return the canonical URI of a folder. A path and its file URI have the same canonical URI."""
     parsed = LakeUri.parse(lake)
     return str(LakeUri(parsed.scheme or "file", parsed.authority, ()).joined(*parsed.decoded))
 
@@ -175,7 +177,7 @@ def _query(apart: Mapping[str, str]) -> str:
 
 
 def _literal(pattern: str) -> TableName | None:
-    """Return the only table that a pattern matches; None: it may match several.
+    """Return the only table that a pattern matches. None: the pattern may match several tables.
 
     :raises ConfigurationError: the pattern is invalid.
     """

@@ -1,9 +1,9 @@
 """All uses of private interfaces of Airflow, Spark and Jinja2, each with the versions on which it was tested.
 
-No other code in this package uses a name of another library that begins with an underscore, or a module that its
-library does not document (``tests/test_compat.py`` checks this). This module imports none of these libraries, so both
-the Airflow code and the Spark apps can import it. ``tests/wheel/test_both_ends.py`` runs whole DAGs on the oldest and
-the newest versions below.
+No other code in this package uses undocumented modules of other libraries, or names of other libraries that begin with
+an underscore (``tests/test_compat.py`` checks this). This module imports none of these libraries, so both the Airflow
+code and the Spark apps can import it. ``tests/wheel/test_both_ends.py`` runs whole DAGs on the oldest and the newest
+versions below.
 
 | interface | tested on |
 | --- | --- |
@@ -26,13 +26,12 @@ from typing import Any, TypeVar
 _Operator = TypeVar("_Operator")
 
 PRE_EXECUTE_HOOK = "_pre_execute_hook"
-"""The attribute of an operator that holds its argument ``pre_execute``."""
+"""The name of the attribute in which an operator stores its argument ``pre_execute``."""
 
 
 class GuardsSparkSubmit:
-    """Mixin for `SparkSubmitOperator`: puts a command before ``spark-submit``, and filters the lines that it prints.
-
-    The Spark provider has no public interface for either.
+    """Mixin for `SparkSubmitOperator`. Starts ``spark-submit`` through another command, and filters the lines that
+    ``spark-submit`` prints. The Spark provider has no public interface for these two functions.
     """
 
     def command_before_spark_submit(self) -> Sequence[str]:
@@ -54,7 +53,7 @@ class GuardsSparkSubmit:
 
 
 def submitted_process(hook: Any) -> subprocess.Popen[Any] | None:
-    """Return the process that Airflow's Spark hook started; None: it started none.
+    """Return the process that Airflow's Spark hook started, or None if the hook has not started a process.
 
     :param hook: a ``SparkSubmitHook``, or None.
     """
@@ -63,8 +62,8 @@ def submitted_process(hook: Any) -> subprocess.Popen[Any] | None:
 
 
 def keeps_native_types(operator: type[_Operator]) -> type[_Operator]:
-    """Make an operator's argument ``render_template_as_native_obj`` effective. Before 3.2, Airflow uses only the DAG's
-    setting.
+    """Make the argument ``render_template_as_native_obj`` of an operator effective. Airflow before 3.2 uses only the
+    DAG's setting and ignores the operator's argument.
 
     This is a decorator and not a mixin, because Airflow's metaclass takes ``__init__`` from the first base class.
 
@@ -101,7 +100,7 @@ def raise_undefined(undefined: Any) -> None:
 
 
 def supervisor_channel() -> Any:
-    """Return the channel between this task's process and its Airflow supervisor; None: the process has no supervisor,
+    """Return the channel between this task's process and its Airflow supervisor. None: the process has no supervisor,
     as in ``dags test``."""
     runner = sys.modules.get("airflow.sdk.execution_time.task_runner")
     channel = getattr(runner, "SUPERVISOR_COMMS", None)
@@ -109,13 +108,13 @@ def supervisor_channel() -> Any:
 
 
 def runs_dag_code() -> bool:
-    """Return whether Airflow started this process to run the code of DAGs: its DAG processor or a task, not
-    ``dag.test``."""
+    """Return whether Airflow started this process to run the code of DAGs. This is true for the DAG processor and for
+    tasks, but not for ``dag.test``."""
     return os.environ.get("_AIRFLOW_PROCESS_CONTEXT") == "client"
 
 
 def start_jvm(spark_context: Any) -> None:
-    """Start PySpark's JVM, without which ``SparkConf`` does not have the submitted properties.
+    """Start PySpark's JVM. Before the JVM has started, ``SparkConf`` does not have the submitted properties.
 
     :param spark_context: the class ``SparkContext``.
     """

@@ -6,7 +6,7 @@ from __future__ import annotations
 def counted(number: int, one: str, many: str = "") -> str:
     """Format a count, such as ``1 table`` or ``2,000 tables``.
 
-    :param many: the plural, if it is not ``one`` plus an s.
+    :param many: the plural form. Empty: the plural is ``one`` plus an s.
     """
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 

@@ -12,11 +12,11 @@
     │   ├── ValueNotRepresentable  a value that the chosen Arrow type cannot hold
     │   ├── ManifestError          a run's record is missing, unreadable or of another run
     │   ├── FileDamaged            a file of the run is missing, or does not match its record
-    │   ├── ChangesMissing         the published changes have a gap between one copy and another
+    │   ├── ChangesMissing         the published changes do not cover the whole time between two copies
     │   └── ExactnessError         an event in the window broke a condition of the proof
     │       ├── SchemaChanged      DDL or TRUNCATE on a copied table, or row images with other columns
     │       ├── LogGone            the log no longer reaches back to the initial position
-    │       ├── SourceReplaced     the server is not the one that the run began on
+    │       ├── SourceReplaced     the server is not the server on which the run began
     │       ├── ImageNotWhole      a row image without all its columns, or no row image at all
     │       ├── CascadeNotLogged   a foreign key may have changed rows, and the log omits such changes
     │       ├── UnknownEvent       a log event that this reader does not know
@@ -29,8 +29,8 @@
         ├── PublishIncomplete      publishing stopped half-way; running the task again completes it
         └── CommitUnknown          it is unknown whether the run was published; running the task again finds out
 
-The message describes the problem, ``where`` names the object and the position, ``hint`` tells the reader how to solve
-it. The errors can be pickled, because Spark sends them from executors to the driver.
+The message describes the problem, ``where`` names the object and the position, and ``hint`` tells the reader how to
+solve the problem. The errors can be pickled, because Spark sends them from executors to the driver.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class CdcError(Exception):
     :param where: the object and its position in the log, such as ``shop.orders.total at binlog.000007:4312``.
     :param hint: an action that solves the problem.
 
-    ``code`` is stable. The message and the class name may change, so the documentation is searched for by code.
+    ``code`` is stable. The message and the class name may change, so search the documentation for ``code``.
     """
 
     code: ClassVar[str] = "CDC-1000"
@@ -97,7 +97,7 @@ class ConfigurationError(TerminalError):
 
 
 class StorageRefused(ConfigurationError, OSError):
-    """The lake's store denies access, has no such bucket, or cannot hold such a name.
+    """The lake's store denies access, does not have the requested bucket, or does not allow the requested name.
 
     This error is also an `OSError`, so that cleanup code can handle it without knowing this class.
     """
@@ -110,9 +110,9 @@ class Problem:
     """One reason why a source cannot give an exact copy.
 
     ``where`` names a setting or a table. ``what`` describes the problem, and ``hint`` says how to correct it. ``table``
-    is the table to leave out so that the other tables can be copied; empty: leaving out a table would not help.
-    ``passes`` is true if the problem is temporary: the table cannot be exact at this past position, but it can be exact
-    at the present position, and in a later run at a past position.
+    is the table to leave out so that the other tables can be copied. Empty: leaving out a table would not help.
+    ``passes`` is true if the problem is temporary: the table cannot be exact at the requested past position, but it can
+    be exact at the present position. Later runs can again be exact at a past position.
     """
 
     where: str
@@ -167,7 +167,7 @@ class FileDamaged(TerminalError):
 
 
 class ChangesMissing(TerminalError):
-    """The published changes have a gap between one copy and another."""
+    """The published changes do not cover the whole time between two copies."""
 
     code = "CDC-1080"
 
@@ -179,19 +179,19 @@ class ExactnessError(TerminalError):
 
 
 class SchemaChanged(ExactnessError):
-    """DDL or TRUNCATE on a copied table inside the window, or row images with other columns."""
+    """The window contains DDL or TRUNCATE on a copied table, or row images with other columns than the table."""
 
     code = "CDC-1101"
 
 
 class LogGone(ExactnessError):
-    """The log no longer reaches back to the initial position, or is incomplete because the server crashed."""
+    """The log no longer reaches back to the initial position, or the log is incomplete because the server crashed."""
 
     code = "CDC-1102"
 
 
 class SourceReplaced(ExactnessError):
-    """The server is not the one that the run began on."""
+    """The server that answers is not the server on which the run began."""
 
     code = "CDC-1103"
 
@@ -264,7 +264,8 @@ class CommitUnknown(TransientError):
 
 @contextmanager
 def naming(what: str) -> Iterator[None]:
-    """Add a note to unexpected errors that names the object in progress, such as a table or a part of it."""
+    """Add a note to each unexpected error. The note names the object in progress, such as a table or a part of a
+    table."""
     try:
         yield
     except CdcError:

@@ -1,4 +1,4 @@
-"""The provider's description for Airflow: a dict, made without importing Airflow or a database driver."""
+"""The provider's description for Airflow, as a dict. This module imports neither Airflow nor a database driver."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Functions for readers of the lake: they find the latest copy of a table, and its changes. Needs no Airflow, no Spark
-and no database.
+"""Functions that find the latest copy of a table in the lake, and the changes between copies. This module needs neither
+Airflow, Spark nor a database.
 
 ::
 
@@ -46,14 +46,14 @@ class Changes:
     """All row changes of one table between an earlier copy and the copy that was the latest at the time of the call.
 
     :param table: ``schema.table``.
-    :param from_run_id: the run that published the earlier copy, at which the changes begin.
+    :param from_run_id: the id of the run that published the earlier copy. The changes begin at this copy.
     :param from_position: the position of the earlier copy.
-    :param run_id: the run that published the latest copy.
+    :param run_id: the id of the run that published the latest copy.
     :param position: the position of the latest copy.
     :param rows: the number of changes.
-    :param files: URIs of all files of the changes, in the order of the changes; empty if the changes begin at the
+    :param files: URIs of all files of the changes, in the order of the changes. Empty if the earlier copy is still the
         latest copy.
-    :param copy_file: URI of a file of the latest copy, which has the columns of the changes.
+    :param copy_file: URI of one file of the latest copy. The changes have the same columns as this file.
     """
 
     table: str
@@ -77,15 +77,16 @@ class Changes:
 def read_latest(
     target: str, table: str, *, where: str | None = None, columns: Sequence[str] | None = None
 ) -> LatestCopy | None:
-    """Return the latest copy of a table; None: no copy was published yet.
+    """Return the latest copy of a table, or None if no copy has been published yet.
 
-    The files of a copy never change. So a reader that calls this function once reads one exact copy, even if other
-    copies are published meanwhile.
+    The files of a copy never change. So a reader that calls this function only once reads one exact copy, even if other
+    copies are published during the read.
 
-    :param target: the folder in which runs publish, as in the option ``target``, with ``{source}`` filled in.
+    :param target: the folder in which runs publish, as in the option ``target``. ``{source}`` must be replaced by its
+        value.
     :param table: ``schema.table``.
-    :param where: the condition with which runs copied rows, in any notation; None: all rows were copied.
-    :param columns: the requested columns, in any order; None: all columns were copied.
+    :param where: the condition that selected the copied rows, in any notation. None: all rows were copied.
+    :param columns: the requested columns, in any order. None: all columns were copied.
     :raises ConfigurationError: ``target`` is not a folder in a lake, ``table`` is not a table's name, or ``where`` is
         not a condition.
     :raises ManifestError: the record of the copy is damaged, or its files are gone.
@@ -104,17 +105,17 @@ def read_cut(
     run_id: str | None = None,
     position: str | None = None,
 ) -> Cut | None:
-    """Return the newest cut of Iceberg tables, or the cut of a given run or position; None: there is no such cut.
+    """Return the newest cut of Iceberg tables, or the cut of a given run or position. None: this cut does not exist.
 
-    A cut is the set of the copies of all tables of one run. All its tables are exact at one position, even if other
-    runs publish meanwhile::
+    A cut is the set of the copies of all tables of one run. All tables of a cut are exact at one position, even if
+    other runs publish meanwhile::
 
         cut = read_cut("/data/lake")
         orders, lines = cut["shop.orders"].to_arrow(), cut["shop.lines"].to_arrow()
 
-    :param catalog: a PyIceberg catalog; or the target of the runs, if the catalog is in the target folder.
-    :param namespace: the namespace of the table of cuts.
-    :param group: the task group of the runs, as ``dag_id`` or ``dag_id.group_id``; None: there is only one group.
+    :param catalog: a PyIceberg catalog, or the target of the runs if the catalog is in the target folder.
+    :param namespace: the namespace of the Iceberg table ``cdc_cuts``.
+    :param group: the task group of the runs, as ``dag_id`` or ``dag_id.group_id``. None: only one group has cuts.
     :raises ConfigurationError: there are cuts of several groups, and the call does not name a group; or PyIceberg is
         not installed.
     """
@@ -132,16 +133,16 @@ def read_changes(
 ) -> Changes:
     """Return the changes of a table between one of its copies and the latest copy, without a gap.
 
-    Replaying them in order onto the earlier copy gives the latest copy.
+    Applying the changes in order to the earlier copy gives the latest copy.
 
     :param target: the folder in which runs publish, as for `read_latest`.
     :param table: ``schema.table``.
-    :param since: the copy at which the changes begin: its position, or the ``run_id`` of its run; empty: the copy
-        before the latest. Note that a run may have been recreated at another position after its copy was removed. If
-        the source was set back, a position is unambiguous only beyond the position that the source had reached before;
-        until then, give the ``run_id``.
-    :param where: with ``columns``, the part of the table that was copied, as for `read_latest`.
-    :raises ChangesMissing: there are no changes since the copy ``since``, or some of them no longer exist.
+    :param since: the copy at which the changes begin, named by its position or by the ``run_id`` of its run. Empty: the
+        copy before the latest copy. Note that a run may have been recreated at another position after its copy was
+        removed. After the source was set back, the same position may belong to two copies. In this case, give the
+        ``run_id``, until the source is beyond the position that it had reached before.
+    :param where: together with ``columns``, the part of the table that was copied, as for `read_latest`.
+    :raises ChangesMissing: no changes were published since the copy ``since``, or some of the changes no longer exist.
     :raises ConfigurationError: ``target`` is not a folder in a lake, ``table`` is not a table's name, or ``where`` is
         not a condition.
     :raises ManifestError: a record of copies or changes is damaged.
@@ -190,13 +191,13 @@ def read_changes(
 
 
 def _check_unambiguous(latest: LatestCopy, since: str) -> None:
-    """Check that ``since`` names a copy of the present history. A history ends when the source is set back, and it may
-    have a copy at the same position.
+    """Check that ``since`` names a copy of the present history. A history ends when the source is set back. A copy of
+    an ended history may have the same position as a copy of the present history.
 
-    :raises ChangesMissing: ``since`` is a position that an ended history also has.
+    :raises ChangesMissing: ``since`` is a position that also exists in an ended history.
     """
     history, ended = history_in(latest.history), []
-    # since may be the id of a run, which is not a position.
+    # ``since`` may be the id of a run instead of a position.
     with suppress(PositionError):
         superseded = history.superseded if history and since else ()
         ended = [entry for entry in superseded if reaches(parse_position(entry.position), parse_position(since))]
@@ -211,7 +212,7 @@ def _check_unambiguous(latest: LatestCopy, since: str) -> None:
 
 
 def open_dataset(copy: LatestCopy | Changes) -> dataset.Dataset:
-    """Return the rows of a copy, or changes, as a PyArrow dataset, from any supported store."""
+    """Return a PyArrow dataset with the rows of a copy, or with changes. The files may be in any supported store."""
     if isinstance(copy, Changes) and not copy.files:
         return dataset.dataset(feed_schema(_opened([copy.copy_file]).schema).empty_table())
     return _opened(copy.files)

@@ -20,12 +20,13 @@ if TYPE_CHECKING:
 
 
 def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None:
-    """Return the lineage of a run: each published table is an input, and its asset an output. None: the run is not
-    published.
+    """Return the lineage of a run: each published table is an input, and the table's asset is an output. None: the run
+    is not published.
 
-    Each dataset has its columns, and the run's position as its version. The asset also has the number of rows, and the
-    folder of its copies as a symlink. Columns have the types that the source declares. The source has OpenLineage's
-    names: ``mysql://host:port`` and ``schema.table``, ``postgres://host:port`` and ``database.schema.table``.
+    Each dataset lists its columns, and its version is the run's position. The dataset of an asset also has the number
+    of rows, and the folder of its copies as a symlink. Columns have the types that the source declares. Source tables
+    are named as in OpenLineage: ``mysql://host:port`` and ``schema.table``, or ``postgres://host:port`` and
+    ``database.schema.table``.
 
     :param settings: the connection to the source.
     """
@@ -84,10 +85,11 @@ def _at_source(settings: ConnectionSettings, table: Table, database: str) -> tup
 
 
 def _dataset(uri: str) -> tuple[str, str]:
-    """Return the namespace (the store) and the name (the path in it) of a URI."""
+    """Return the namespace and the name of a URI. The namespace is the store, and the name is the path in the store."""
     parts = urlsplit(uri)
     if not parts.netloc:
         return parts.scheme, unquote(parts.path)
-    # An asset with a query (another target, or the past) is a different dataset than the plain asset.
+    # The query of a URI names another target, or the past. So an asset with a query is a different dataset from the
+    # plain asset.
     query = f"?{parts.query}" if parts.query else ""
     return f"{parts.scheme}://{parts.netloc}", unquote(parts.path.removeprefix("/")) + query

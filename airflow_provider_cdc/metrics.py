@@ -1,8 +1,8 @@
 """Metrics of runs, sent through Airflow's own metrics (StatsD, OpenTelemetry, Datadog).
 
-Each metric is sent twice, as Airflow does with its own metrics: as ``cdc.<name>``, with the tags ``dag_id`` and
-``source`` (and ``error``), for backends with tags; and as ``cdc.<name>.<dag_id>.<source>`` (and ``.<error>``), for
-backends that drop tags.
+Like Airflow's own metrics, each metric is sent twice. For backends with tags, the name is ``cdc.<name>``, with the tags
+``dag_id`` and ``source`` (and ``error``). For backends that drop tags, the name is ``cdc.<name>.<dag_id>.<source>``
+(and ``.<error>``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ _STRANGE = re.compile(r"[^A-Za-z0-9_-]")
 
 
 def tell_published(run: Run, dag_id: str, source_conn_id: str) -> None:
-    """Send the metrics of a published run. Errors are only logged, because metrics are not part of the run."""
+    """Send the metrics of a published run. An error while sending is only logged, because metrics are not part of the
+    run."""
     try:
         for name, value in _numbers(run):
             _send(name, value, dag_id, source_conn_id)
@@ -61,7 +62,7 @@ def tell_published(run: Run, dag_id: str, source_conn_id: str) -> None:
 
 
 def tell_error(error: str, dag_id: str, source_conn_id: str) -> None:
-    """Count a failed try. Errors of sending are only logged.
+    """Count a failed try. An error while sending is only logged.
 
     :param error: the name of the error's class.
     """
@@ -91,7 +92,7 @@ def _numbers(run: Run) -> Iterator[tuple[str, float]]:
 
 
 def _send(name: str, value: float, dag_id: str, source_conn_id: str, error: str = "") -> None:
-    # Imported here, because the import is slow and DAG files are parsed continually.
+    # This module is imported here, because the import is slow and DAG files are parsed continually.
     from airflow.providers.common.compat.sdk import Stats
 
     tags = {"dag_id": dag_id or "none", "source": source_conn_id or "none", **({"error": error} if error else {})}

@@ -1,4 +1,5 @@
-"""The configuration file of the DAG `nightly`. It is read when the DAG is parsed, without a database or a connection.
+"""The configuration file of the DAG `nightly`. The file is read when the DAG is parsed, without access to a database or
+a connection.
 
 ::
 
@@ -53,7 +54,8 @@ class NightlySource:
 
 @dataclass(frozen=True)
 class Nightly:
-    """The content of the file. ``schedule`` is a cron expression in ``timezone``, ``start_date`` a naive time in it."""
+    """The content of the file. ``schedule`` is a cron expression in ``timezone``. ``start_date`` is a naive time in
+    ``timezone``."""
 
     schedule: str
     timezone: str
@@ -66,7 +68,7 @@ def read_nightly(path: Path) -> Nightly:
     """Read the file.
 
     :raises ConfigurationError: the file cannot be read, or is not valid YAML.
-    :raises PreflightError: lists everything that is wrong with the file, each with its line and key.
+    :raises PreflightError: the file has errors. The error lists all of them, each with its line and key.
     """
     problems: list[Problem] = []
     document = read_yaml(path)
@@ -129,7 +131,7 @@ def _source(element: Value, defaults: Mapping[str, Value], problems: list[Proble
         problems.append(
             option_values[key].place.problem(what, f"the options are {', '.join(['kind', 'name', *fitting_options])}")
         )
-    # A default may be for other kinds of sources, so it is ignored for a kind that lacks the option.
+    # The defaults apply to all sources, so ignore an option that this kind of source does not have.
     values = {key: value for key, value in {**defaults, **option_values}.items() if key in fitting_options}
     for key, value in values.items():
         _check_option(fitting_options[key], value, problems)
@@ -151,14 +153,14 @@ def _source(element: Value, defaults: Mapping[str, Value], problems: list[Proble
 
 def _preferred(kind: str, ours: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of this kind of source whose nightly defaults differ from the defaults of a single run."""
-    # Some kinds retain no log of the past unless an option requests it.
+    # Sources of some kinds retain the log of past days only if an option requests it.
     goes_back = "as_of" in ours and (kinds.KINDS[kind].keeps_past or bool(given.get("standing_slot")))
     preferred = {"as_of": INTERVAL_END} if goes_back else {}
     return preferred | ({"refresh": "auto"} if "refresh" in ours else {})
 
 
 def _check_option(option: Option, value: Value, problems: list[Problem]) -> None:
-    # A rendered template is checked when the run begins.
+    # The value of a template is checked after rendering, when the run begins.
     if isinstance(value.plain, str) and "{{" in value.plain:
         return
     if problem := option.check(value.plain):

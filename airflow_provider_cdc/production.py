@@ -1,17 +1,19 @@
 """The production targets of a connection. They are the folders whose copies belong to the plain assets of the tables.
 The URI of a plain asset has no query: it names neither a target nor the past.
 
-Airflow's setting ``production_targets`` in the section ``cdc`` (``AIRFLOW__CDC__PRODUCTION_TARGETS``) names them,
-separated by commas or blanks: ``s3://lake/raw`` for all connections, ``cdc_shop=s3://lake/shop`` for one. As in
-``targets``, folders below these are included. ``*`` matches any run of characters within a part, or in the id of a
-connection; ``*`` alone matches any folder. ``{source}`` stands for the id of the connection.
+Airflow's setting ``production_targets`` in the section ``cdc`` (``AIRFLOW__CDC__PRODUCTION_TARGETS``) names these
+folders, separated by commas or blanks. ``s3://lake/raw`` applies to all connections, ``cdc_shop=s3://lake/shop`` to one
+connection. As in ``targets``, subfolders are included. ``*`` matches any run of characters within one part of a path,
+or in the id of a connection. ``*`` alone matches any folder. ``{source}`` stands for the id of the connection.
 
-Without this setting, the setting ``targets``, which names the folders in which the shipped DAGs may publish, decides:
+Without this setting, the production target depends on the setting ``targets``. That setting names the folders in which
+the shipped DAGs may publish:
 
-- It names no folder: every target counts as production, because there may be only one target.
-- It names one folder: that folder is the production target.
-- It allows several folders: it is unknown which folder is production, so no folder is. A DAG that uses the plain asset
-  of a table is rejected when it is parsed. Otherwise such a DAG might run for copies in a sandbox, or never again.
+- If ``targets`` names no folder, every target counts as a production target, because there may be only one target.
+- If ``targets`` names one folder, that folder is the production target.
+- If ``targets`` allows several folders, it is unknown which of them is the production target. In this case, no folder
+  counts as a production target, and a DAG that uses the plain asset of a table is rejected when it is parsed.
+  Otherwise, such a DAG might run for copies in a sandbox, or might never run again.
 """
 
 from __future__ import annotations
@@ -33,18 +35,19 @@ _FOLDER = re.compile(r"\*$|/|[A-Za-z][A-Za-z0-9+.-]*://")
 @dataclass(frozen=True)
 class ProductionTargets:
     """The production targets of a connection, as patterns of folders. ``named`` is true if the setting
-    ``production_targets`` names them; otherwise they are assumed."""
+    ``production_targets`` names the folders. Otherwise, the production targets are assumed."""
 
     patterns: tuple[str, ...]
     named: bool
 
     def has(self, lake: str) -> bool:
-        """Return whether ``lake``, the URI of a target, is a production target or a folder below one."""
+        """Return whether ``lake``, the URI of a target, is a production target or a subfolder of a production
+        target."""
         return any(map(LakeUri.parse(lake).matches, self.patterns))
 
 
 def production_targets(source_conn_id: str) -> ProductionTargets:
-    """Return the production targets of a connection, from Airflow's present configuration.
+    """Return the production targets of a connection according to Airflow's present configuration.
 
     :raises ConfigurationError: the setting is malformed.
     """
@@ -59,7 +62,7 @@ def production_targets(source_conn_id: str) -> ProductionTargets:
 
 
 def check_named(source_conn_id: str) -> None:
-    """Check that it is known which targets are production.
+    """Check that the production targets of a connection are known.
 
     :raises ConfigurationError: the production targets are unknown.
     """

@@ -1,4 +1,4 @@
-"""Reads YAML with the line and key of every value, so that error messages can name them."""
+"""Reads YAML and keeps the line and the key of every value, so that error messages can name the place of an error."""
 
 from __future__ import annotations
 

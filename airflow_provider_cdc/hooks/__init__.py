@@ -18,7 +18,7 @@ from airflow_provider_cdc.sources.api.source import Source  # noqa: E402
 
 
 def open_hook(conn_id: str) -> CdcHook:
-    """Return the hook for the kind of database that the connection's type names.
+    """Return the hook for a connection. The connection's type selects the kind of database.
 
     :raises ConfigurationError: the connection does not exist, or its type is not a supported source.
     """
@@ -30,18 +30,18 @@ def open_hook(conn_id: str) -> CdcHook:
 
 
 async def source_in_event_loop(conn_id: str) -> Source:
-    """Return the source behind a connection, for a trigger, as ``open_hook(conn_id).get_conn()`` does.
+    """Return the same source as ``open_hook(conn_id).get_conn()``, for use in a trigger.
 
     Opens no session.
 
-    :raises SourceUnavailable: Airflow does not return the connection.
-    :raises ConfigurationError: the same errors as `open_hook` and the hook's ``settings``.
+    :raises SourceUnavailable: Airflow does not find the connection, or Airflow's own server does not answer.
+    :raises ConfigurationError: for the same reasons as `open_hook` and the hook's ``settings``.
     """
     try:
         connection = await BaseHook.aget_connection(conn_id)
     except AirflowNotFoundException as error:
-        # Airflow also raises this error if its own server does not answer. The connection existed when the task was
-        # deferred.
+        # Airflow also raises this error if its own server does not answer. This is the likely reason, because the
+        # connection existed when the task was deferred.
         missing = _none(conn_id)
         raise SourceUnavailable(missing.message, where=missing.where, hint=missing.hint) from error
     # Import the driver in another thread, because the import is slow and must not block other triggers. The rest must

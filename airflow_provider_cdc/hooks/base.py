@@ -27,13 +27,15 @@ class CdcHook(BaseHook):
 
     conn_name_attr = "source_conn_id"
     own_tls_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields of this hook's form that are also accepted in the extra of a stock connection (of Airflow's own type),
-    because the form of that type lacks them.
+    """Fields of this hook's form that are also accepted in the extra of a stock connection. A stock connection has
+    Airflow's own type for the database, and the form of that type lacks these fields.
     """
     stock_refused: ClassVar[tuple[str, ...]] = ()
-    """Fields of a stock connection's extra that would redirect its sessions or change their trust.
+    """Fields in the extra of a stock connection that would redirect sessions to another server, or change which servers
+    are trusted.
 
-    These fields are not supported. Ignoring them could lead to another server, so such connections are rejected.
+    These fields are not supported. If they were ignored, sessions could reach a different server than the user expects,
+    so such connections are rejected.
     """
 
     def __init__(self, source_conn_id: str) -> None:
@@ -45,14 +47,15 @@ class CdcHook(BaseHook):
         return kind_of(self.conn_type)
 
     def settings(self) -> ConnectionSettings:
-        """Return how to reach the server. Logs a warning if the connection waives the protection of the password.
+        """Return the settings for reaching the server. Logs a warning if the connection's settings leave the password
+        unprotected.
 
         :raises ConfigurationError: the connection has no host or user, or its extra has unsupported fields.
         """
         return self.settings_of(self.get_connection(self.source_conn_id))
 
     def settings_of(self, connection: Any) -> ConnectionSettings:
-        """Return the `settings` of ``connection``, which the caller has read from Airflow already."""
+        """Return the `settings` of ``connection``. The caller has already read the connection from Airflow."""
         where = f"connection {self.source_conn_id!r}"
         for field, value in (("host", connection.host), ("login", connection.login)):
             if not value:
@@ -85,9 +88,9 @@ class CdcHook(BaseHook):
         return open_source(self.settings())
 
     def test_connection(self) -> tuple[bool, str]:
-        """Return whether copies can be made over this connection, and a message for the connection form.
+        """Return whether runs can copy tables through this connection, and a message for the connection form.
 
-        The tables are not checked. The message names the server, and each problem.
+        The tables are not checked. The message describes the server and each problem.
         """
         try:
             answers = self._describe_server()
@@ -113,7 +116,7 @@ class CdcHook(BaseHook):
         """Return the TLS settings in the extra of a stock connection."""
 
     def _own_tls(self, extra: Mapping[str, Any], where: str) -> dict[str, str]:
-        # If a misspelt TLS setting were silently ignored, the connection would not be encrypted.
+        # If a misspelt TLS setting were silently ignored, the connection might not be encrypted.
         if unknown := sorted(set(extra) - set(self.kind.fields)):
             raise ConfigurationError(
                 f"unknown fields in the extra of the connection: {', '.join(unknown)}",
@@ -123,7 +126,7 @@ class CdcHook(BaseHook):
         return {name: str(extra[field]) for field, name in self.kind.tls_fields.items() if extra.get(field)}
 
     def _our_own(self, extra: Mapping[str, Any]) -> dict[str, str]:
-        """Return the settings for which the stock type of connection has no field."""
+        """Return the settings for which the form of the stock connection type has no field."""
         names = self.kind.tls_fields
         fields = ("tls_trusted_network", *self.own_tls_fields)
         return {names[field]: str(extra[field]) for field in fields if extra.get(field)}

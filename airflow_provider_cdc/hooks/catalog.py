@@ -30,7 +30,7 @@ class CdcCatalogHook(BaseHook):
         self.catalog_conn_id = catalog_conn_id
 
     def settings(self) -> CatalogSettings:
-        """Return how to reach the catalog.
+        """Return the settings for reaching the catalog.
 
         :raises ConfigurationError: the connection does not exist, is of another type, or lacks a field.
         """
@@ -77,7 +77,7 @@ class CdcCatalogHook(BaseHook):
         )
 
     def test_connection(self) -> tuple[bool, str]:
-        """Create a namespace and drop it again, because some catalogs allow only reading."""
+        """Test the catalog by creating a namespace and dropping it again, because some catalogs allow only reads."""
         from airflow_provider_cdc.sinks.iceberg.catalog import open_catalog
 
         try:
@@ -94,13 +94,13 @@ class CdcCatalogHook(BaseHook):
                 f"the package pyiceberg is missing: {error}. Hint: pip install 'airflow-provider-cdc[iceberg]'.",
             )
         except Exception as error:
-            # The message of a driver may show the settings.
+            # The message of a driver may contain secrets from the settings, so it is not shown.
             return False, f"the catalog did not create and drop a namespace: {type(error).__name__}"
         return True, f"{settings.kind} catalog: a namespace was created and dropped"
 
 
 def lake_settings(options: LakeOptions, source_conn_id: str) -> LakeSettings:
-    """Return the format of a run's lake, with the catalog that its connection describes.
+    """Return the settings of a run's lake: the format, and the catalog that the catalog connection describes.
 
     :raises ConfigurationError: the connection does not describe a catalog.
     """
@@ -114,7 +114,7 @@ def _properties(value: Any, where: str) -> dict[str, str]:
     except ValueError:
         properties = None
     if not isinstance(properties, dict):
-        # The text may hold secrets, so the message does not show it.
+        # The text of the field may hold secrets, so the message does not show the text.
         raise ConfigurationError(
             "the connection's properties are not a JSON object", where=where, hint='write {"name": "value"}'
         )

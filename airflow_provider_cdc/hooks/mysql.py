@@ -12,7 +12,7 @@ from airflow_provider_cdc.sources.mysql.server.session import query, session
 
 
 class CdcMysqlHook(CdcHook):
-    """A connection to a MySQL server to copy tables from."""
+    """A connection to a MySQL server from which tables are copied."""
 
     conn_type = "cdc_mysql"
     default_conn_name = "cdc_mysql"

@@ -11,7 +11,8 @@ from airflow_provider_cdc.sources.postgres.server.session import CHANNEL_BINDING
 
 
 class CdcPostgresHook(CdcHook):
-    """A connection to a PostgreSQL database to copy tables from. The connection's schema is the database name."""
+    """A connection to a PostgreSQL database from which tables are copied. The connection's field ``schema`` is the name
+    of the database."""
 
     conn_type = "cdc_postgres"
     default_conn_name = "cdc_postgres"

@@ -1,4 +1,4 @@
-"""Notifications about unattended runs: failures, and deadlines that were missed."""
+"""Notifications about unattended runs: failures and missed deadlines."""
 
 from airflow_provider_cdc import airflow_version
 

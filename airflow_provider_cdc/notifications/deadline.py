@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 
 
 def deadline(minutes: int) -> DeadlineAlert:
-    """Return a ``deadline`` for a DAG.
+    """Return the value for a DAG's argument ``deadline``.
 
-    Airflow calls `tell_late` if a DAG run is not done ``minutes`` minutes after it was queued. The run goes on.
+    Airflow calls `tell_late` if a DAG run has not ended ``minutes`` minutes after it was queued. The DAG run continues.
     """
     return DeadlineAlert(
         reference=DeadlineReference.DAGRUN_QUEUED_AT,
@@ -31,7 +31,7 @@ def deadline(minutes: int) -> DeadlineAlert:
 
 
 async def tell_late(*, minutes: int, context: Mapping[str, Any] | None = None, **more: Any) -> None:
-    """Log, in the triggerer, that a run is late."""
+    """Write to the triggerer's log that a run is late."""
     run = (context or {}).get("dag_run") or {}
     _log.error(
         "%s, run %s: not done %d minutes after it was queued. The run goes on. See its progress in the log of its "

@@ -18,7 +18,8 @@ class FailureNotifier(BaseNotifier):
 
         SnapshotTaskGroup(..., default_args={"on_failure_callback": FailureNotifier(send_to_the_pager)})
 
-    :param send: called with the text, which contains no secrets; None: the text is logged as an error.
+    :param send: a function that is called with the text. The text contains no secrets. None: the text is logged as an
+        error.
     """
 
     def __init__(self, send: Callable[[str], None] | None = None) -> None:
@@ -38,7 +39,7 @@ def failure_text(context: Context) -> str:
     instance: Any = context["ti"]
     error = context.get("exception")
     text = str(error) if error is not None else "its process ended without an error: it was killed"
-    # The runbook is sorted by these names.
+    # The name of the error's class comes first, because the runbook is sorted by these names.
     name = f"{type(error).__name__}: " if isinstance(error, BaseException) else ""
     lines = [
         f"{instance.dag_id}, run {context['dag_run'].run_id}: the task {instance.task_id} failed",
@@ -54,7 +55,7 @@ def _of_the_run(task: Any) -> list[str]:
     uri = getattr(task, "run_uri", None)
     if not isinstance(uri, str):
         return ["  Position: none; the run has not begun to read"]
-    # Imported late: these modules are slow to import, and DAG files import this module.
+    # These modules are imported only here, because they are slow to import and DAG files import this module.
     from airflow_provider_cdc.core.run.run import Run
     from airflow_provider_cdc.core.storage.folder import Storage
 

@@ -1,13 +1,15 @@
 """Asset events of copies: each copy is announced once, even if its task is cleared or dies.
 
-Airflow records a task's events together with its success, in one transaction, after the task has ended. Before that,
-the task writes its events to a record in the run's folder (`core.run.announced`). A later try asks Airflow whether it
-has those events:
+Airflow records a task's events together with its success, in one transaction, after the task has ended. Before the task
+ends, it writes its events to a record in the run's folder (`core.run.announced`). A later try asks Airflow whether the
+events of the earlier try are recorded:
 
-- Airflow has them: the earlier try succeeded, and the task was cleared. This try does not announce them again.
-- Airflow does not have them: the earlier try died before Airflow recorded its success. This try announces them.
-- Airflow does not answer: this try announces them. A duplicate event runs a DAG twice. A missing event leaves the DAGs
-  that wait for it with old data.
+- Airflow has the events: the earlier try succeeded, and the task was cleared. The later try does not announce the
+  events again.
+- Airflow does not have the events: the earlier try died before Airflow recorded its success. The later try announces
+  the events.
+- Airflow does not answer: the later try announces the events. A duplicate event is better than a missing event: a
+  duplicate event runs a DAG twice, but a missing event leaves the waiting DAGs with old data.
 
 A copy that was announced as a past copy may have become the latest copy since then, because ``_latest.json`` was
 removed. Such a copy is also announced as the latest copy.
@@ -41,8 +43,8 @@ _log = logging.getLogger(__name__)
 class Announcement:
     """The events that a try announces.
 
-    ``events``: by table name, the events that Airflow does not have yet. ``told``: the record to write to the run's
-    folder when the task ends.
+    ``events`` has the events that Airflow does not have yet, by table name. ``told`` is the record to write to the
+    run's folder when the task ends.
     """
 
     events: dict[str, Announced]
@@ -50,9 +52,9 @@ class Announcement:
 
 
 def announcement_of(context: Context, run: Run, source_conn_id: str, latest: Mapping[str, bool]) -> Announcement:
-    """Return the events that this try of a run's last task has to announce.
+    """Return the events that the current try of a run's last task must announce.
 
-    :param latest: for each published table, by its name: whether the run's copy is the latest one of its folder.
+    :param latest: whether the run's copy is the latest copy of its folder, by the name of each published table.
     """
     names = {str(entry.table.name): entry.table.copy_name for entry in run.manifest.tables}
     wanted_events = {
@@ -64,7 +66,8 @@ def announcement_of(context: Context, run: Run, source_conn_id: str, latest: Map
     if announced is not None and announced.announced:
         reported = announced.announced
     elif announced is not None or context["ti"].try_number != 1:
-        # The earlier try has no record: an old version ran it, which had only plain assets, or the write failed.
+        # The earlier try has no record. Either an old version of this package ran the try, and old versions had only
+        # plain assets, or the record could not be written.
         plain = {table: copy_asset(source_conn_id, names[table], None, latest=True).uri for table in latest}
         reported = (wanted_events, {table: Announced(uri, latest=True) for table, uri in plain.items()})
     since = context["dag_run"].run_after - SKEW
@@ -79,7 +82,7 @@ def announcement_of(context: Context, run: Run, source_conn_id: str, latest: Map
 
 
 def say_other_target(log: Any, run: Run, source_conn_id: str) -> None:
-    """Log that the target is no production target, so the plain assets of the tables get no events."""
+    """Log that the target is not a production target, so the plain assets of the tables get no events."""
     targets = production_targets(source_conn_id)
     if targets.has(run.manifest.lake):
         return
@@ -93,10 +96,10 @@ def say_other_target(log: Any, run: Run, source_conn_id: str) -> None:
 
 
 def _airflow_has(events: Mapping[str, Announced], run_id: str, since: datetime) -> bool:
-    """Return whether Airflow has the events that one try of a run's last task announced. Airflow has either all of
-    these events or none.
+    """Return whether Airflow has recorded the events that one try of a run's last task announced. Airflow has recorded
+    either all of these events or none of them.
 
-    :param since: a time before all events of the run.
+    :param since: a time that is earlier than all events of the run.
     """
     uri = events[min(events)].uri
     try:

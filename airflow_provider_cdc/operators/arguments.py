@@ -1,8 +1,8 @@
 """Types of the arguments of the operators and of the task group.
 
 With these types, type checkers and editors report a misspelt argument or a wrong type before the DAG is parsed. The
-types have no effect when DAGs run. Tests compare the options with their declarations (`core.options`), and the
-arguments of tasks with those that Airflow accepts.
+types have no effect when DAGs run. Tests compare the option types with the declarations of the options
+(`core.options`), and the task arguments with the arguments that Airflow accepts.
 """
 
 from __future__ import annotations
@@ -116,13 +116,14 @@ class OptionArguments(TypedDict, total=False):
 
 
 class PreflightArguments(TaskArguments, OptionArguments, total=False):
-    """The keyword arguments of `PreflightOperator` that its signature does not name."""
+    """The keyword arguments of `PreflightOperator` that are not named in the operator's signature."""
 
     conf: Mapping[str, object] | str | None
 
 
 class SparkArguments(TaskArguments, total=False):
-    """The keyword arguments of the operators that run on Spark, except those that their signatures name.
+    """The keyword arguments of the operators that run on Spark, except the arguments that are named in the operators'
+    signatures.
 
     These are the arguments of Airflow's `SparkSubmitOperator` that the operators do not set themselves.
     """
@@ -152,7 +153,8 @@ class SparkArguments(TaskArguments, total=False):
 
 
 class TaskGroupArguments(TypedDict, total=False):
-    """The arguments that Airflow accepts for every task group, except those that `SnapshotTaskGroup` names."""
+    """The arguments that Airflow accepts for every task group, except the arguments that are named in the signature of
+    `SnapshotTaskGroup`."""
 
     add_suffix_on_collision: bool
     dag: DAG

@@ -1,4 +1,4 @@
-"""Helpers of all steps: the id and the folder of a run, XComs, and the rendering of ``target`` and ``scratch``."""
+"""Helpers for all steps: the id and the folder of a run, XComs, and the rendering of ``target`` and ``scratch``."""
 
 from __future__ import annotations
 
@@ -20,11 +20,13 @@ if TYPE_CHECKING:
 
 
 def run_id_of(context: Context, lake: str) -> str:
-    """Return the run's id: the same for all tries of one task of one DAG run, and different for any other task or run.
+    """Return the run's id. All tries of one task of one DAG run get the same id. Any other task or DAG run gets a
+    different id.
 
-    Ids sort by time, and their characters are safe in every file system and in Hadoop paths. The time is ``run_after``:
-    a manual DAG run may have no logical date, and clearing does not change ``run_after``. Two deployments of Airflow
-    may have the same DAG and DAG run, and copy from one server. So the id also depends on the target folder.
+    Ids sort by time, and their characters are safe in every file system and in Hadoop paths. The time in an id is
+    ``run_after``, because a manual DAG run may have no logical date, and because clearing a task does not change
+    ``run_after``. Two deployments of Airflow may have the same DAG and DAG run, and may copy from the same server. So
+    the id also depends on the target folder.
 
     :param lake: `lake_of` the task's target.
     """
@@ -39,8 +41,8 @@ def run_id_for(dag_run: Any, task_id: str, lake: str, map_index: int | None = No
 
 
 def same_run(run_id: str, dag_id: str, dag_run_id: str, task_id: str, lake: str, map_index: int | None = None) -> bool:
-    """Return whether ``run_id`` is the id that `run_id_for` returns for this DAG run, whatever the ``run_after`` of the
-    DAG run is."""
+    """Return whether ``run_id`` belongs to the given DAG run and task. The function compares ``run_id`` with the id
+    that `run_id_for` returns, but ignores ``run_after``."""
     return run_id.rpartition("-")[2] == _digest(dag_id, dag_run_id, task_id, lake, map_index)
 
 
@@ -52,8 +54,8 @@ def _digest(dag_id: str, dag_run_id: str, task_id: str, lake: str, map_index: in
 
 
 def group_of(context: Context) -> str:
-    """Return the name of a task's group, in the form of the table ``cdc_cuts``. The name consists of the id of the DAG,
-    the prefix of the group's tasks, and the index of a mapped group."""
+    """Return the name of a task's group, as it is written into the table ``cdc_cuts``. The name consists of the id of
+    the DAG, the prefix of the group's task ids and, for a mapped group, its index."""
     task_instance = context["ti"]
     prefix, index = task_instance.task_id.rpartition(".")[0], task_instance.map_index
     name = f"{context['dag_run'].dag_id}.{prefix}" if prefix else str(context["dag_run"].dag_id)
@@ -61,10 +63,11 @@ def group_of(context: Context) -> str:
 
 
 def scratch_for(scratch: str, source_conn_id: str, lake: str) -> str:
-    """Return the URI of the folder that contains the folders of runs, for the parameter ``scratch``.
+    """Return the URI of the folder that contains the folders of runs. The parameter ``scratch`` determines this folder.
 
     :param lake: `lake_of` the task's target.
-    :raises ConfigurationError: ``scratch`` is no valid folder, or readers of the lake would mistake runs for tables.
+    :raises ConfigurationError: ``scratch`` is not a valid folder, or readers of the lake would mistake the folders of
+        runs for folders of tables.
     """
     if not scratch:
         return scratch_of(lake)
@@ -98,8 +101,8 @@ def say_skipped(log: Any, skipped: Mapping[str, str]) -> None:
 def hand_on(context: Context, outputs: Mapping[str, Any]) -> None:
     """Push each output as an XCom under its own key.
 
-    Used by operators with ``do_xcom_push=False``. Airflow's own ``multiple_outputs`` would store all outputs a second
-    time, as ``return_value``, and the plan of a large run is large.
+    Operators with ``do_xcom_push=False`` use this function. Airflow's own ``multiple_outputs`` would store all outputs
+    a second time, as ``return_value``. The plan of a large run is too large to be stored twice.
     """
     for key, value in outputs.items():
         context["ti"].xcom_push(key=key, value=value)
@@ -108,8 +111,8 @@ def hand_on(context: Context, outputs: Mapping[str, Any]) -> None:
 class TargetOperator(RendersClearly):
     """A task with a ``target`` and a ``scratch``.
 
-    Airflow stores the rendered arguments of a task, and shows them in the UI. So the parts of a URI that may hold a
-    secret are removed first. `execute` rejects the redacted URI, as it would have rejected the original.
+    Airflow stores the rendered arguments of a task, and shows them in the UI. So this class first removes the parts of
+    a URI that may hold a secret. `execute` rejects the redacted URI, just as it would have rejected the original URI.
     """
 
     target: str

@@ -32,7 +32,7 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Places:
-    """The folder that a run publishes in, the URI of the folder that contains the folders of runs, and the sink."""
+    """The folder in which a run publishes, the URI of the folder that contains the folders of runs, and the sink."""
 
     lake: Storage
     scratch: str
@@ -43,8 +43,9 @@ class Places:
 class ParametersContext:
     """The parameters of a run.
 
-    :param afterwards: removes the folders that a run with ``plan_only`` created, when this context is closed.
-    :param places: the places that the parameters name; set once they are known to be writable.
+    :param afterwards: closed together with this context. It then removes the folders that a run with ``plan_only``
+        created.
+    :param places: the places that the parameters name. None until the places are known to be writable.
     """
 
     options: RunOptions
@@ -55,7 +56,7 @@ class ParametersContext:
 
 @dataclass(frozen=True)
 class LakeContext:
-    """The target, and the names of the copies to publish there."""
+    """The target, and the names of the copies that will be published there."""
 
     lake: Storage
     sink: Sink
@@ -65,7 +66,8 @@ class LakeContext:
 
 
 def collect(checks: Sequence[Check[C]], context: C, problems: list[Problem]) -> None:
-    """Run the ``checks`` that belong to preflight, and add the problems that they find to ``problems``."""
+    """Run those of the ``checks`` that belong to preflight, and add the problems that these checks find to
+    ``problems``."""
     for check in checks:
         with collected(problems, ""):
             problems.extend(one for one in problems_of([check], Moment.PREFLIGHT, context) if one not in problems)
@@ -73,7 +75,7 @@ def collect(checks: Sequence[Check[C]], context: C, problems: list[Problem]) -> 
 
 @contextmanager
 def collected(problems: list[Problem], where: str) -> Iterator[None]:
-    """Add the errors of the block to ``problems``, so that one run of preflight reports all problems.
+    """Add the errors that the block raises to ``problems``, so that one run of preflight reports all problems.
 
     :raises TransientError: the block raised this error, and there are no earlier problems.
     :raises PreflightError: the block raised a `TransientError`, and there are earlier problems.
@@ -86,14 +88,14 @@ def collected(problems: list[Problem], where: str) -> Iterator[None]:
     except TerminalError as error:
         problems.append(Problem(error.where or where, error.message, error.hint))
     except TransientError:
-        # A retry may help against this error, but not against the problems that were found before.
+        # A retry may solve this error, but cannot solve the problems that were found before.
         if problems:
             raise PreflightError(problems) from None
         raise
 
 
 def _errors_of(look: Callable[[C], object], where: str) -> Callable[[C], Iterable[Problem]]:
-    """Return a check that calls ``look`` and reports its errors as problems."""
+    """Return a check that calls ``look`` and reports the errors of this call as problems."""
 
     def ask(context: C) -> Iterable[Problem]:
         problems: list[Problem] = []
@@ -118,7 +120,7 @@ def _target(context: ParametersContext) -> None:
 
 def _scratch(context: ParametersContext) -> None:
     options = context.options
-    # If the target is not writable, that problem is reported already.
+    # If the target is not writable, another check has already reported this problem.
     if context.places is not None and options.scratch:
         lake = context.places.lake
         scratch = scratch_for(options.scratch, options.source_conn_id, lake.uri)

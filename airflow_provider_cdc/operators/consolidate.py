@@ -33,24 +33,26 @@ SHOWN_COPIES = 100
 
 
 class ConsolidateOperator(SparkStepOperator):
-    """Rewind every touched key to the initial position, and publish all tables at once.
+    """Rewind every touched row to the initial position, and publish all tables at once.
 
-    XComs (``published`` to ``superseded``, and ``removed``, are objects with the table names as keys):
+    XComs (``published``, ``latest``, ``skipped``, ``superseded`` and ``removed`` are objects with the table names as
+    keys):
 
     - ``published``: the URI of each table's new files.
-    - ``latest``: whether ``_latest.json`` names this run's copy. False if a newer copy exists.
-    - ``skipped``: for each table that was named but not published, the reason.
-    - ``superseded``: for each table whose source was set back since the last copy, how this was detected. The copies of
-      these tables begin a new history.
-    - ``removed``: the URIs of the older copies that were removed (``keep``).
+    - ``latest``: whether ``_latest.json`` names the copy of this run. False if a newer copy exists.
+    - ``skipped``: for each table that was requested but not published, the reason.
+    - ``superseded``: for each table whose source was set back since the last copy, a description of how this was
+      detected. The new copies of these tables begin a new history.
+    - ``removed``: the URIs of the older copies that the option ``keep`` removed.
     - ``position``: the position at which all copies are exact.
     - ``counts``: numbers about the work of the step.
 
-    Each copy creates one event of its table's asset (`airflow_provider_cdc.assets`), however often the task runs
-    (`operators.announce`). The event's ``extra`` has ``run_id``, ``position`` (also under the source's own name for
-    it), ``rows``, ``path``, ``latest``, and ``schema_digest``, which changes with the columns, their types or the key.
-    If only a part of the table is copied, ``extra`` also has ``where`` and ``columns``. If the run could not be exact
-    at the end of its interval, ``extra`` also has ``missed_as_of``.
+    Each copy creates one event of its table's asset (`airflow_provider_cdc.assets`), even if the task runs several
+    times (`operators.announce`). The event's ``extra`` has ``run_id``, ``position``, ``rows``, ``path``, ``latest`` and
+    ``schema_digest``. The position is also stored under the source's own key, such as ``initial_lsn``.
+    ``schema_digest`` changes if the columns, their types or the key change. If only a part of the table is copied,
+    ``extra`` also has ``where`` and ``columns``. If the run could not be exact at the end of its interval, ``extra``
+    also has ``missed_as_of``.
     """
 
     step = "consolidate"
@@ -66,7 +68,7 @@ class ConsolidateOperator(SparkStepOperator):
         removed = read_removed(run.folder) if run.manifest.options.keep else Removed()
         announcement = announcement_of(context, run, self.source_conn_id, {table: latest[table] for table in copies})
         events = [(event.uri, copies[table]) for table, event in announcement.events.items()]
-        # A new list for this try only: the list of the DAG's task must not change.
+        # Assign a new list, which is for this try only. The list that the DAG's task holds must not change.
         self.outlets = announce(context["outlet_events"], self.outlets, events)
         say_other_target(self.log, run, self.source_conn_id)
         for table in (name for name, is_latest in latest.items() if not is_latest):
@@ -147,7 +149,7 @@ def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) 
 
 
 def _part(table: Table) -> dict[str, Any]:
-    """Return which part of a table was copied; empty: the whole table."""
+    """Return a description of the part of a table that was copied. Empty: the whole table was copied."""
     selection = table.selection
     part = {"where": selection.condition, "columns": list(selection.columns)}
     return {name: value for name, value in part.items() if value}

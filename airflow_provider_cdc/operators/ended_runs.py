@@ -1,6 +1,7 @@
 """Drops the replication slots and publications of earlier runs whose DAG runs have ended without a callback.
 
-If a user marks a DAG run as failed or successful while none of its tasks is running, Airflow calls no callback.
+If a user marks a DAG run as failed or successful while none of its tasks is running, Airflow does not call any
+callback.
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ def release_what_is_over(context: Context, task: Any, source: Source, scratch: s
 
     Only runs that publish into the same lake are considered. An error is logged, and does not fail the task.
 
-    If the DAG run does not exist here, its slot is kept: another deployment of the same DAG may still be running it.
+    If the DAG run does not exist in this deployment of Airflow, the slot is kept. Another deployment of the same DAG
+    may still be executing the DAG run.
 
     :param task: the `PreflightOperator` of the group.
     :param scratch: URI of the folder that contains the folders of runs.
-    :param lake: URI of the folder to publish in.
+    :param lake: URI of the folder in which the run publishes.
     """
     if not isinstance(source, TellsLeft):
         return
@@ -65,8 +67,8 @@ def _release_if_over(instance: Any, source: Source, left: LeftByRun, scratch: st
         )
         return
     folder = run_folder(scratch, left.run_id)
-    # The manifest says whether to keep the slot (`keep_slot`). The manifest is in another folder if the run had another
-    # scratch.
+    # The manifest is needed because it says whether to keep the slot (`keep_slot`). If the run had another scratch, its
+    # manifest is in another folder.
     if str(getattr(state, "value", state)) not in _OVER or not Run.exists(folder):
         return
     try:

@@ -6,7 +6,7 @@ from airflow_provider_cdc.operators.spark.step import SparkStepOperator
 
 
 class ExtractDeltaOperator(SparkStepOperator):
-    """Read the net change between the initial position and snapshot_upper from the log.
+    """Read the net change between the initial position and ``snapshot_upper`` from the log.
 
     XComs: ``counts``.
     """

@@ -30,24 +30,26 @@ if TYPE_CHECKING:
 
 
 class LockAndRecordOperator(TargetOperator, ReleasingOperator):
-    """Fix the initial position, under a short lock if a table's consistency needs one, and write the manifest.
+    """Fix the initial position and write the manifest. If the consistency of a table requires a lock, the position is
+    fixed under a short lock.
 
-    An existing manifest is kept, because the rows that were read so far belong to its initial position. If the source
-    no longer has the log from that position on, no more rows can be read for this position. In that case the run begins
-    again with a new manifest.
+    An existing manifest is kept, because the rows that were already read belong to the initial position in this
+    manifest. If the source no longer has the log from the initial position on, no more rows can be read for this
+    position. In that case, the run begins again with a new manifest.
 
-    XComs: ``run_uri``, the run's folder, and the initial position under the source's own name for it
-    (``initial_gtid_set``, ``initial_lsn``).
+    XComs: ``run_uri`` is the run's folder. The initial position is in ``initial_gtid_set`` (MySQL) or ``initial_lsn``
+    (PostgreSQL).
 
     :param source_conn_id: connection to the source.
-    :param target: URI of the folder to publish in; ``{source}`` in it stands for ``source_conn_id``.
-    :param scratch: URI of the folder for runs in progress, written like ``target``; empty: ``_runs`` in the target.
+    :param target: URI of the folder in which the run publishes. ``{source}`` in the URI stands for ``source_conn_id``.
+    :param scratch: URI of the folder for runs in progress, in the same form as ``target``. Empty: ``_runs`` in the
+        target.
     :param plan: XCom ``plan`` of preflight.
     :param options: XCom ``options`` of preflight.
     :param skipped: XCom ``skipped`` of preflight.
     :param missed_past: XCom ``missed_past`` of preflight.
     :param may_miss_past: XCom ``may_miss_past`` of preflight.
-    :param plan_only: as for preflight: if set, this task and the tasks after it are skipped.
+    :param plan_only: the same value as for preflight. If true, this task and the tasks after it are skipped.
     :param source_conn_ids: the allowed connections, as for preflight.
     :param targets: the allowed targets, as for preflight.
     """
@@ -84,7 +86,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         self.source_conn_id = source_conn_id
         self.target = target
         self.scratch = scratch
-        # Declared with the types that they have after rendering.
+        # The attributes are declared with the types that their values have after rendering.
         self.plan: Any = plan
         self.options: Any = options
         self.skipped: Any = skipped
@@ -96,7 +98,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
 
     @failing
     def execute(self, context: Context) -> dict[str, Any]:
-        # Imported late: these modules are slow to import, and Airflow parses DAGs often.
+        # These modules are imported only here, because they are slow to import and Airflow parses DAGs often.
         from airflow_provider_cdc.core.run.initial_position import begin
         from airflow_provider_cdc.operators.planning.lake_checks import (
             check_not_made_before,
@@ -144,7 +146,8 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             )
 
         self._recording = True
-        # Accept only the boolean that preflight returned: a template would turn it into text.
+        # Accept only the boolean that preflight returned. A text would mean that a template has replaced the value of
+        # preflight.
         if self.may_miss_past is True and options.as_of:
             run = record_or_miss(source, plans, options, record)
         else:
@@ -155,6 +158,6 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         return outputs
 
     def on_kill(self) -> None:
-        # Raise, so that the cleanup handlers drop what was created on the source so far.
+        # Raise an error, so that the cleanup handlers drop the objects that were already created on the source.
         if self._recording:
             raise AirflowException("killed while the initial position was being recorded")

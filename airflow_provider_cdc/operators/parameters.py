@@ -1,5 +1,5 @@
-"""Passes the options of a run to operators. Also checks what concerns only Airflow: the allowed connections and
-targets, the keys of a conf, and the kind of the source."""
+"""Passes the options of a run to operators. This module also has the checks that concern only Airflow: the allowed
+connections and targets, the keys of a conf, and the kind of the source."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ Constructor = TypeVar("Constructor", bound=Callable[..., None])
 
 
 def taking_options(constructor: Constructor) -> Constructor:
-    """Add an argument for each option of a run to the signature of an operator's constructor, which has ``**kwargs``.
+    """Add an argument for each option of a run to the signature of an operator's constructor. The constructor itself
+    receives the options in ``**kwargs``.
 
     Airflow reads the signature to fill in ``default_args`` and to report missing arguments.
     """
@@ -51,12 +52,14 @@ def take_options(arguments: Mapping[str, object]) -> tuple[dict[str, Any], dict[
 class Allowed:
     """The connections and targets that a DAG's author allows.
 
-    A user who may trigger the DAG chooses its params, but its tasks run with Airflow's rights, not with the user's.
+    A user who may trigger the DAG chooses the DAG's params, but the DAG's tasks run with the permissions of Airflow,
+    not with the permissions of the user.
 
-    :param source_conn_ids: ids of connections; ``*`` matches any run of characters. None: any connection.
-    :param targets: URIs of folders. The folders and everything below them are allowed; URIs are compared part by part.
-        ``*`` matches any run of characters in a part, ``*`` alone any target. ``{source}`` stands for the id of the
-        connection. None: any target.
+    :param source_conn_ids: the ids of the allowed connections. ``*`` matches any run of characters. None: any
+        connection is allowed.
+    :param targets: URIs of folders. The folders and everything below them are allowed. URIs are compared part by part.
+        ``*`` matches any run of characters in one part. ``*`` alone matches any target. ``{source}`` stands for the id
+        of the connection. None: any target is allowed.
     """
 
     source_conn_ids: Sequence[str] | None = None
@@ -65,8 +68,8 @@ class Allowed:
     def check(self, source_conn_id: str, target: str, scratch: str = "") -> None:
         """Check that the connection and the folders are allowed.
 
-        :param scratch: empty: the default, a folder in the target.
-        :raises PreflightError: the connection or a folder is not allowed; the error names it.
+        :param scratch: the folder for runs in progress. Empty: the default folder, which is in the target.
+        :raises PreflightError: the connection or a folder is not allowed. The error names the connection or the folder.
         """
         problems = []
         connection_ids = self.source_conn_ids
@@ -83,7 +86,7 @@ class Allowed:
 
 
 def _lake(target: str, source_conn_id: str) -> LakeUri | None:
-    # An invalid target is rejected where it is used.
+    # Ignore an invalid target here. The code that uses the target rejects it.
     try:
         return LakeUri.parse(lake_of(target, source_conn_id))
     except ConfigurationError:
@@ -105,7 +108,7 @@ def _not_allowed(parameter: str, value: str, known: Sequence[str], setting: str)
 def check_conf(given: Mapping[str, Any] | None, known: Collection[str]) -> None:
     """Check that each key of a DAG run's conf is a param. Without this check, a misspelt key would be silently ignored.
 
-    :raises PreflightError: some keys are no params; the error names them.
+    :raises PreflightError: some keys are not params. The error names these keys.
     """
     if unknown := sorted(set(given or ()) - set(known)):
         raise PreflightError(
@@ -121,7 +124,7 @@ def check_kind(options: RunOptions, kind: str) -> None:
     be silently ignored.
 
     :param kind: the kind of the source.
-    :raises PreflightError: such options are set; the error names them.
+    :raises PreflightError: such options are set. The error names these options.
     """
     values = values_of(options)
     problems = [

@@ -1,4 +1,4 @@
-"""The first step: checks everything that can be checked before any work begins, and plans the run."""
+"""The first step. It checks everything that can be checked before the work begins, and plans the run."""
 
 from __future__ import annotations
 
@@ -54,19 +54,22 @@ class PreflightOperator(TargetOperator):
 
     - ``plan``: a list with one object per table (``table``, ``consistency``, ``reason``, estimated ``rows`` and
       ``bytes``).
-    - ``skipped``: for each table that was named but is not copied, the reason, by table name.
+    - ``skipped``: for each table that was requested but is not copied, the reason, by table name.
     - ``options``: the checked settings that ``lock_and_record`` writes into the manifest.
-    - ``missed_past``: the end of the interval at which the run cannot be exact, and why (option ``missing_past``).
-      Empty if the run can be exact there.
-    - ``may_miss_past``: whether the run copies the present if it later becomes impossible to be exact there.
-    - ``summary``, only with ``plan_only``: what a run would do, in words.
+    - ``missed_past``: if the run cannot be exact at the end of its interval, the time of this end and the reason
+      (option ``missing_past``). Empty if the run can be exact at this time.
+    - ``may_miss_past``: whether the run copies the present state if a later step finds that the run cannot be exact at
+      the end of its interval.
+    - ``summary``: a text that describes what a run would do. Only with ``plan_only``.
 
     The operator takes every option of a run (`core.options`), and the connections and targets that the DAG's author
     allows. Each option may be a template.
 
-    :param source_conn_ids: the allowed connections; ``*`` matches any run of characters; None: any connection.
-    :param targets: the allowed target folders, including the folders below them; see `Allowed`; None: any folder.
-    :param strict_conf: reject a DAG run whose conf has keys that are no params of the DAG, or that sets an option of
+    :param source_conn_ids: the allowed connections. ``*`` matches any run of characters. None: any connection is
+        allowed.
+    :param targets: the allowed target folders, including the folders below them (see `Allowed`). None: any folder is
+        allowed.
+    :param strict_conf: reject a DAG run if its conf has keys that are not params of the DAG, or sets an option of
         another kind of source.
     """
 
@@ -83,13 +86,13 @@ class PreflightOperator(TargetOperator):
     ) -> None:
         options, own = take_options(kwargs)
         super().__init__(do_xcom_push=False, **own)
-        # Params must keep their types, whatever the DAG's own setting is.
+        # Params must keep their types, even if the DAG renders templates to text.
         self.render_template_as_native_obj = True
         for name, value in options.items():
             setattr(self, name, value)
-        # Compare before rendering, because a rendered time does not show whether the DAG supplied it.
+        # Compare the template before it is rendered, because a rendered time does not show whether the DAG supplied it.
         self.as_of_is_supplied = options["as_of"] == INTERVAL_END
-        # These arguments are no templates, because a user who triggers a run could set templates.
+        # These arguments are not templated, because a user who triggers a run could change the values of templates.
         self.allowed = Allowed(source_conn_ids, targets)
         self.strict_conf = strict_conf
 
@@ -103,7 +106,7 @@ class PreflightOperator(TargetOperator):
             parameters = ParametersContext(options, self.allowed, afterwards)
             collect(ALLOWED, parameters, problems)
             if problems:
-                # Do not access a connection or folder that is not allowed.
+                # Stop here, so that a connection or folder that is not allowed is never accessed.
                 raise PreflightError(problems)
             collect(PLACES, parameters, problems)
             places = parameters.places
@@ -130,7 +133,8 @@ class PreflightOperator(TargetOperator):
         source = open_hook(options.source_conn_id).get_conn()
         wait_until_started(source)
         if places is not None and not options.plan_only:
-            # Drop these slots before the check that the server has a free replication slot for this run.
+            # Drop the slots of ended runs first. Later, a check tests whether the server has a free replication slot
+            # for this run.
             release_what_is_over(context, self, source, places.scratch, places.lake.uri)
         if self.strict_conf:
             check_kind(options, source.kind)
@@ -185,11 +189,11 @@ def _planned(
     problems: list[Problem],
     may_miss: bool = False,
 ) -> tuple[Source, Survey]:
-    """Return the survey with the way to read each table: whether it is rolled forward, and what ``as_of`` requires.
+    """Complete the survey: determine whether each table is read in full or rolled forward, and what ``as_of`` requires.
 
     :param may_miss: as for `survey_past`.
     """
-    # Imported late: this module is slow to import, and Airflow parses DAGs often.
+    # This module is imported only here, because it is slow to import and Airflow parses DAGs often.
     from airflow_provider_cdc.core.copies.base_selection import choose
 
     with collected(problems, "parameter where"):
@@ -213,11 +217,11 @@ def _planned(
             parts=requested(options.where, options.columns),
         )
         if not problems:
-            # Select again: survey_past may have found tables that were created meanwhile.
+            # Determine the parts again, because survey_past may have found tables that were created meanwhile.
             found = _selected(source, found, options)
     return source, found
 
 
 def _selected(source: Source, found: Survey, options: RunOptions) -> Survey:
-    """Return the survey with the part of each table that is copied (``where`` and ``columns``)."""
+    """Return the survey, in which each plan has the part of its table that is copied (``where`` and ``columns``)."""
     return replace(found, plans=select(source, found.plans, list(found.skipped), options.where, options.columns))

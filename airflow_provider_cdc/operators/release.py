@@ -1,4 +1,5 @@
-"""Drops the replication slot and the publication of a run that has failed for good. No other code would drop them."""
+"""Drops the replication slot and the publication of a run that has failed for good. No other code drops the slot and
+publication of such a run."""
 
 from __future__ import annotations
 
@@ -32,12 +33,12 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _OVER = {"failed", "upstream_failed", "skipped", "removed", "success"}
-"""The states of a task that Airflow does not run again by itself."""
+"""The states in which Airflow does not run a task again by itself."""
 
 
 class ReleasingOperator(RendersClearly):
-    """A task whose final failure drops the run's replication slot and publication. A failed try that Airflow retries
-    does not drop them."""
+    """A task that drops the run's replication slot and publication when the task fails for good. If Airflow will retry
+    the task, a failed try does not drop the slot and the publication."""
 
     source_conn_id: str
     _releasing: tuple[Storage, ConnectionSettings, Context] | None = None
@@ -50,12 +51,13 @@ class ReleasingOperator(RendersClearly):
         self.on_failure_callback = [*callbacks, release_of_task]
 
     def will_release(self, run: Storage, settings: ConnectionSettings, context: Context) -> None:
-        """Remember the run and its connection, because a task that is being killed cannot ask Airflow for a
-        connection."""
+        """Keep the run and its connection settings in memory, because a task that is being killed cannot ask Airflow
+        for a connection."""
         self._releasing = (run, settings, context)
 
     def release(self, run: Storage, settings: ConnectionSettings) -> None:
-        """Drop the run's slot and publication. Errors are only logged, so that they do not hide why the task failed."""
+        """Drop the run's slot and publication. Errors are only logged, so that they do not hide the error of the
+        task."""
         try:
             source = open_source(settings)
             release_what_is_kept(run, lambda run_id: release_run(source, run_id))
@@ -65,11 +67,11 @@ class ReleasingOperator(RendersClearly):
     def release_when_killed(self) -> None:
         """Release the run if Airflow will not run the killed task again. `on_kill` must call this method.
 
-        After a timeout, this method does nothing. Either another try follows, or the task fails and its callback
-        releases the run.
+        After a timeout of the task, this method does nothing: either Airflow retries the task, or the task fails and
+        its callback releases the run.
 
-        Airflow also kills tasks that were cleared while running, and tasks that lost contact with its server for too
-        long. Their next try needs the slot and the publication.
+        Airflow also kills tasks that were cleared while running, and tasks that lost contact with Airflow's server for
+        too long. The next try of such a task needs the slot and the publication.
         """
         if self._releasing is None or isinstance(sys.exc_info()[1], AirflowTaskTimeout):
             return
@@ -82,12 +84,12 @@ class ReleasingOperator(RendersClearly):
 
 
 class ReleaseOfRun:
-    """Drops the slot and the publication of the run of one `SnapshotTaskGroup`, when its DAG run ends.
+    """Drops the slot and the publication that the run of one `SnapshotTaskGroup` created, when the DAG run ends.
 
-    This class is an ``on_failure_callback`` and ``on_success_callback`` of the DAG. A task whose process dies at once
-    (SIGKILL, out of memory, loss of its machine) runs no callback, and neither does a task that was marked before it
-    ran. Its DAG run still ends, and Airflow then calls the DAG's callback in another process. A mapped group has a run
-    for each of its sources.
+    Instances of this class are both ``on_failure_callback`` and ``on_success_callback`` of the DAG. Airflow calls no
+    callback of a task whose process dies at once (SIGKILL, out of memory, loss of its machine), or of a task that a
+    user marked as failed or successful before it ran. But the DAG run still ends, and Airflow then calls the DAG's
+    callback in another process. A mapped group has one run for each of its sources.
 
     :param recording: the task that records the initial position.
     """
@@ -103,7 +105,7 @@ class ReleaseOfRun:
                 return
             instance: Any = context["ti"]
             dag_run = context["dag_run"]
-            # Do not use get_ti_count: Airflow's DAG processor cannot decode its answer (3.3).
+            # Do not use get_ti_count, because the DAG processor of Airflow 3.3 cannot decode the answer.
             task_filter = {"dag_id": dag_run.dag_id, "task_ids": [task.task_id], "run_ids": [dag_run.run_id]}
             states = instance.get_task_states(**task_filter).get(dag_run.run_id, {})
         except Exception as error:
@@ -117,7 +119,7 @@ class ReleaseOfRun:
     def _release(self, context: Context, map_index: int | None) -> None:
         task: Any = self._recording
         try:
-            # The task does not run in this process, so its templates are not rendered yet.
+            # The task runs in another process, so its templates are not rendered in this process yet.
             target, scratch, source_conn_id = task.render_template(
                 [task.target, task.scratch, task.source_conn_id], context
             )
@@ -132,7 +134,7 @@ class ReleaseOfRun:
 
 
 class _Instance:
-    """A task instance under another map index."""
+    """A task instance with another map index."""
 
     def __init__(self, instance: Any, map_index: int) -> None:
         self._instance = instance
@@ -145,8 +147,8 @@ class _Instance:
 def _is_over(context: Context) -> bool:
     """Return whether Airflow will not run a killed task again by itself.
 
-    If Airflow does not answer, return False, because Airflow may run the task again. If it does not run the task again,
-    the DAG run fails, and Airflow calls `ReleaseOfRun`.
+    If Airflow does not answer, return False, because Airflow may run the task again. If Airflow does not run the task
+    again, the DAG run fails, and Airflow calls `ReleaseOfRun`.
     """
     if supervisor_channel() is None:
         return True
@@ -156,7 +158,7 @@ def _is_over(context: Context) -> bool:
         answer = task_instance.get_task_states(
             dag_id=task_instance.dag_id, task_ids=[task_instance.task_id], run_ids=[context["dag_run"].run_id]
         )
-        # A deleted DAG run has no states.
+        # If the DAG run was deleted, the answer has no states for it.
         states = answer.get(context["dag_run"].run_id, {})
         mapped = index is not None and index >= 0
         name = f"{task_instance.task_id}_{index}" if mapped else task_instance.task_id
@@ -167,16 +169,17 @@ def _is_over(context: Context) -> bool:
 
 
 def release_of_task(context: Context) -> None:
-    """Release the run of a `ReleasingOperator`: its ``on_failure_callback``, called when no try is left."""
+    """Release the run of a `ReleasingOperator`. This function is the operator's ``on_failure_callback``, which Airflow
+    calls when no try is left."""
     task: Any = context["ti"].task
     if task._killed_for_another_try:
-        # The process of the last try calls this even if the task was killed because it was cleared.
+        # In the last try, this function is called even if the task was killed because a user cleared it.
         return
     try:
         if isinstance(getattr(task, "run_uri", None), str):
             run = task.own_run(context)
         elif not hasattr(task, "target"):
-            # There is no XCom run_uri: lock_and_record was skipped or marked, or the XCom was removed.
+            # The XCom ``run_uri`` is missing: lock_and_record was skipped or marked, or the XCom was removed.
             _log.info(
                 "Cannot tell which run this task belongs to (no XCom run_uri). The run's slot and publication "
                 "are released when the DAG run ends"

@@ -1,7 +1,8 @@
 """Waits for a server that is starting up, shutting down to restart, or recovering from a crash.
 
 Such a server rejects a session at once. Without the wait, a task would use up its retries within seconds, although the
-server is back after some minutes. If the server does not answer at all, there is no wait: its address may be wrong.
+server is available again after some minutes. If the server does not answer at all, this module does not wait, because
+the address may be wrong.
 """
 
 from __future__ import annotations
@@ -19,9 +20,9 @@ _log = logging.getLogger(__name__)
 
 
 def wait_until_started(source: Source, wait_seconds: float = WAIT_SECONDS) -> None:
-    """Return when the server accepts a session, or when a session fails for another reason than a restart.
+    """Wait until the server accepts a session, or until a session fails for a reason other than a restart.
 
-    The caller's next session then raises that other error.
+    In the second case, the caller's next session raises the error.
 
     :raises SourceUnavailable: the server was still restarting after ``wait_seconds``.
     """
@@ -31,7 +32,7 @@ def wait_until_started(source: Source, wait_seconds: float = WAIT_SECONDS) -> No
         try:
             source.here()
         except SourceUnavailable as error:
-            # During a restart there is a moment in which nothing listens on the port.
+            # For a moment during a restart, no process listens on the port.
             is_restarting = is_restarting or error.is_starting
             if not is_restarting:
                 return

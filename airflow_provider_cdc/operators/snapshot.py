@@ -8,7 +8,7 @@ from airflow_provider_cdc.operators.spark.step import SparkStepOperator
 class SnapshotOperator(SparkStepOperator):
     """Read every chunk of every table into files below the run's folder.
 
-    XComs: ``snapshot_upper``, the position that bounds everything that was read; and ``counts``.
+    XComs: ``counts`` and ``snapshot_upper``, a position at or after everything that the step read.
     """
 
     step = "snapshot"

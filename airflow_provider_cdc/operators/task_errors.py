@@ -1,4 +1,5 @@
-"""Converts errors of this package to Airflow's exceptions, so that a task's page shows them without a long trace."""
+"""Converts errors of this package to Airflow's exceptions, so that the page of a task shows the error without a long
+stack trace."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def failing(method: Callable[..., Returned]) -> Callable[..., Returned]:
     """Wrap a method that Airflow calls, such as ``execute``, so that it raises an exception of Airflow instead of a
     `CdcError` (`airflow_error`).
 
-    The trace on the task's page then shows only this function. The whole trace is logged at DEBUG.
+    The stack trace on the task's page then shows only this function. The whole stack trace is logged at the level
+    DEBUG.
 
     :raises AirflowFailException: a retry cannot help.
     :raises AirflowException: a retry may help.
@@ -40,14 +42,16 @@ def failing(method: Callable[..., Returned]) -> Callable[..., Returned]:
             # This method called another wrapped method, which has already converted the error.
             failure = error
         _count(args[0], failure)
-        # Raise the new error outside of the except block, so that the original error is not shown as its context.
+        # Raise the new error outside of the except block. Otherwise, the original error would be shown as the context
+        # of the new error.
         raise failure.with_traceback(None) from None
 
     return raising
 
 
 def airflow_error(name: str, message: str, *, terminal: bool) -> AirflowException:
-    """Return an Airflow exception for an error of this package, with the same class name.
+    """Return an Airflow exception for an error of this package. The class of the exception has the same name as the
+    class of the error.
 
     :param name: the name of the error's class.
     :param message: the error's text, with the hint.
@@ -58,7 +62,8 @@ def airflow_error(name: str, message: str, *, terminal: bool) -> AirflowExceptio
 
 
 class _Told:
-    """Base of all exceptions that are created here. ``counted``: whether the metrics have counted this error."""
+    """Base class of all exceptions that this module creates. ``counted`` is true if the metrics have already counted
+    the error."""
 
     counted = False
 

@@ -15,12 +15,12 @@ WITH_A_LOGICAL_DATE = (
     "logical_date ds ds_nodash ts ts_nodash ts_nodash_with_tz data_interval_start data_interval_end "
     "prev_data_interval_start_success prev_data_interval_end_success"
 ).split()
-"""The names that templates can use only in a run that has a logical date."""
+"""The names that templates can use only if the DAG run has a logical date."""
 
 
 @keeps_native_types
 class RendersClearly(BaseOperator):
-    """A task whose templates are rendered as Airflow does it, with clearer errors."""
+    """A task whose templates Airflow renders as usual, but with clearer error messages."""
 
     @failing
     def render_template_fields(self, context: Any, jinja_env: Any = None) -> None:
@@ -28,7 +28,7 @@ class RendersClearly(BaseOperator):
 
         :raises AirflowFailException: a template cannot be rendered.
         """
-        # Imported late: Jinja2 is slow to import, and Airflow parses DAGs often.
+        # Jinja2 is imported only here, because it is slow to import and Airflow parses DAGs often.
         from jinja2.exceptions import TemplateError
 
         environment = jinja_env or self.get_template_env()
@@ -49,7 +49,8 @@ class RendersClearly(BaseOperator):
 
 
 def _check_defined(rendered: Any) -> None:
-    """Check the result of rendering. A template that is only an undefined name renders to an `Undefined` object.
+    """Check the result of rendering. A template that consists only of an undefined name renders to an `Undefined`
+    object.
 
     :raises UndefinedError: the result is or contains an `Undefined` object.
     """

@@ -1,6 +1,7 @@
-"""Computes the timeline of a run: a lane for each worker, a bar for each part that it read.
+"""Computes the timeline of a run. The timeline has a lane for each worker, and a bar for each part that the worker
+read.
 
-``timeline.svg.jinja`` draws it.
+The template ``timeline.svg.jinja`` draws the timeline.
 """
 
 from __future__ import annotations
@@ -12,19 +13,19 @@ from airflow_provider_cdc.core.run.timeline import Bar
 from airflow_provider_cdc.counted import counted
 
 LANES = 40
-"""The greatest number of lanes. With more, the chart would be unreadable."""
+"""The maximum number of lanes. With more lanes, the chart would be unreadable."""
 _WIDTH, _LANE, _GAP, _AXIS = 1000, 16, 4, 24
 _FINEST = 1 / 2000
 """A bar that is shorter than this fraction of the whole timeline is drawn together with its neighbour."""
 _HUES = range(40, 330, 26)
-"""Degrees of the colour wheel, without red, which would look like a failure."""
+"""Hues in degrees on the colour wheel. Red is left out, because it would look like a failure."""
 _LEGEND = 12
 """The number of tables that the legend names. With more tables, colours repeat."""
 
 
 @dataclass(frozen=True)
 class DrawnBar:
-    """A bar, in pixels; ``text`` is its tooltip."""
+    """A bar, in pixels. ``text`` is the tooltip of the bar."""
 
     x: float
     width: float
@@ -34,7 +35,7 @@ class DrawnBar:
 
 @dataclass(frozen=True)
 class Lane:
-    """The bars of one worker; ``top`` is its distance from the upper edge, in pixels."""
+    """The bars of one worker. ``top`` is the distance of the lane from the upper edge, in pixels."""
 
     name: str
     top: int
@@ -103,7 +104,8 @@ def _ticks(seconds: float) -> Iterable[Tick]:
 
 
 def _merged(bars: Sequence[Bar], gap: float) -> list[tuple[Bar, int]]:
-    """Merge short neighbouring bars of one table; return each bar with the number of parts that it stands for."""
+    """Merge short neighbouring bars of one table. Return each resulting bar with the number of parts that it
+    represents."""
     merged: list[tuple[Bar, int]] = []
     for bar in sorted(bars, key=lambda bar: bar.began):
         if merged:

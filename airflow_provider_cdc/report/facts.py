@@ -1,4 +1,4 @@
-"""The contents of a report, in sections of plain text, for a run that was published or that failed."""
+"""The contents of the report on a published or failed run, in sections of plain text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ SLOWEST = 10
 class Section:
     """A heading with a table.
 
-    ``note`` is a sentence about the table. ``bars`` are drawn as a chart in HTML. ``snippets`` come last.
+    ``note`` is a sentence about the table. ``bars`` are drawn as a chart in the HTML report. ``snippets`` are shown
+    after all other content.
     """
 
     title: str
@@ -45,7 +46,7 @@ class DagRunName:
 
 @dataclass(frozen=True)
 class Failed:
-    """Why a step failed: the name of the error's class, and its text with the hint."""
+    """The reason why a step failed: the name of the error's class, and the error's text with the hint."""
 
     step: str
     error: str
@@ -87,7 +88,7 @@ def report_of(run: Run, dag_run: DagRunName) -> Report:
 
 
 def report_of_failure(run: Run, dag_run: DagRunName, failed: Failed) -> Report:
-    """Return the report of a run with a failed step: the error, and the steps that were done."""
+    """Return the report of a run with a failed step. The report shows the error and the completed steps."""
     message, _, hint = failed.message.partition("\n  Hint: ")
     why = (("step", failed.step), ("error", failed.error), ("what", message), *((("hint", hint),) if hint else ()))
     note = (
@@ -205,7 +206,7 @@ def _did(found: StepResult) -> str:
 
 
 def _timeline(run: Run) -> Iterator[Section]:
-    """Yield the section with the timeline of the workers, and the parts that took longest."""
+    """Yield the section that shows the timeline of the workers and the parts that took longest."""
     bars = read_timeline(run.folder)
     if not bars:
         return

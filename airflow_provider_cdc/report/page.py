@@ -23,7 +23,7 @@ _MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+!|~&-])")
 def write_report(run: Run, dag_run: DagRunName) -> str:
     """Write the report of a published run into its folder, and return the URI of the page.
 
-    :raises CdcError: the run is not published, or the write to the store failed.
+    :raises CdcError: the run is not published, or the report could not be written to the store.
     """
     return _write(run, report_of(run, dag_run))
 
@@ -31,7 +31,7 @@ def write_report(run: Run, dag_run: DagRunName) -> str:
 def write_failure(run: Run, dag_run: DagRunName, failed: Failed) -> str:
     """Write the report of a run with a failed step, and return the URI of the page. A later report replaces it.
 
-    :raises CdcError: the write to the store failed.
+    :raises CdcError: the report could not be written to the store.
     """
     return _write(run, report_of_failure(run, dag_run, failed))
 
@@ -54,7 +54,7 @@ def to_markdown(report: Report) -> str:
 
 @cache
 def _templates() -> Environment:
-    # Imported late: only the last step of a run writes a report.
+    # Jinja2 is imported only here, because only the last step of a run writes a report.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     templates = Environment(

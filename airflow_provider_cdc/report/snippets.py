@@ -1,4 +1,4 @@
-"""Code snippets that read a copy with the usual libraries, with its real path."""
+"""Code snippets that read a copy with common libraries. The snippets contain the real path of the copy."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from airflow_provider_cdc.errors import ConfigurationError
 
 @dataclass(frozen=True)
 class Snippet:
-    """Code that can be pasted; ``title`` names the language. A line break in a name never breaks a line of ``code``."""
+    """Code that the reader can copy and paste. ``title`` names the language. A line break in a name does not add a line
+    to ``code``."""
 
     title: str
     code: str
 
 
 def snippets_of(table: Table, lake: str, copy: str) -> Iterator[Snippet]:
-    """Yield snippets that read the latest copy of a table, and then snippets that read this copy.
+    """Yield snippets that read the latest copy of a table, and then snippets that read the given copy.
 
     :param lake: the URI of the target, which has the copies of all tables.
-    :param copy: the URI of the folder of this copy.
+    :param copy: the URI of the folder of the given copy.
     """
     part = table.selection
     arguments = [repr(lake), repr(str(table.name))]
@@ -43,13 +44,13 @@ def snippets_of(table: Table, lake: str, copy: str) -> Iterator[Snippet]:
         return
     local = uri.scheme in ("", "file")
     path = plain.removeprefix("file://") if local else plain
-    # Without hive_partitioning = false, DuckDB adds a column from the name of the copy's folder.
+    # Without ``hive_partitioning = false``, DuckDB would parse the name of the copy's folder and add a column.
     quoted = path.replace("'", "''")
     yield Snippet(
         "This copy, with DuckDB (SQL)", f"SELECT * FROM read_parquet('{quoted}/*.parquet', hive_partitioning = false);"
     )
     yield Snippet("This copy, with Spark (Python)", f"rows = spark.read.parquet({plain!r})")
-    # PyArrow decodes a URI, but not a path.
+    # PyArrow decodes percent-encoded characters in a URI, but not in a path.
     place = path if local else copy
     yield Snippet("This copy, with pandas (Python)", f"import pandas\n\nrows = pandas.read_parquet({place!r})")
     yield Snippet(

@@ -15,18 +15,19 @@ from airflow_provider_cdc.triggers.waiting import Answer
 class PositionSensor(WaitingSensor):
     """Wait until a server has reached a position or a time, and return it.
 
-    Use it in a DAG that records a position on the primary and reads from a replica, or that needs everything before a
-    time to be final::
+    Use the sensor in a DAG that records a position on the primary and reads from a replica. Use it also in a DAG that
+    may start only when no later commit can change the state at a given time::
 
         PositionSensor(task_id="caught_up", source_conn_id="replica", position="{{ ti.xcom_pull('record') }}")
 
-    When a server has reached its target:
+    The meaning of "reached" depends on the kind of target:
 
-    - GTID set: all of its transactions are visible to readers.
-    - LSN: the log up to it is on disk, or, on a standby, visible to readers.
-    - Time: no later commit can belong to this time. On MySQL, a transaction was committed after this time, so a run
-      with this time as ``as_of`` does not wait. On a PostgreSQL primary, its clock has passed the time. A PostgreSQL
-      standby has replayed a later commit.
+    - GTID set: all transactions of the set are visible to readers.
+    - LSN: on a primary, the log up to the LSN is on disk. On a standby, the changes up to the LSN are visible to
+      readers.
+    - Time: no later commit can change the state at this time. On MySQL, a transaction was committed after the time, so
+      a run with this time as ``as_of`` does not wait. On a PostgreSQL primary, the server's clock has passed the time.
+      A PostgreSQL standby has replayed a commit after the time.
 
     :param source_conn_id: connection to the server, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param position: a time with its zone (``2026-01-31T00:00:00Z``), a GTID set, or an LSN.

@@ -16,7 +16,7 @@ from airflow_provider_cdc.triggers.waiting import Answer
 
 
 class PublishedSensor(TargetOperator, WaitingSensor):
-    """Wait until a table's latest copy meets all conditions, and return its facts.
+    """Wait until a table's latest copy meets all conditions, and return facts about the copy.
 
     The result has ``table``, ``run_id``, ``path``, ``position``, ``rows`` and ``published_at``. Use the sensor in a DAG
     that reads copies published by other DAGs::
@@ -27,17 +27,19 @@ class PublishedSensor(TargetOperator, WaitingSensor):
 
     Without conditions, any copy is accepted.
 
-    :param target: the folder to which copies are published; ``{source}`` in it stands for ``source_conn_id``.
+    :param target: the folder in which copies are published. ``{source}`` in the path stands for ``source_conn_id``.
     :param table: the table, as ``schema.table``.
-    :param position: the copy must be exact at this position or a later one: a GTID set, an LSN, or a time. A time means
-        everything that was committed up to it. The copy meets the condition if its ``as_of`` is that time or a later
-        one. A copy without ``as_of`` meets the condition if its run was due at that time or later, by Airflow's clock.
+    :param position: the copy must be exact at this position or at a later position. The position is a GTID set, an LSN,
+        or a time. A time stands for everything that was committed up to this time. The copy meets the condition if its
+        ``as_of`` is this time or a later time. A copy without ``as_of`` meets the condition if its run was due at this
+        time or later, by Airflow's clock.
     :param published_after: the copy must have been published after this time.
-    :param other_than_run: the copy must not have been made by the run with this id, for example the run whose copy was
-        read last. A latest copy is replaced only by a copy with a later position or of a later history of the source.
-    :param source_conn_id: the value of ``{source}``.
-    :param where: the condition of copies of a part of the table; empty: copies of all rows.
-    :param columns: the requested columns of copies of a part of the table; empty: copies of all columns.
+    :param other_than_run: the copy must not have been made by the run with this id. For example, give the run whose
+        copy the DAG read last. The latest copy is replaced only by a copy that has a later position, or that belongs to
+        a later history of the source.
+    :param source_conn_id: the value for ``{source}`` in ``target``.
+    :param where: the condition that selected the copied rows. Empty: copies of all rows.
+    :param columns: the requested columns. Empty: copies of all columns.
     """
 
     template_fields: Sequence[str] = (

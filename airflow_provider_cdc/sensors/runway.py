@@ -12,17 +12,17 @@ from airflow_provider_cdc.triggers.waiting import Answer
 
 
 class RunwaySensor(WaitingSensor):
-    """Wait until a server will keep its log for a number of hours from now on.
+    """Wait until a server's settings ensure that it will keep its log for a given number of hours from now on.
 
-    The result has ``hours`` (None: no bound) and ``why``. Use the sensor in a DAG whose copies take long, because a run
-    fails if the server removes the log before the run has read it::
+    The result has ``hours`` and ``why``. If ``hours`` is None, the server keeps its log without a limit. Use the sensor
+    in a DAG whose copies take long, because a run fails if the server removes the log before the run has read it::
 
         RunwaySensor(task_id="enough_log", source_conn_id="cdc_mysql", hours=12)
 
-    The runway is computed from the server's settings. On MySQL, it is the time for which the server keeps its log. On
-    PostgreSQL, it is the size of log that a slot keeps at most, divided by the rate at which the server has written log
-    since its statistics began. A server without such a bound meets any number of hours. A server whose bound is unknown
-    meets none.
+    The runway is computed from the server's settings. On MySQL, the runway is the time for which the server keeps its
+    log. On PostgreSQL, the runway is the maximum size of the log that a slot retains, divided by the rate at which the
+    server has written log since its statistics began. If a server keeps its log without a limit, the wait ends for any
+    number of hours. If the limit is unknown, the wait does not end before its timeout.
 
     :param source_conn_id: connection to the server, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param hours: how long the run may take.

@@ -1,4 +1,5 @@
-"""The base class of the sensors: polling in a worker or in the triggerer, and tolerance of outages."""
+"""The base class of the sensors. It implements polling in a worker or in the triggerer, and the tolerance of
+outages."""
 
 from __future__ import annotations
 
@@ -23,11 +24,11 @@ OUTAGE_SECONDS = 600.0
 
 
 class WaitingSensor(RendersClearly, BaseSensorOperator):
-    """Polls until the answer is yes, and returns the result.
+    """Polls a server or store until the answer is yes, and returns the result.
 
     ``timeout``, ``soft_fail`` and the other arguments are the same as for every sensor. The server or store may be
-    unreachable for ``outage_seconds`` at a time. In the mode ``reschedule``, which keeps no state between polls, it may
-    be unreachable until the ``timeout``.
+    unreachable for ``outage_seconds`` at a time. The mode ``reschedule`` keeps no state between polls, so in this mode
+    the server or store may be unreachable until the ``timeout``.
 
     :param outage_seconds: how long an outage may last. After a longer outage the try fails, and Airflow may retry it.
     :param deferrable: wait in the triggerer, without a worker. The default is Airflow's setting
@@ -46,7 +47,7 @@ class WaitingSensor(RendersClearly, BaseSensorOperator):
 
     @abstractmethod
     def ask(self) -> Answer:
-        """Ask once, in a worker."""
+        """Poll once, in a worker."""
 
     @abstractmethod
     def trigger(self) -> WaitingTrigger:

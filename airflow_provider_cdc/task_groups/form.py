@@ -1,7 +1,8 @@
-"""The trigger form of the DAGs that come with the package, and the connections and targets that it accepts.
+"""The trigger form of the DAGs that come with the package, and the connections and targets that these DAGs accept.
 
-A user who may trigger such a DAG fills in its params, but its tasks run with Airflow's rights. So the DAG accepts only
-the connections and targets that Airflow's configuration names, in the section `cdc`: see `allowed`.
+A user who may trigger such a DAG fills in the DAG's params, but the DAG's tasks run with Airflow's permissions. So the
+DAG accepts only the connections and targets that are listed in Airflow's configuration, in the section `cdc` (see
+`allowed`).
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ ANY = ""
 """Any kind of source."""
 
 _ALLOWED = {"source_conn_id": "source_conn_ids", "target": "targets"}
-"""The options whose values Airflow's configuration restricts, each with the name of the setting."""
+"""The options whose values are restricted by Airflow's configuration, each with the name of the setting."""
 
 
 def allowed() -> dict[str, Any]:
@@ -31,8 +32,8 @@ def allowed() -> dict[str, Any]:
     Both settings are lists, separated by commas or blanks. ``*`` matches any run of characters.
 
     - ``source_conn_ids`` (``AIRFLOW__CDC__SOURCE_CONN_IDS``): the allowed connections, by default ``cdc_*``.
-    - ``targets`` (``AIRFLOW__CDC__TARGETS``): the folders in which, or below which, runs may publish. There is no
-      default, because a safe place to write data to cannot be guessed.
+    - ``targets`` (``AIRFLOW__CDC__TARGETS``): the folders in which runs may publish. Subfolders are included. There is
+      no default, because this package cannot guess where it is safe to write data.
     """
     return {
         name: conf.get("cdc", name, fallback=default).replace(",", " ").split()
@@ -43,19 +44,20 @@ def allowed() -> dict[str, Any]:
 def params(kind: str, **defaults: Any) -> dict[str, Param]:
     """Return a param for each option that the form shows. The common options are first.
 
-    The form marks fields without a default with a star. If the user empties another field, the default applies. If
-    Airflow's configuration lists connections or targets without ``*``, the form offers them. Airflow itself rejects a
-    connection that the configuration does not allow.
+    The form marks fields that have no default with a star. If the user empties one of the other fields, the default
+    applies. If Airflow's configuration lists connections or targets without ``*``, the form offers them as choices.
+    Airflow itself rejects a connection that the configuration does not allow.
 
-    :param kind: the kind of source, ``mysql`` or ``postgres``: options and choices of other kinds are left out.
-        `ANY`: all are shown.
-    :param defaults: defaults that differ from the declared ones, by the option's name.
+    :param kind: the kind of source, ``mysql`` or ``postgres``. Options and choices of other kinds are left out. `ANY`:
+        the options of all kinds are shown.
+    :param defaults: defaults that differ from the declared defaults, by the name of the option.
     """
     return {option.name: _param(option, kind, _default(option, defaults)) for option in _shown(kind)}
 
 
 def from_params(kind: str, **defaults: Any) -> dict[str, Any]:
-    """Return the arguments of a `SnapshotTaskGroup` that takes its options from `params`, as templates.
+    """Return templates as arguments for a `SnapshotTaskGroup`. With these templates, the group takes its options from
+    `params`.
 
     :param defaults: the same defaults as for `params`.
     """
@@ -69,20 +71,20 @@ def _shown(kind: str) -> Iterator[Option]:
 
 
 def _default(one: Option, defaults: Mapping[str, Any]) -> Any:
-    """Return the default of the param; None: the user must give a value."""
+    """Return the default of the param. None: the user must give a value."""
     default = defaults.get(one.name, None if one.required else one.accepts.plain(one.default))
     if one.name not in _ALLOWED:
         return default
     known = allowed()[_ALLOWED[one.name]]
     if one.name == "source_conn_id" and default and not any(glob(pattern, default) for pattern in known):
-        # A default that is not allowed would make the whole DAG invalid.
+        # Drop a default that is not allowed, because it would make the whole DAG invalid.
         default = None
     return known[0] if default is None and len(known) == 1 == len(_named(known)) else default
 
 
 def _template(one: Option, default: Any) -> str:
     name = f"params.{one.name}"
-    # If the option itself accepts None, pass it on.
+    # If the option accepts None, pass None on.
     if default is None or one.accepts.holds(None):
         return f"{{{{ {name} }}}}"
     return f"{{{{ {default!r} if {name} is none else {name} }}}}"
@@ -110,7 +112,7 @@ def _param(one: Option, kind: str, default: Any) -> Param:
 
 
 def _help(one: Option, kind: str) -> str:
-    """Return the option's help in the terms of the form: titles instead of option names, and no markup."""
+    """Return the option's help as the form shows it, without markup and with titles instead of option names."""
     titles = {other.name: f'"{other.title}"' for other in declared() if other.in_form}
     own = one.accepts.schema.get("enum", ())
 
@@ -123,7 +125,7 @@ def _help(one: Option, kind: str) -> str:
 
 
 def _named(patterns: Sequence[str]) -> list[str]:
-    """Return the patterns that name one connection or folder. A target may contain ``{source}``."""
+    """Return those patterns that name a single connection or folder. A target may contain ``{source}``."""
     return [pattern for pattern in patterns if "*" not in pattern]
 
 

@@ -1,4 +1,4 @@
-"""Maps a `SnapshotTaskGroup` over several sources. Each source gets its own group."""
+"""Maps a `SnapshotTaskGroup` over several sources, so that each source gets its own group."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 Group = TypeVar("Group")
 
 _NAMED = {"map_index_template": "{{ task.source_conn_id }}"}
-"""Makes Airflow's UI name the instances of a mapped task by their sources."""
+"""With this argument, Airflow's UI labels each instance of a mapped task with its source."""
 
 
 class PartialGroup(Generic[Group]):
-    """The result of `SnapshotTaskGroup.partial`: a group without the arguments that differ from source to source.
+    """The result of `SnapshotTaskGroup.partial`: a group to which the arguments that differ from source to source must
+    still be added.
 
     :param make: creates a group.
     :param shared: the arguments that all groups have in common.
@@ -41,7 +42,7 @@ class PartialGroup(Generic[Group]):
         return self._mapped(list(lists), lambda factory: factory.expand(**lists))
 
     def expand_kwargs(self, arguments: Sequence[Mapping[str, object]]) -> Group:
-        """Create one group for each element of a list. An element has the arguments of its group.
+        """Create one group for each element of a list. Each element is a mapping with the arguments of one group.
 
         Arguments that an element lacks get their defaults.
 
@@ -84,7 +85,7 @@ class PartialGroup(Generic[Group]):
         def each(**own: Any) -> Group:
             return self._make(**shared, **own)
 
-        # Airflow reads the signature.
+        # Set the signature, because Airflow reads the names of the parameters from it.
         each.__signature__ = Signature(  # type: ignore[attr-defined]
             [Parameter(name, Parameter.KEYWORD_ONLY) for name in names]
         )

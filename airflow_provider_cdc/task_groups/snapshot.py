@@ -42,11 +42,11 @@ class SnapshotTaskGroup(TaskGroup):
 
         SnapshotTaskGroup.partial(tables=["shop.*"], target="s3://lake/{source}").expand(source_conn_id=["eu", "us"])
 
-    Every argument may be a template, except the ids of the group, ``source_conn_ids``, ``targets`` and ``strict_conf``.
-    A template keeps the type of its value: ``tables="{{ params.tables }}"`` is a list if the param is a list. The kind
-    of database follows from the type of the connection when the tasks run. Transient errors are retried twice, unless
-    the ``default_args`` of the DAG or the group set another number. Errors that a retry cannot fix fail the task at
-    once.
+    Every argument may be a template, except ``group_id``, ``prefix_group_id``, ``source_conn_ids``, ``targets`` and
+    ``strict_conf``. A template keeps the type of its value: ``tables="{{ params.tables }}"`` is a list if the param is
+    a list. The tasks determine the kind of database from the type of the connection. After a transient error, Airflow
+    retries the task twice, unless the ``default_args`` of the DAG or the group set another number. After an error that
+    a retry cannot fix, the task fails at once.
 
     :param source_conn_id: Connection to the source, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param tables: The tables as ``schema.table``. ``*`` matches any run of characters in either part. A pattern that
@@ -137,7 +137,7 @@ class SnapshotTaskGroup(TaskGroup):
         are ignored.
     :param group_id: id of the group.
     :param prefix_group_id: whether the ids of the tasks begin with the id of the group. If a DAG has several of these
-        groups, all but one need it.
+        groups, at most one group may set this argument to False.
     :param kwargs: other arguments of ``TaskGroup``.
     :raises ConfigurationError: an argument is unknown to this class and to ``TaskGroup``.
     """
@@ -185,13 +185,13 @@ class SnapshotTaskGroup(TaskGroup):
         prefix_group_id: bool = False,
         **kwargs: Unpack[TaskGroupArguments],
     ) -> None:
-        # Collected by name, so that a new option needs to be added only to the signature.
+        # Collect the arguments by name, so that a new option needs to be added only to the signature.
         arguments = dict(locals())
         options = {option.argument: arguments[option.name] for option in declared()}
         _check_arguments(kwargs)
         super().__init__(group_id=group_id, prefix_group_id=prefix_group_id, **kwargs)
-        # RETRYING has the lowest precedence. If it were passed as arguments of the group, it would override the
-        # arguments of the DAG.
+        # RETRYING has the lowest precedence. If it were passed to the constructor of the group, it would override the
+        # default arguments of the DAG.
         self.default_args: dict[str, Any] = {**RETRYING, **(self.dag.default_args or {}), **self.default_args}
         allowed: dict[str, Any] = {"source_conn_ids": source_conn_ids, "targets": targets}
         with self:
@@ -252,10 +252,10 @@ class SnapshotTaskGroup(TaskGroup):
         return PartialGroup(cls, shared)
 
     def _release_when_the_run_ends(self) -> None:
-        # Both callbacks are needed: a DAG run may succeed although this group did not, because its tasks were marked,
-        # or because a later task runs whatever the result of the group is. Airflow calls a DAG's callbacks in its DAG
-        # processor. `dag.test` calls them in the process of the tasks, and raises if a param has no default. The
-        # callbacks are not needed in `dag.test`, because a kill of its process would end them, too.
+        # Both callbacks are needed, because a DAG run may succeed although this group did not. For example, its tasks
+        # were marked, or a later task runs even after a failure of the group. Airflow calls a DAG's callbacks in its
+        # DAG processor. `dag.test` calls the callbacks in the process of the tasks, and raises an error if a param has
+        # no default. The callbacks are useless in `dag.test`, because they would be killed together with the tasks.
         if not runs_dag_code():
             return
         dag: Any = self.dag
@@ -266,7 +266,8 @@ class SnapshotTaskGroup(TaskGroup):
                 name,
                 [*(callbacks if isinstance(callbacks, list) else [callbacks]), ReleaseOfRun(self.lock_and_record)],
             )
-            # The scheduler checks this attribute, which Airflow sets only for the callbacks passed to the constructor.
+            # The scheduler checks this attribute. Airflow sets the attribute only for callbacks that are passed to the
+            # constructor.
             setattr(dag, f"has_{name}", True)
 
     @property
@@ -276,7 +277,8 @@ class SnapshotTaskGroup(TaskGroup):
 
     @property
     def copies(self) -> AssetAlias:
-        """The asset alias for DAGs that run whenever this group has published copies, of any tables and in any target.
+        """The asset alias of this group. A DAG that is scheduled on the alias runs whenever this group has published
+        copies, of any tables and in any target.
 
         For the asset of one table, see `airflow_provider_cdc.assets.table_asset`.
         """
@@ -289,7 +291,8 @@ class SnapshotTaskGroup(TaskGroup):
 
 
 def _check_arguments(given: Mapping[str, Any]) -> None:
-    """Reject unknown arguments. Airflow's own error would name ``TaskGroup`` and only its arguments."""
+    """Reject unknown arguments. Airflow's own error message would name ``TaskGroup`` and would list only the arguments
+    of ``TaskGroup``."""
     group_parameters = {name for name in signature(TaskGroup.__init__).parameters if name not in ("self", "kwargs")}
     own_parameters = [*signature(SnapshotTaskGroup.__init__).parameters][1:-1]
     for name in given:

@@ -1,4 +1,4 @@
-"""Triggers of the sensors: they poll in Airflow's triggerer, so that no worker is occupied."""
+"""Triggers of the sensors, which poll in Airflow's triggerer. So a waiting sensor does not occupy a worker."""
 
 from airflow_provider_cdc import airflow_version
 

@@ -16,10 +16,10 @@ from airflow_provider_cdc.sources.api.optional_capabilities import Reach
 
 
 def target_of(text: str, where: str) -> AsOf:
-    """Return the position or time that a parameter names.
+    """Return the position or time that a parameter contains.
 
-    :param where: the parameter, for the message.
-    :raises PositionError: the parameter names neither a position nor a time.
+    :param where: the name of the parameter, for the error message.
+    :raises PositionError: the parameter is neither a position nor a time.
     """
     try:
         target = as_of.parse(text)
@@ -35,8 +35,8 @@ def target_of(text: str, where: str) -> AsOf:
 
 
 class PositionQuestion:
-    """Asks whether a server has reached ``target``. Each poll passes the previous answer to the source, which may save
-    the server work."""
+    """Asks whether a server has reached ``target``. Each poll passes the previous answer to the source, because this
+    may save the server some work."""
 
     def __init__(self, target: AsOf) -> None:
         self._target = target
@@ -45,7 +45,7 @@ class PositionQuestion:
     def ask(self, source: Source) -> Answer:
         """Ask once.
 
-        :raises CdcError: the same errors as `TellsReach.has_reached`.
+        :raises CdcError: for the same reasons as `TellsReach.has_reached`.
         """
         from airflow_provider_cdc.sources.api.calls import telling_reach
 
@@ -69,7 +69,7 @@ class PositionTrigger(WaitingTrigger):
         self._question: PositionQuestion | None = None
 
     async def ask(self) -> Answer:
-        # Imported late: the hooks are slow to import, and DAG files import this module.
+        # The hooks are imported only here, because they are slow to import and DAG files import this module.
         from airflow_provider_cdc.hooks import source_in_event_loop
 
         if self._question is None:

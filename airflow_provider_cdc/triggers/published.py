@@ -24,7 +24,7 @@ _RUN_TIME = "%Y%m%dT%H%M%SZ"
 
 @dataclass(frozen=True)
 class Wanted:
-    """The conditions on the copy, as text; empty: no condition. See `PublishedSensor`."""
+    """The conditions that the copy must meet, as text. An empty text means no condition. See `PublishedSensor`."""
 
     position: str = ""
     published_after: str = ""
@@ -39,14 +39,14 @@ class Wanted:
         self._time()
 
     def lacking(self, copy: LatestCopy) -> str:
-        """Return, in words, which condition ``copy`` does not meet; empty: the copy meets all conditions.
+        """Return a text that says which condition ``copy`` does not meet. Empty: the copy meets all conditions.
 
-        :raises ConfigurationError: the copy is of another kind of database than the position.
+        :raises ConfigurationError: the position belongs to another kind of database than the copy.
         """
         if copy.run_id == self.other_than_run:
             return "it is still the copy of the given run"
         if (after := self._time()) is not None:
-            # Records of earlier versions lack the time of publication.
+            # Records that earlier versions of this package wrote lack the time of publication.
             if not copy.published_at:
                 return "its time of publication is unknown"
             if not datetime.fromisoformat(copy.published_at) > after:
@@ -71,9 +71,9 @@ class Wanted:
 def ask(target: str, table: str, wanted: Wanted, where: str = "", columns: Sequence[str] = ()) -> Answer:
     """Return whether the latest copy of a table, or of a part of it, meets all conditions.
 
-    :raises CdcError: the same errors as `read_latest` and `Wanted.lacking`.
+    :raises CdcError: for the same reasons as `read_latest` and `Wanted.lacking`.
     """
-    # Imported late: this module is slow to import, and DAG files import this one.
+    # The module ``lake`` is imported only here, because it is slow to import and DAG files import this module.
     from airflow_provider_cdc.lake import read_latest
 
     copy = read_latest(target, table, where=where, columns=columns)
@@ -86,7 +86,8 @@ def ask(target: str, table: str, wanted: Wanted, where: str = "", columns: Seque
 
 
 def told(copy: LatestCopy) -> dict[str, Any]:
-    """Return the facts about a copy that a sensor returns. The list of files is left out, because it may be long."""
+    """Return the facts about a copy that are the result of the sensor. The list of files is left out, because the list
+    may be long."""
     return {
         "table": copy.table,
         "run_id": copy.run_id,
@@ -114,10 +115,10 @@ def _short_of(copy: LatestCopy, target: AsOf) -> str:
 
 
 def _asked_for(copy: LatestCopy) -> datetime | None:
-    """Return a time up to which the copy certainly has everything.
+    """Return a time for which it is certain that the copy has everything that was committed up to this time.
 
-    The result is the time in ``as_of``. Without ``as_of``, it is the time at which the run was due, because the
-    position was recorded later.
+    The result is the time in ``as_of``. Without ``as_of``, the result is the time at which the run was due, because the
+    run recorded its position after this time.
     """
     if copy.as_of:
         point = as_of.parse(copy.as_of)
@@ -130,7 +131,7 @@ def _asked_for(copy: LatestCopy) -> datetime | None:
 class PublishedTrigger(WaitingTrigger):
     """Fires when the latest copy of a table meets all conditions.
 
-    :param target: URI of the folder to which copies are published.
+    :param target: URI of the folder in which copies are published.
     :param table: ``schema.table``.
     :param wanted: a `Wanted`, as JSON.
     :param where: together with ``columns``, the part of the table, as for `read_latest`.

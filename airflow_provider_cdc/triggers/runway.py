@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 def hours_of(given: object, where: str) -> float:
-    """Return the hours that a parameter gives. The value may come from a template.
+    """Return the number of hours in a parameter. The value of the parameter may come from a template.
 
-    :param where: the parameter, for the message.
+    :param where: the name of the parameter, for the error message.
     :raises ConfigurationError: the value is not a finite number above 0.
     """
     try:
@@ -65,7 +65,7 @@ class RunwayTrigger(WaitingTrigger):
         self.hours = hours
 
     async def ask(self) -> Answer:
-        # Imported late: the hooks are slow to import, and DAG files import this module.
+        # The hooks are imported only here, because they are slow to import and DAG files import this module.
         from airflow_provider_cdc.hooks import source_in_event_loop
 
         source = await source_in_event_loop(self.source_conn_id)

@@ -1,6 +1,6 @@
-"""The base class of the triggers: polling until the answer is yes, with tolerance of short outages.
+"""The base class of the triggers. It implements polling until the answer is yes, and the tolerance of short outages.
 
-A sensor and its trigger poll in the same way, the sensor in a worker and the trigger in the triggerer.
+A sensor and its trigger poll in the same way. The sensor polls in a worker, and the trigger polls in the triggerer.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Failure:
 
 
 class Outage:
-    """Tolerates transient errors until they have lasted for too long without an answer in between.
+    """Tolerates transient errors. If there was no answer for too long, the last error is raised.
 
-    :param seconds: how long the errors may last.
+    :param seconds: the number of seconds for which the errors may last.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -55,13 +55,13 @@ class Outage:
         self._since: float | None = None
 
     def over(self) -> None:
-        """Record that there was an answer."""
+        """Record that the server or store has answered."""
         self._since = None
 
     def bear(self, error: TransientError) -> str:
         """Return the text to log for ``error``.
 
-        :raises TransientError: ``error`` itself, if the outage has lasted for too long.
+        :raises TransientError: the outage has lasted for too long. The raised error is ``error`` itself.
         """
         now = self._clock()
         self._since = now if self._since is None else self._since
@@ -72,7 +72,7 @@ class Outage:
 
 
 class WaitingTrigger(BaseTrigger):
-    """Polls until the answer is yes.
+    """Polls a server or store until the answer is yes.
 
     The event of the trigger is ``{"found": …}``, or ``{"failure": …}`` with a `Failure`. Airflow serializes only the
     arguments of the trigger, which are ids, names and positions, never credentials.
@@ -82,7 +82,7 @@ class WaitingTrigger(BaseTrigger):
     """
 
     arguments: ClassVar[tuple[str, ...]] = ()
-    """The names of the arguments, which are also the names of the attributes."""
+    """The names of the trigger's arguments. The attributes that hold the arguments have the same names."""
 
     def __init__(self, *, poll_seconds: float, outage_seconds: float) -> None:
         super().__init__()
@@ -97,7 +97,7 @@ class WaitingTrigger(BaseTrigger):
     async def ask(self) -> Answer:
         """Ask once.
 
-        :raises TransientError: there was no answer.
+        :raises TransientError: the server or store did not answer.
         """
 
     async def run(self) -> AsyncIterator[TriggerEvent]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.base import Sink
 
 OLD = timedelta(days=7)
-"""An unpublished run that began longer ago than this is considered abandoned."""
+"""An unpublished run is considered abandoned if it began longer ago than this period."""
 
 LOOKED_AT = 100
 SHOWN = 10
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_names(target: Storage, tables: Sequence[TableName]) -> None:
-    """Check that each of ``tables`` gets its own folder in this store.
+    """Check that each table in ``tables`` gets its own folder in this store.
 
     :raises PreflightError: the store ignores case, so two tables would share a folder.
     """
@@ -73,9 +73,10 @@ def check_names(target: Storage, tables: Sequence[TableName]) -> None:
 
 
 def check_not_made_before(run: Storage, sink: Sink, tables: Sequence[TableName]) -> None:
-    """Check that a run without a manifest in its folder ``run`` has no published copies in ``lake``.
+    """Check that a run has no published copies if there is no manifest in its folder ``run``.
 
-    Such a run would read all tables again, and could not publish them, because its folders in the lake already exist.
+    If there were published copies, the run would read all tables again. It could not publish the tables, because the
+    folders for its copies already exist in the lake.
 
     :raises ManifestError: the run has published copies. The records of the run were removed, or are in another scratch.
     """
@@ -86,7 +87,8 @@ def check_not_made_before(run: Storage, sink: Sink, tables: Sequence[TableName])
 
     with ThreadPoolExecutor(_READERS) as readers:
         existing_files = [uri for uris in readers.map(files, tables) for uri in uris]
-    # Look for the files before the manifest, because a concurrent try may begin the run and publish it in between.
+    # Look for the files first, and then for the manifest. In the other order, a concurrent try could begin and publish
+    # the run between the two steps.
     if existing_files and not Run.exists(run):
         raise ManifestError(
             f"this run has published copies, such as {existing_files[0]}, but no manifest. The manifest was removed, "
@@ -97,14 +99,14 @@ def check_not_made_before(run: Storage, sink: Sink, tables: Sequence[TableName])
 
 
 def check_not_of_a_deleted_dag_run(run: Run, options: StepOptions) -> None:
-    """Check that ``run``, which already exists at the first try of a DAG run, is not published.
+    """Check that ``run`` is not published. The run already exists, although this is the first try of the DAG run.
 
-    The run exists because an earlier DAG run with the same name and date was deleted. If it is published, the new DAG
-    run would succeed without copying anything. Such a success is correct only if both DAG runs request the same past
-    position.
+    The run exists because an earlier DAG run with the same name and date was deleted. If the run is published, the new
+    DAG run would succeed without copying anything. Such a success is correct only if both DAG runs request the same
+    past position.
 
     :param options: the options of the new DAG run.
-    :raises ManifestError: the run is published, and not for the same past position.
+    :raises ManifestError: the run is published, and the two DAG runs do not request the same past position.
     """
     manifest = run.manifest
     if is_published(run) and not (options.as_of and options.as_of == manifest.options.as_of):
@@ -126,7 +128,8 @@ class Leftover:
 
 
 def find_leftovers(scratch: Storage, now: datetime | None = None) -> list[Leftover]:
-    """Return abandoned runs in ``scratch`` that left files. Only the newest `LOOKED_AT` old runs are examined."""
+    """Return the abandoned runs that left files in ``scratch``. Of the runs that are older than `OLD`, only the newest
+    `LOOKED_AT` runs are examined."""
     horizon = (now or datetime.now(UTC)) - OLD
     names = [name for name in scratch.folders() if name < f"{horizon:%Y%m%dT%H%M%SZ}"]
     with ThreadPoolExecutor(_READERS) as readers:
@@ -135,7 +138,8 @@ def find_leftovers(scratch: Storage, now: datetime | None = None) -> list[Leftov
 
 
 def tell_leftovers(scratch: Storage) -> None:
-    """Log which folders failed runs left, and how to remove them. An error is logged, and does not fail the task."""
+    """Log the folders that failed runs left, and how to remove these folders. An error is only logged and does not fail
+    the task."""
     try:
         leftovers = find_leftovers(scratch)
     except (CdcError, OSError) as error:
@@ -165,7 +169,8 @@ def _leftover(scratch: Storage, name: str, horizon: datetime) -> Leftover | None
     except (ManifestError, ValueError):
         # The folder has no readable manifest, so its run and age are unknown.
         return None
-    # The name of a run has only its scheduled time. A backfill for last year may have begun just now.
+    # The name of a run has only the run's scheduled time, not the time at which the run began. A backfill for last year
+    # may have begun just now.
     if is_published(run) or began.astimezone(UTC) > horizon:
         return None
     placed: list[str] = []
@@ -177,7 +182,8 @@ def _leftover(scratch: Storage, name: str, horizon: datetime) -> Leftover | None
 
 
 def sink_of(run: Run) -> Sink:
-    """Return the sink that a run publishes with, with the catalog of its connection."""
+    """Return the sink with which a run publishes. For Iceberg tables, the sink uses the catalog of the run's catalog
+    connection."""
     manifest = run.manifest
     return open_sink(lake_settings(manifest.options.lake, manifest.source_conn_id), Storage(manifest.lake))
 

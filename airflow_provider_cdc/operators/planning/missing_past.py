@@ -1,8 +1,9 @@
-"""Runs that cannot be exact at the end of their interval, when the DAG supplies ``as_of`` and the user did not set it.
+"""Runs that cannot be exact at the end of their interval. In these runs, the DAG supplies ``as_of``, and the user did
+not set this option.
 
-The past of a PostgreSQL table begins when a run first finds it, or finds it altered. A MySQL server that was started
-after the end of the interval cannot prove anything about the time before. Such a run copies the present, which is as
-exact as any other run without ``as_of``, and logs a warning.
+The past of a PostgreSQL table begins when a run first finds the table, or finds that the table was altered. If a MySQL
+server was started after the end of the interval, nothing can be proved about the time before the start. In these cases,
+the run copies the present state and logs a warning. The copy is as exact as the copy of any run without ``as_of``.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ _log = logging.getLogger(__name__)
 
 
 def may_miss_past(is_supplied: bool, options: RunOptions, context: Context) -> bool:
-    """Return whether the run copies the present if it cannot be exact at ``as_of``.
+    """Return whether the run copies the present state if it cannot be exact at ``as_of``.
 
-    A run of Airflow's Backfill never copies the present, because its purpose is to rebuild the state of a past day.
+    A run of Airflow's Backfill never copies the present state, because its purpose is to rebuild the state of a past
+    day.
 
     :param is_supplied: whether the DAG supplied ``as_of``.
     """
@@ -42,18 +44,18 @@ def may_miss_past(is_supplied: bool, options: RunOptions, context: Context) -> b
 def missed_past(options: RunOptions, problems: Sequence[Problem]) -> MissedPast:
     """Return the past time at which the run cannot be exact, with the reasons.
 
-    :param problems: the reasons.
+    :param problems: the reasons why the run cannot be exact at this time.
     """
     return MissedPast(options.steps.as_of, _said(problems))
 
 
 def in_the_present(options: RunOptions) -> RunOptions:
-    """Return the same options without ``as_of``."""
+    """Return the same options, but with an empty ``as_of``."""
     return replace(options, steps=replace(options.steps, as_of=""))
 
 
 def say_missed_past(log: Any, missed: MissedPast | None) -> None:
-    """Log a warning if a run is not exact at the time that its readers may expect."""
+    """Log a warning if the copies of a run are not exact at the time that readers may expect."""
     if missed is not None:
         log.warning(
             "AS_OF IS NOT MET: the copies show the state at the time of this run, not at %s (missing_past = "
@@ -64,14 +66,14 @@ def say_missed_past(log: Any, missed: MissedPast | None) -> None:
 
 
 Record = Callable[[Sequence[TablePlan], StepOptions, MissedPast | None], Run]
-"""Begins the run with the given plans and options."""
+"""A function that begins the run with the given plans and options."""
 
 
 def record_or_miss(source: Source, plans: Sequence[TablePlan], options: StepOptions, record: Record) -> Run:
-    """Begin a run. If its past was lost since preflight, the run copies the present.
+    """Begin a run. If the requested past position was lost since preflight, the run copies the present state.
 
-    If a table was altered meanwhile, its copy cannot be rolled forward to the present either, so the table is read in
-    full. If the options require that the copy is rolled forward, the run is rejected instead.
+    If a table was altered since preflight, its last copy cannot be rolled forward to the present either, so the table
+    is read in full. If the options require that the copy is rolled forward, the run is rejected instead.
     """
     try:
         return record(plans, options, None)
@@ -81,7 +83,7 @@ def record_or_miss(source: Source, plans: Sequence[TablePlan], options: StepOpti
     say_missed_past(_log, missed)
     options = replace(options, as_of="")
     plans = _without_bases(plans, options, cause)
-    # Tables that were altered must be added to the standing slot again, as in preflight.
+    # As in preflight, tables that were altered must be added to the standing slot again.
     check_point(source, plans, options)
     while True:
         try:
@@ -102,7 +104,7 @@ def _said(problems: Sequence[Problem]) -> str:
 
 
 def _without_bases(plans: Sequence[TablePlan], options: StepOptions, error: TerminalError) -> list[TablePlan]:
-    """Return the plans, changed so that the tables that ``error`` names are read in full."""
+    """Return changed plans, in which the tables that ``error`` names are read in full."""
     if options.changes or options.refresh == CHANGES or not isinstance(error, PreflightError):
         return [*plans]
     causes = {problem.table: problem.what for problem in error.problems if problem.table}

@@ -22,20 +22,22 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.base import Sink
 
 LONG_VIEW_SECONDS = 60
-"""Preflight warns of a snapshot that stays open longer: the server cannot remove rows that the snapshot still sees."""
+"""Preflight warns of a snapshot that stays open for more than this number of seconds. The server cannot remove old row
+versions that the snapshot still sees."""
 
 _LOOKED_AT = 20
 """The number of tables whose latest copies are used to measure the speed of earlier runs."""
 _SHORT_VIEW_SECONDS = 1.0
-"""The time for which a snapshot stays open if only keys are looked up in it."""
+"""The number of seconds for which a snapshot stays open if rows are only looked up in it by their keys."""
 _ROWS_PER_SECOND, _MEASURED_ROWS = 200_000, 100_000
-"""The assumed speed of reads in the snapshot, and the number of rows that an earlier run must have read so that its
-speed is used instead.
+"""The assumed speed of reads in the snapshot, and a minimum number of rows. If an earlier run read at least this number
+of rows, its speed is used instead of the assumed speed.
 """
 
 
 def readable(plans: Sequence[TablePlan]) -> str:
-    """Return a text table with a line for each table: how it is read, its rows and size, and the reason."""
+    """Return a text table with one line for each planned table: how the table is read, its rows and size, and the
+    reason."""
     rows = [
         ("table", "method", "rows (about)", "MB", "reason"),
         *((str(plan.table), _way(plan), f"{plan.rows:,}", f"{plan.bytes / 1e6:,.1f}", plan.reason) for plan in plans),
@@ -48,7 +50,8 @@ def readable(plans: Sequence[TablePlan]) -> str:
 
 
 def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TablePlan], options: StepOptions) -> str:
-    """Return what a run over these tables would do: its position, amount of data, duration, and the source's runway.
+    """Return a description of what a run over these tables would do: the position, the amount of data, the duration,
+    and the source's runway.
 
     :param scratch: the folder that contains the folders of runs.
     """
@@ -80,10 +83,10 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
 
 @dataclass(frozen=True)
 class View:
-    """The snapshot at the end of a run that reads touched rows again.
+    """The snapshot at the end of a run. In this snapshot, the run reads touched rows again.
 
-    ``seconds``: about how long the snapshot is open. ``whole``: the tables that are read in it as a whole, because the
-    log has no keys for their changed rows; the largest table first.
+    ``seconds`` is the approximate time for which the snapshot is open. ``whole`` has the tables that are read in the
+    snapshot as a whole, because the log has no keys for their changed rows. The largest table is first.
     """
 
     seconds: float
@@ -106,9 +109,10 @@ class View:
 
 
 def view_of(plans: Sequence[TablePlan], pace: Pace | None) -> View | None:
-    """Return the snapshot with which a run over these tables ends; None: the run needs no such snapshot.
+    """Return the snapshot at the end of a run over these tables. None: the run needs no snapshot at its end.
 
-    All but a few of the touched keys (`FEW_KEYS`) are read again before that snapshot, however many keys were touched.
+    Before this snapshot, the run reads touched rows again in several passes, until about `FEW_KEYS` keys are left. So
+    the number of touched keys does not matter here.
     """
     if not any(plan.at_upper for plan in plans):
         return None
@@ -126,9 +130,9 @@ def _size(plan: TablePlan) -> int:
 
 @contextmanager
 def leaving_no_folder(target: Storage) -> Iterator[None]:
-    """Remove the folders of ``target`` that were created inside the block, if they are empty.
+    """Remove the empty folders of ``target`` that were created inside the block.
 
-    Only local disks have empty folders.
+    Only local disks can have empty folders.
     """
     from pyarrow import fs
 
@@ -146,7 +150,8 @@ def leaving_no_folder(target: Storage) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Pace:
-    """The speed of an earlier run. ``rows``: the rows that it read. ``rest``: the seconds that its other steps took."""
+    """The speed of an earlier run. ``rows`` is the number of rows that the run read. ``rest`` is the number of seconds
+    that its other steps took."""
 
     run_id: str
     rows_per_second: float
@@ -160,10 +165,11 @@ class Pace:
 
 
 def pace_of(sink: Sink, scratch: Storage, plans: Sequence[TablePlan]) -> Pace | None:
-    """Return the pace of the run that read the most rows, among those that made the latest copies of these tables."""
+    """Consider the runs that made the latest copies of these tables. Return the pace of the run that read the most
+    rows."""
     pace_by_table: dict[str, tuple[int, Pace]] = {}
     for plan in plans[:_LOOKED_AT]:
-        # A copy or run that cannot be read is skipped. Such a copy or run must not fail the plan.
+        # Skip a copy or run that cannot be read, because it must not fail the plan.
         with suppress(CdcError, OSError):
             head = sink.latest(plan.copy_name)
             if head is None or head.run_id in pace_by_table:

@@ -15,7 +15,7 @@ from typing import Any
 LOG4J = Path(__file__).with_name("log4j2.properties")
 
 _NOISE = re.compile(
-    # Printed by the JVM and by Spark's launcher, which log settings do not affect.
+    # The JVM and Spark's launcher print these lines, regardless of the log settings.
     r"WARNING: Using incubator modules: |"
     r"Using Spark's default log4j profile: |"
     r'Setting default log level to "|'
@@ -28,9 +28,9 @@ _LEVELS = (
 
 
 def log4j_option(properties: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> str:
-    """Return the option of the driver's JVM that selects the log settings of this package.
+    """Return the JVM option with which the driver uses the log settings of this package.
 
-    Empty if the user has configured Spark's logging.
+    The result is empty if the user has configured Spark's logging.
     """
     folder = environment.get("SPARK_CONF_DIR")
     has_user_config = folder and any((Path(folder) / name).is_file() for name in ("log4j2.properties", "log4j2.xml"))
@@ -40,9 +40,9 @@ def log4j_option(properties: Mapping[str, Any], environment: Mapping[str, str] =
 
 
 def levelled(lines: Iterable[str], log: Any) -> Iterator[str]:
-    """Yield the lines that Airflow's hook is to log.
+    """Yield the lines that Airflow's hook should log.
 
-    Errors and warnings are logged here instead, with their own level. Noise is dropped.
+    This function logs errors and warnings itself, each with its own level. Start-up noise is dropped.
     """
     for line in lines:
         text = line.rstrip()

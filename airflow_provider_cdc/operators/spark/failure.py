@@ -1,4 +1,5 @@
-"""The error for a ``spark-submit`` that failed without an error record: its exit status, its last lines, and a hint."""
+"""The error for a ``spark-submit`` that failed without writing an error record. The error has the exit status, the last
+lines of the output, and a hint."""
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ class LastLines:
         self._kept: deque[str] = deque(maxlen=_KEPT)
 
     def passing(self, lines: Iterable[str]) -> Iterator[str]:
-        """Yield the lines unchanged, and keep the last ones."""
+        """Yield the lines unchanged, and keep the last lines."""
         for line in lines:
             self._kept.append(line.rstrip())
             yield line
@@ -54,8 +55,9 @@ class LastLines:
 def spark_failed(step: str, status: int, lines: LastLines, *, ended_by_airflow: bool = False) -> SparkFailed:
     """Return the error of a step whose ``spark-submit`` failed.
 
-    :param status: the exit status of ``spark-submit``; negative: the signal that killed it.
-    :param ended_by_airflow: whether Airflow ended the task, and with it the application.
+    :param status: the exit status of ``spark-submit``. A negative number means that this signal killed
+        ``spark-submit``.
+    :param ended_by_airflow: whether Airflow ended the task, which also ends the application.
     """
     if ended_by_airflow:
         return SparkFailed("Airflow ended this task while its Spark application was running", where=step, hint=_ENDED)

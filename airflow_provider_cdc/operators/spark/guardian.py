@@ -1,15 +1,17 @@
-"""A process between a task and its ``spark-submit``: when the task dies, it ends everything that the task started.
+"""The guardian: a process between a task and its ``spark-submit``. When the task dies, the guardian ends all processes
+that the task started.
 
-The task cannot do this itself: after SIGKILL it runs no more code, and Spark's processes outlive their parent. Without
-the guardian, these processes would keep reading the source and writing to the lake while the task's next try runs.
+The task cannot do this itself, because after SIGKILL it runs no more code, and Spark's processes outlive their parent.
+Without the guardian, these processes would keep reading the source and writing to the lake while the task's next try
+runs.
 
 The guardian runs as a script (``python -I -S guardian.py FOLDER TASK SUPERVISOR COMMAND…``). The script imports only
 the standard library, so that it starts quickly. Twice a second it checks that the task is still its parent, and that
-the supervisor is still the task's parent. If one of these is no longer true, on SIGTERM, or when ``COMMAND`` has ended,
-the guardian kills all descendants of the command, including processes that left the command's process group. It then
-removes the scratch folder. If the guardian itself gets SIGKILL, the kernel kills ``spark-submit``
-(``PR_SET_PDEATHSIG``), the driver notices this (``jobs.runtime.app``), and the task or a later one removes the folder
-(``scratch``).
+the supervisor is still the task's parent. If one of these conditions is no longer true, on SIGTERM, or when ``COMMAND``
+has ended, the guardian kills all descendants of the command, including processes that left the command's process group.
+The guardian then removes the scratch folder. If the guardian itself is killed by SIGKILL, the kernel kills
+``spark-submit`` (``PR_SET_PDEATHSIG``), and the driver notices this (``jobs.runtime.app``). The folder is then removed
+by the task or by a later task (``scratch``).
 """
 
 from __future__ import annotations
@@ -38,21 +40,24 @@ _SIGNALS = {signal.SIGCHLD, *_ENDING}
 
 
 def command(folder: Path, supervisor: int) -> list[str]:
-    """Return the command line of a guardian for the calling process, to be followed by the command to guard.
+    """Return the first part of the command line that starts a guardian for the calling process. The caller appends the
+    command to guard.
 
-    :param supervisor: the caller's parent process; if it dies, the caller counts as dead; 0: none.
+    :param supervisor: the id of the caller's parent process. If this process dies, the caller counts as dead. 0: there
+        is no supervisor.
     """
     return [sys.executable, "-I", "-S", __file__, str(folder), str(os.getpid()), str(supervisor)]
 
 
 def main(folder: str, task: int, supervisor: int, guarded: Sequence[str]) -> int:
-    """Run a command until it or the task ends, and return its exit status; negative for a signal."""
+    """Run a command until the command or the task ends, and return the exit status of the command. The status is
+    negative if a signal ended the command."""
     libc = ctypes.CDLL(None, use_errno=True)
     guardian = os.getpid()
     # Start a separate session, so that signals to the task's process group reach only the task.
     os.setsid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    # Orphaned descendants become children of this process, so they can be found.
+    # Make orphaned descendants children of this process, so that they can be found.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     lock = (Path(folder) / LOCK).open("rb")
     fcntl.flock(lock, fcntl.LOCK_SH)
@@ -65,11 +70,13 @@ def main(folder: str, task: int, supervisor: int, guarded: Sequence[str]) -> int
 
     status: int | None = None
     try:
-        # Keep the reference: a collected Popen object would reap the child, and its status would be lost.
+        # Keep the reference. If the Popen object were garbage-collected, it would reap the child, and the exit status
+        # would be lost.
         child = subprocess.Popen(guarded, preexec_fn=tie)
         while status is None and os.getppid() == task and supervisor in (0, _parent(task)):
             signal_info = signal.sigtimedwait(_SIGNALS, _LOOK_SECONDS)
-            # After SIGSTOP and SIGCONT past the timeout, the result is meaningless (a bug of CPython).
+            # If SIGSTOP and SIGCONT interrupt the wait until after its timeout, the result is meaningless (a bug of
+            # CPython).
             if signal_info is not None and signal_info.si_signo in _ENDING:
                 break
             status = _reap().get(child.pid)
@@ -92,7 +99,7 @@ def _reap() -> dict[int, int]:
 
 
 def _parent(pid: int) -> int:
-    """Return the parent of a process; 0 if there is no such process."""
+    """Return the id of the parent of a process, or 0 if the process does not exist."""
     try:
         # Split after the last bracket: the process name, in brackets, may contain any character.
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
@@ -127,7 +134,7 @@ def _end_descendants() -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
     if code < 0:
-        # End by the same signal as the command.
+        # End this process by the same signal that ended the command.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         os.kill(os.getpid(), -code)
     sys.exit(code)

@@ -1,4 +1,5 @@
-"""Starting Spark on this machine: the checks of its installation, and the environment of its driver."""
+"""Functions for starting Spark on this machine: the checks of the Spark installation, and the environment of the Spark
+driver."""
 
 from __future__ import annotations
 
@@ -20,10 +21,11 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 
 def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
-    """Check that Spark apps can be submitted, and return the master.
+    """Check that Spark apps can be submitted, and return the URL of the Spark master.
 
-    :raises ConfigurationError: the connection does not exist (spark-submit would then use YARN), its deploy mode is
-        cluster, a package that its master needs is not installed, or the installation of PySpark is incomplete.
+    :raises ConfigurationError: the connection does not exist (spark-submit would then use YARN), the connection's
+        deploy mode is cluster, a package for this kind of master is not installed, or the installation of PySpark is
+        incomplete.
     """
     where = f"spark_conn_id {conn_id!r}"
     try:
@@ -63,8 +65,8 @@ def driver_environment(
 ) -> dict[str, str]:
     """Return the environment variables that a Spark driver needs.
 
-    The variables hold the credentials, the options of the driver's JVM, and the Python interpreter that has this
-    package.
+    The variables hold the credentials, the options of the driver's JVM, and the path of the Python interpreter in which
+    this package is installed.
     """
     variables = {
         **to_environment(settings, catalog),
@@ -79,11 +81,11 @@ def driver_environment(
 
 
 def scratch_environment(folder: Path, variables: Mapping[str, str], more: str = "") -> dict[str, str]:
-    """Return the variables that make the driver's processes write all local files into ``folder``.
+    """Return environment variables with which the driver's processes write all local files into ``folder``.
 
-    :param more: options of the driver's JVM.
+    :param more: additional options of the driver's JVM.
     """
-    # A later option wins, so the options that the user has set come last.
+    # If an option occurs twice, the JVM uses the last value. So the options that the user has set come last.
     jvm = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData {more} {variables.get(JVM_VARIABLE, "")}'.strip()
     return {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), JVM_VARIABLE: jvm}
 
@@ -92,7 +94,8 @@ def scratch_environment(folder: Path, variables: Mapping[str, str], more: str = 
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
     """Set environment variables for the processes that are started inside the block.
 
-    The Spark hook's own argument for this would expose them in argv on YARN and Kubernetes.
+    The Spark hook has its own argument for environment variables, but on YARN and Kubernetes the hook would expose them
+    in the process list.
     """
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
@@ -107,5 +110,6 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
 
 
 def _path() -> str:
-    # spark-submit is in the folder of the interpreter, even if its environment is not activated.
+    # spark-submit is in the folder of the Python interpreter, but PATH lacks this folder if the virtual environment is
+    # not activated.
     return os.pathsep.join(filter(None, [os.environ.get("PATH"), str(Path(sys.executable).parent)]))

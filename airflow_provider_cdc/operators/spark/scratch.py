@@ -1,8 +1,8 @@
-"""Folders for the local files of a step's Spark driver. The folders are removed when the step ends, even if it is
+"""Folders for the local files of a step's Spark driver. The folders are removed when the step ends, even if the step is
 killed.
 
-A process that uses a folder holds its lock, and the kernel releases the lock when the process ends. So if the lock of a
-folder is free, a killed step left the folder, and the next step on the machine removes it.
+A process that uses a folder holds the lock of the folder, and the kernel releases the lock when the process ends. So if
+the lock of a folder is free, a killed step left the folder, and the next step on the machine removes the folder.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from pathlib import Path
 from airflow_provider_cdc.operators.spark.guardian import LOCK
 
 _UNLOCKED_SECONDS = 3600.0
-"""A ``making-…`` folder that is older than this is abandoned, and is removed."""
+"""A ``making-…`` folder that is older than this number of seconds is abandoned, and is removed."""
 
 
 def scratch_parent(properties: Mapping[str, object]) -> Path:
-    """Return the folder for scratch folders: the one configured for Spark, else the temporary folder."""
+    """Return the parent folder for scratch folders: the local folder that is configured for Spark, otherwise the
+    system's temporary folder."""
     named = os.environ.get("SPARK_LOCAL_DIRS") or str(properties.get("spark.local.dir") or "")
     folder = Path(named.split(",")[0].strip() or tempfile.gettempdir())
     return folder if folder.is_dir() else Path(tempfile.gettempdir())
@@ -34,14 +35,14 @@ def scratch_parent(properties: Mapping[str, object]) -> Path:
 def scratch(parent: Path) -> Iterator[Path]:
     """Create a folder below ``parent``, and remove it at the end.
 
-    First remove the folders that killed steps of this user left there.
+    First remove the folders that killed steps of this user left in ``parent``.
     """
     _sweep(parent)
     making = Path(tempfile.mkdtemp(prefix=f"making-{_prefix()}", dir=parent))
     folder = making.with_name(making.name.removeprefix("making-"))
     with (making / LOCK).open("wb") as lock:
         fcntl.flock(lock, fcntl.LOCK_SH)
-        # Rename the folder only after it is locked, because other steps remove unlocked folders with such a name.
+        # Lock the folder before it gets its final name, because other steps remove unlocked folders with such a name.
         making.rename(folder)
         try:
             yield folder
@@ -55,7 +56,8 @@ def _prefix() -> str:
 
 def _sweep(parent: Path) -> None:
     for folder in filter(_is_own, parent.glob(f"{_prefix()}*")):
-        # The lock may be any kind of file: a pipe must not block this process, and a link must not be followed.
+        # Another user could have created any kind of file with the name of the lock. A pipe must not block this
+        # process, and a link must not be followed.
         with suppress(OSError), open(folder / LOCK, "rb", opener=_unhindered) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
@@ -66,7 +68,8 @@ def _sweep(parent: Path) -> None:
 
 
 def _is_own(folder: Path) -> bool:
-    """Return whether this user owns the folder: in a shared parent, another user may create the same name."""
+    """Return whether this user owns the folder. In a shared parent folder, another user may have created a folder with
+    the same name."""
     with suppress(OSError):
         status = folder.lstat()
         return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()

@@ -1,9 +1,10 @@
 """Decides which steps may run in the Spark application of an earlier step.
 
-In a run over small tables, most of the time is start-up: starting an application takes seconds, and the work itself a
-fraction of one. So the application of a step goes on with the next steps while it is young. The tasks of those steps
-then find their work done, and only pass on the results. A step is run early only if its own task would run it at once
-and in the same way. So anything that a DAG's author puts between or around the tasks still takes effect.
+A run over small tables spends most of its time on start-up, because starting an application takes seconds, and the work
+takes less than a second. So if the application of a step has run only for a short time, it continues with the next
+steps. The tasks of those steps then find that their work is done, and only pass on the results. A step is run early
+only if its own task would run the step at once and in the same way. So anything that a DAG's author puts between or
+around the tasks still takes effect.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ SAME = (
     "run_uri",
     "spark_conn_id",
     "conf",
-    # The place where the task would run, and its user.
+    # The place where the task would run, and the user as whom it would run.
     "queue",
     "pool",
     "pool_slots",
@@ -28,27 +29,28 @@ SAME = (
     "executor_config",
     "run_as_user",
 )
-"""The attributes that must be equal for two tasks to share an application; templates are compared unrendered."""
+"""Two tasks can share an application only if these attributes of the tasks are equal. Templates are compared before
+rendering."""
 
 PLAIN = {
-    # Settings that may keep a task from running once the task before it has succeeded.
+    # Settings that may prevent a task from running directly after the previous task has succeeded.
     "trigger_rule": "all_success",
     "depends_on_past": False,
     "wait_for_downstream": False,
     "max_active_tis_per_dag": None,
     "max_active_tis_per_dagrun": None,
     PRE_EXECUTE_HOOK: None,
-    # A time limit of one step must not apply to several.
+    # A time limit for one step must not apply to several steps together.
     "execution_timeout": None,
 }
-"""The values that a task's attributes must have for its step to be run early."""
+"""The step of a task can be run early only if the task's attributes have these values."""
 
 
 def steps_after(task: Any, kind: type[Any]) -> Iterator[str]:
-    """Yield the steps with which the application of ``task`` may go on, in order.
+    """Yield the steps that the application of ``task`` may run after its own step, in order.
 
     :param task: the task of the DAG itself, not the copy with rendered templates.
-    :param kind: the class of operators with a ``step``.
+    :param kind: the base class of the operators that have a ``step``.
     """
     first = task
     while task.execution_timeout is None:
@@ -61,9 +63,9 @@ def steps_after(task: Any, kind: type[Any]) -> Iterator[str]:
 
 def _is_anticipated(following: Any, task: Any, first: Any) -> bool:
     return (
-        # A subclass that a DAG's author wrote may do additional work.
+        # Exclude subclasses that a DAG's author wrote, because they may do additional work.
         type(following).__module__.startswith(f"{airflow_provider_cdc.__name__}.")
-        # Its other upstream tasks are done, because the running task has waited for them, too.
+        # All other upstream tasks of the following task have ended, because the running task has waited for them, too.
         and following.upstream_task_ids - {task.task_id} <= task.upstream_task_ids
         and not following.on_execute_callback
         and not following.is_setup

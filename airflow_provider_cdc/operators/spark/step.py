@@ -51,40 +51,42 @@ if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
 
 QUIET = {
-    # By default, spark-submit logs at INFO and draws a progress bar. The task log is for the app's own output.
+    # By default, spark-submit logs at the level INFO and draws a progress bar. The task log should show only the app's
+    # own output.
     "spark.log.level": "WARN",
     "spark.ui.showConsoleProgress": "false",
 }
 
 
 END_SECONDS = 15
-"""The longest wait for the end of Spark's processes after they were killed."""
+"""The maximum number of seconds to wait until Spark's processes have ended after they were killed."""
 
 
 class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperator):
-    """Run one Spark app on the run's folder, and push the results that it recorded there as XComs.
+    """Run one Spark app on the run's folder. Then push the results that the app recorded in this folder as XComs.
 
     XComs: ``counts``, and each of ``outputs`` under its own name.
 
-    The source's credentials reach the driver only through the environment, so Spark must run in client mode.
+    The source's credentials are passed to the driver only in environment variables, so Spark must run in client mode.
 
     :param source_conn_id: connection to the source.
     :param run_uri: XCom ``run_uri`` of lock_and_record.
     :param spark_conn_id: connection to Spark.
     :param conf: Spark properties. They are visible in the process list, so they must not hold secrets.
-    :param shared_app_seconds: the age up to which the app goes on with the step of the next task (`shared_app`).
+    :param shared_app_seconds: if the app has run for fewer seconds than this, it also runs the step of the next task
+        (`shared_app`).
     """
 
     step: ClassVar[str]
     """The name of the Spark app, and of the step's record."""
     outputs: ClassVar[tuple[str, ...]] = ()
-    """The results of the step that have their own XComs."""
+    """The names of the results of the step that are pushed as separate XComs."""
 
     template_fields: Sequence[str] = ("source_conn_id", "run_uri", "spark_conn_id", "conf", "shared_app_seconds")
     ui_color = "#f9d8b5"
     operator_extra_links = (ReportLink(),)
     report_uri = ""
-    """URI of the report; set when the run is published, or when the step has failed."""
+    """The URI of the report. It is set when the run is published, or when the step has failed."""
     _hook: Any
     _ended_by_airflow = False
     _scratch: Path
@@ -100,12 +102,12 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         shared_app_seconds: float | str = 0.0,
         **kwargs: Unpack[SparkArguments],
     ) -> None:
-        # The deploy mode given here takes precedence over all other settings.
+        # The deploy mode in this argument takes precedence over all other settings.
         super().__init__(conf=conf, deploy_mode="client", do_xcom_push=False, **kwargs)
-        # Params must keep their types, whatever the DAG's own setting is.
+        # Params must keep their types, even if the DAG renders templates to text.
         self.render_template_as_native_obj = True
         self.source_conn_id = source_conn_id
-        # Read this before rendering, because the rendered value no longer names the task that pushed it.
+        # Read this name before rendering, because the rendered value no longer shows which task pushed it.
         self._recorded_by: str = getattr(getattr(run_uri, "operator", None), "task_id", "")
         self.run_uri: Any = run_uri
         self.spark_conn_id = spark_conn_id
@@ -138,7 +140,8 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
             )
         shown = records.encode(result)
         outputs = {name: shown.pop(name) for name in self.outputs}
-        # Leave out text values (names of records, a place in the log), because only the next step needs them.
+        # Leave out the values that are text (names of records, a place in the log), because only the next step needs
+        # these values.
         outputs["counts"] = {name: value for name, value in shown.items() if not isinstance(value, str)}
         hand_on(context, outputs)
         return outputs
@@ -146,9 +149,9 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
     def own_run(self, context: Context) -> Storage:
         """Return the run folder of this DAG run.
 
-        :raises ConfigurationError: ``run_uri`` is no folder, or the folder of another run. If the other run is
-            finished, this task would do nothing and make no copy. If it is in progress, a failure of this task must not
-            release it.
+        :raises ConfigurationError: ``run_uri`` is not a folder, or is the folder of another run. If the other run is
+            finished, this task would do nothing and would not copy any table. If the other run is in progress, a
+            failure of this task must not release that run.
         """
         if not isinstance(self.run_uri, str):
             raise ConfigurationError(
@@ -172,11 +175,11 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
 
     def _is_done(self, context: Context, run: Storage) -> bool:
         """Return whether the application of an earlier task has done this task's step."""
-        # A task that was cleared runs its own application, even if only checks are left to do.
+        # A task that was cleared starts its own application, even if only checks remain to be done.
         if context["ti"].try_number != 1 or not run.exists(done_file(self.step)):
             return False
-        # Used only once: the DAG run may be deleted and created again under the same name. The file may also belong to
-        # an earlier manifest, if the run began anew before this task started.
+        # Use the file only once, because the DAG run may be deleted and created again under the same name. If the run
+        # began again before this task started, the file may also belong to an earlier manifest.
         run.delete_file(done_file(self.step))
         return Run.load(run).steps.get(self.step) is not None
 
@@ -190,7 +193,8 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
             catalog = lake_settings(Run.load(run).manifest.options.lake, self.source_conn_id).catalog
             self._submit(context, run, properties, driver_environment(settings, master, catalog), then)
         except (AirflowException, SparkFailed) as error:
-            # If this step is done, a later step made the application fail. The task of that step repeats it.
+            # If the step of this task is done, a later step made the application fail. The task of the later step
+            # repeats that step.
             if not then or Run.load(run).steps.get(self.step) is None:
                 raise
             self.log.warning("%s is done, but its Spark application failed in a later step: %s", self.step, error)
@@ -227,7 +231,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
     def _then(self, context: Context) -> list[str]:
         if not self.shared_app_seconds:
             return []
-        # The task of the DAG itself: the templates of this copy are rendered.
+        # Use the task of the DAG itself, because the templates in this copy of the task are already rendered.
         task = context["dag"].get_task(self.task_id)
         following = [f"--then={step}" for step in steps_after(task, SparkStepOperator)]
         return [*following, f"--within={self.shared_app_seconds}"] if following else []
@@ -239,7 +243,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
                 run, dag_run_name(context), Failed(self.step, type(error).__name__, str(error))
             )
         except (CdcError, OSError) as also:
-            # A missing report must not hide the error of the step.
+            # If the report cannot be written, this must not hide the error of the step.
             self.log.info("Could not write the run's report: %s", also)
         else:
             self.log.info("Report of the failed run: %s", self.report_uri)
@@ -250,7 +254,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         try:
             failure = records.read(records.Failure, run, record)
         except ManifestError as error:
-            # Without the record, it is unknown whether a retry may help.
+            # Without the app's error record, it is unknown whether a retry may help.
             self.log.warning("Could not read the app's error record: %s", error)
             return
         raise airflow_error(failure.type, failure.message, terminal=failure.terminal)
@@ -270,13 +274,14 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
 
     def on_kill(self) -> None:
         self._ended_by_airflow = True
-        # Without a hook, nothing was started yet.
+        # If there is no hook yet, no process was started.
         guarding = submitted_process(self._hook)
         if guarding is not None:
-            # SIGTERM, not SIGKILL: the guardian must survive long enough to kill its children and clean up.
+            # Send SIGTERM and not SIGKILL, because the guardian must survive long enough to kill its children and clean
+            # up.
             guarding.terminate()
-        # Do this before any wait, because Airflow kills this process 5 s after SIGTERM. The guardian does not need this
-        # process.
+        # Release the run before any wait, because Airflow kills this process 5 s after SIGTERM. The guardian finishes
+        # its work without this process.
         self.release_when_killed()
         if self._hook is not None:
             if guarding is not None:
@@ -286,14 +291,15 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
 
 
 def dag_run_name(context: Context) -> DagRunName:
-    """Return the names of a task's DAG run, for the run's report."""
+    """Return the names that identify a task's DAG run, for the run's report."""
     return DagRunName(context["ti"].dag_id, str(context["dag_run"].run_id))
 
 
 def spark_app(name: str) -> Path:
-    """Return the file of a Spark app: inside the package (installed from a wheel), or beside it (in a checkout).
+    """Return the file of a Spark app. If the package was installed from a wheel, the file is inside the package. In a
+    checkout, the file is beside the package.
 
-    :raises ConfigurationError: the file is in neither place.
+    :raises ConfigurationError: the file is in neither of these places.
     """
     package = Path(airflow_provider_cdc.__file__).parent
     places = [folder / "spark_apps" / f"{name}.py" for folder in (package, package.parent)]
@@ -306,7 +312,8 @@ def spark_app(name: str) -> Path:
 
 
 def _supervisor() -> int:
-    """Return the id of the Airflow process that supervises this task; 0: there is none, as in ``dags test``.
+    """Return the id of the Airflow process that supervises this task. 0: the task has no supervisor, as in ``dags
+    test``.
 
     If the supervisor dies, the task counts as dead.
     """

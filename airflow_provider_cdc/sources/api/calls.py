@@ -44,18 +44,18 @@ def telling_reach(source: Source) -> TellsReach:
 
 
 def shared_reads(source: Source, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[Source]:
-    """Return a context with the source for reading tables with these consistencies. If one of them is ``exported``, the
-    source shares a snapshot (`SharesReads`)."""
+    """Return a context with a source that reads tables with these consistencies. If one of the consistencies is
+    ``exported``, all sessions of the source read one shared snapshot (`SharesReads`)."""
     if "exported" in consistencies and isinstance(source, SharesReads):
         return source.share_reads(lock)
     return nullcontext(source)
 
 
 def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan], run_id: str) -> InitialPoint:
-    """Record the initial position of a run: now, or the position that ``options.as_of`` names.
+    """Record the initial position of a run. It is the current position, or the position that ``options.as_of`` names.
 
     :raises ConfigurationError: the source does not support past positions.
-    :raises PreflightError: the tables can be exact only at the end of their reads.
+    :raises PreflightError: an option conflicts with tables that are exact only at the end of their reads.
     """
     if problems := late_problems(plans, options):
         raise PreflightError(problems)
@@ -66,17 +66,18 @@ def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan
         point = going_back(source).record_past(asked_point, plans, options, run_id)
     if isinstance(source, KeepsWindow) and any(plan.base for plan in plans):
         point = source.keep_window(point, plans, options, run_id)
-    # Copies that are exact at the end of their reads are not exact at this position.
+    # Do not record the position if some copies are exact only at the end of their reads, because they are not exact at
+    # this position.
     if options.standing_slot and isinstance(source, KeepsPast) and not any(plan.at_upper for plan in plans):
         _note_position(source, point, options)
     return point
 
 
 def _note_position(source: KeepsPast, point: InitialPoint, options: StepOptions) -> None:
-    """Call `KeepsPast.note_position`. The position is only a fallback for `note_copies`, so if it cannot be recorded,
-    the run continues.
+    """Call `KeepsPast.note_position`. The recorded position is only a fallback for `note_copies`, so the run continues
+    if the position cannot be recorded.
 
-    If the error is transient or unexpected, discard the objects that were created for ``point``, and raise the error.
+    After a transient or unexpected error, discard the objects that were created for ``point``, and raise the error.
     """
     try:
         source.note_position(point, options)
@@ -84,8 +85,8 @@ def _note_position(source: KeepsPast, point: InitialPoint, options: StepOptions)
         if isinstance(error, CdcError) and not isinstance(error, TransientError):
             _log.warning("Could not record the position of this run on the standing slot: %s", error)
             return
-        # No later task would find the objects that were created for the point, so remove them. Raise the first error,
-        # even if this fails.
+        # No later task would find the objects that were created for the point, so remove them now. Raise the first
+        # error, even if the removal fails.
         try:
             if isinstance(source, KeepsForRun):
                 source.discard(point.identity)
@@ -109,19 +110,20 @@ def going_back(source: Source) -> GoesBack:
 
 
 def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions, *, may_begin: bool = True) -> None:
-    """Before a run begins, check that a copy can be exact at the requested position. If ``options`` request this, first
-    make the source keep its log from now on.
+    """Before a run begins, check that a copy can be exact at the requested position. If ``options`` request a standing
+    slot, first make the source keep its log from now on.
 
-    :param may_begin: whether the run has no other problem. A run that is rejected changes nothing on the source.
-    :raises PreflightError: a copy cannot be exact at that position; the error lists every problem.
-    :raises ConfigurationError: the source does not support past positions, or cannot keep its past.
+    :param may_begin: whether the run has no other problems. If there are other problems, the run is rejected, so
+        nothing is changed on the source.
+    :raises PreflightError: a copy cannot be exact at the requested position. The error lists every problem.
+    :raises ConfigurationError: the source does not support past positions, or cannot keep its log from run to run.
     """
     if problems := late_problems(plans, options):
         raise PreflightError(problems)
     if may_begin and options.standing_slot and isinstance(source, KeepsPast):
         source.keep_past(plans, options)
     point = as_of.parse(options.as_of)
-    # Copies that are rolled forward have already been checked.
+    # Check only tables that are read in full. Copies that are rolled forward have already been checked.
     if point is not None and (live := [plan for plan in plans if not plan.base]):
         going_back(source).check_past(point, live, options)
 
@@ -155,7 +157,7 @@ def rolling_forward(source: Source) -> RollsForward:
 
 
 def release_run(source: Source, run_id: str) -> bool:
-    """Call `KeepsForRun.release` if the source implements it, and return whether it does."""
+    """Call `KeepsForRun.release` if the source implements this method, and return whether the source implements it."""
     if not isinstance(source, KeepsForRun):
         return False
     source.release(run_id)
@@ -163,7 +165,7 @@ def release_run(source: Source, run_id: str) -> bool:
 
 
 def late_problems(plans: Sequence[TablePlan], options: StepOptions) -> list[Problem]:
-    """Return a problem for each option that cannot be met if tables are exact only at the end of their reads."""
+    """Return a problem for each option that conflicts with tables that are exact only at the end of their reads."""
     if not (late := [plan for plan in plans if plan.at_upper]):
         return []
     why = f"the copy is exact where its reads end ({late[0].table}: {late[0].reason})"

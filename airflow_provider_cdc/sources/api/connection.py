@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class ConnectionSettings:
-    """The settings of a connection to a source. ``password`` never appears in a repr. ``options`` has settings that
-    only one kind of source has, such as ``publication``, an existing publication.
+    """The settings of a connection to a source. ``password`` never appears in a repr. ``options`` has settings that are
+    specific to one kind of source, such as ``publication`` (the name of an existing publication).
 
     ``tls`` has paths and modes for the driver: ``mode`` (``disabled``, ``preferred``, ``required``, ``verify_ca``,
-    ``verify_identity``), ``ca``, ``cert``, ``key``, and the fields that ``sources.session.trust`` and the kind of
-    source add.
+    ``verify_identity``), ``ca``, ``cert`` and ``key``. ``sources.session.trust`` and the kind of source define more
+    fields.
     """
 
     kind: str

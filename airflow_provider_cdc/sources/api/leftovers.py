@@ -1,4 +1,5 @@
-"""Objects that a server still keeps for runs, such as replication slots, and the DAG runs that they belong to."""
+"""Objects that a server still keeps for runs, such as replication slots, and the DAG runs to which these objects
+belong."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True)
 class LeftByRun:
-    """A run for which the server still keeps objects, and Airflow's names of its DAG run."""
+    """A run for which the server still keeps objects, and the names by which Airflow identifies the DAG run."""
 
     run_id: str
     dag_id: str
@@ -17,7 +18,7 @@ class LeftByRun:
 
 @runtime_checkable
 class TellsLeft(Protocol):
-    """A source whose server shows for which runs it keeps objects."""
+    """A source that can list the runs for which its server keeps objects."""
 
     def left_by_runs(self) -> list[LeftByRun]:
         """Return the runs for which the server keeps objects, including runs in progress.

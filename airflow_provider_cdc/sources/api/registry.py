@@ -1,7 +1,8 @@
 """The kinds of databases that can be copied. Each kind is registered only here.
 
-Every ``airflow`` command imports this module, so it imports no sources and hooks: it names their classes, and loads a
-class when it is needed. So users who copy MySQL need not install the dependencies of PostgreSQL.
+Every ``airflow`` command imports this module, so the module does not import any source or hook. It only has the paths
+of their classes, and loads a class when the class is needed. So users who copy MySQL need not install the dependencies
+of PostgreSQL.
 """
 
 from __future__ import annotations
@@ -32,13 +33,15 @@ class Kind:
     ``source``, ``hook``
         the paths of the two classes: ``module.Class``.
     ``connection_types``
-        the types of Airflow connections: first this package's type, which has the form, then Airflow's own types.
+        the types of Airflow connections. The first type belongs to this package and has the form. The other types are
+        Airflow's own.
     ``form``
-        the fields that the form hides, relabels, and fills with placeholders: ``ui-field-behaviour``.
+        ``ui-field-behaviour``: which standard fields of the form are hidden, relabelled or filled with placeholders.
     ``fields``
         the fields of the form that are stored in the connection's extra.
     ``extra``
-        the extra of this package that installs the dependencies of this kind; empty: the package itself installs them.
+        the extra of this package that installs the dependencies of this kind. Empty: the package without extras
+        installs them.
     """
 
     name: str
@@ -58,7 +61,7 @@ class Kind:
 
     @property
     def option_fields(self) -> list[str]:
-        """The fields that are no TLS settings. They become ``ConnectionSettings.options``."""
+        """The fields that are not TLS settings. Their values become ``ConnectionSettings.options``."""
         return [name for name in self.fields if not name.startswith(_TLS_PREFIX)]
 
     def load(self, path: str, where: str = "") -> Any:
@@ -83,7 +86,7 @@ class Kind:
 def _text(label: str, description: str, *choices: str) -> Field:
     schema: dict[str, Any] = {"type": ["string", "null"]}
     if choices:
-        # Airflow's form shows a choice without a display name as "null".
+        # Without this display name, Airflow's form would show the choice None as "null".
         schema |= {"enum": [None, *choices], "values_display": {"null": "not set"}}
     return {"label": label, "description": description, "schema": schema}
 

@@ -1,11 +1,11 @@
-"""While rows are decoded, records the values that no Arrow type holds. It is not yet known then whether these values
-stop the run.
+"""Records the values that no Arrow type holds, while rows are decoded. During decoding, it is not yet known whether
+these values stop the run.
 
 A row that was written after the initial position is not in the copy: the rewind removes it. A row that does not fulfil
 the table's condition is not copied either. So with the policy ``error``, a reader notes such values, and replaces them
 by a placeholder. Only values in rows that are copied and survive the rewind stop the run
 (``jobs.changes.filter_images``, ``jobs.snapshot.survivors``). In key columns, a placeholder could make two rows equal,
-so a value there stops the read at once.
+so such a value in a key column stops the read at once.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ValueNotRepresentable
 
 MOST = 1000
-"""The maximum number of such values of a column in one batch. If there are more, they are not a temporary accident, so
-the read stops at once."""
+"""The maximum number of values that no Arrow type holds, for each column of a batch. If there are more such values,
+they are not a temporary accident, so the read stops at once."""
 _SHOWN = 60
 """The maximum number of characters of a key's value in a message."""
 
 Refusal = Callable[[int], ValueNotRepresentable]
-"""Returns the error for the value in the row with the given number."""
+"""A function that returns the error for the value in the row with the given number."""
 
 
 @dataclass(frozen=True)
 class OddValue:
     """One value that no Arrow type holds: the number of its row in the batch, and its column.
 
-    ``refusal`` creates the error that is raised if the row stays in the copy. None: another value is published instead,
-    by the policy, and this value is noted only because conditions treat it as null.
+    ``refusal`` creates the error that is raised if the row stays in the copy. If ``refusal`` is None, the policy
+    publishes another value instead. Such a value is noted only because conditions treat it as null.
     """
 
     row: int
@@ -54,11 +54,12 @@ class OddValue:
 
 
 def note(odd: list[OddValue] | None, column: str, rows: np.ndarray[Any, Any], refusal: Refusal | None) -> None:
-    """Note the odd values of one column of a batch, or raise the error of the first of them.
+    """Note the odd values of one column of a batch, or raise the error of the first odd value.
 
-    :param odd: the list to which the odd values are added; None: raise the error.
+    :param odd: the list to which the odd values are added. None: raise the error of the first odd value.
     :param column: the name of the column.
-    :param rows: one byte for each row of the batch, other than 0 if the value is odd. At least one value is odd.
+    :param rows: one byte for each row of the batch. The byte is not 0 if the value in this row is odd. At least one
+        value is odd.
     :param refusal: see `OddValue`.
     :raises ValueNotRepresentable: ``odd`` is None.
     """
@@ -72,10 +73,11 @@ def note(odd: list[OddValue] | None, column: str, rows: np.ndarray[Any, Any], re
 def check_noted(table: Table, rows: pa.RecordBatch, odd: Collection[OddValue]) -> None:
     """Raise an error if noted values of a batch must stop the read at once, before it is known which rows are copied.
 
-    :raises ValueNotRepresentable: a noted value identifies rows; or a column has more than `MOST` noted values, and no
-        condition excludes rows.
+    :raises ValueNotRepresentable: a noted value identifies rows. Or a column has more than `MOST` noted values, and the
+        table has no condition that could exclude rows.
     """
-    # In a keyless table with a condition, rows are selected before their values identify them.
+    # In a keyless table with a condition, the condition selects the rows first. Only then are the rows identified by
+    # their values.
     by_condition = table.selection.where is not None
     of_column: dict[str, list[OddValue]] = {}
     for value in odd:
@@ -88,7 +90,8 @@ def check_noted(table: Table, rows: pa.RecordBatch, odd: Collection[OddValue]) -
 
 
 def naming_key(table: Table, rows: pa.RecordBatch, odd: Collection[OddValue], value: OddValue) -> ValueNotRepresentable:
-    """Return the error of ``value``, with the key of its row. The other values of the row must not appear in a log.
+    """Return the error of ``value``. The error names the key of the row, but no other value of the row, because other
+    values must not appear in a log.
 
     :param rows: the batch, with the columns of the key.
     :param odd: all odd values of the batch.
@@ -106,7 +109,7 @@ def _shown(value: pa.Scalar) -> str:
     try:
         plain = value.as_py()
     except (OverflowError, ValueError):
-        # Python's dates begin with the year 1, so use Arrow's text.
+        # Python's dates begin with the year 1, so use the text that Arrow makes of a date.
         plain = value.cast(pa.string()).as_py()
     text = f"x'{plain.hex()}'" if isinstance(plain, bytes) else repr(plain) if isinstance(plain, str) else str(plain)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -29,18 +29,23 @@ DELTA_SCHEMA = pa.schema(
 ``key``
     keyed tables: ``core.tables.row_bytes.encode`` of the key columns. Keyless tables: of all columns.
 ``order``, ``suborder``
-    the place in the whole log: the pair increases along the log. The first change of a key has the smallest pair.
+    the place of the change in the whole log. The pair of both numbers increases along the log. The first change of a
+    key has the smallest pair.
 ``before``
-    keyed tables: the row before the segment, as the log's own bytes (``Source.decode_images`` decodes them); null: no
-    row. Keyless tables: the row itself. Tables of which only keys are read: the key, as the log's own bytes.
+    keyed tables: the row as it was before the segment, as the log's own bytes (``Source.decode_images`` decodes them).
+    Null: the row did not exist. Keyless tables: the row itself. Tables of which only keys are read: the key, as the
+    log's own bytes.
 ``count``
-    keyless tables: times added minus times removed. Keyed tables: 0. Tables of which only keys are read: 1 if the row
-    exists after the last change of the key, else 0; ``order`` is then the order of the last change.
+    keyless tables: the number of times that the row was added, minus the number of times that it was removed. Keyed
+    tables: 0. Tables of which only keys are read: 1 if the row exists after the last change of the key, otherwise 0.
+    For these tables, ``order`` is the order of the last change.
 ``pending``
-    null, or the id of a prepared transaction that the segment prepares, but neither commits nor rolls back. The changes
-    count only if ``SegmentSummary.decided`` of a segment has that id, and then with the order given there.
+    null, or the id of a transaction that is prepared in the segment, but neither committed nor rolled back there. The
+    changes count only if ``SegmentSummary.decided`` of a segment has this id. In that case, the changes have the order
+    that ``decided`` gives for the id.
 ``after``
-    keyed tables that are rolled forward: the row after the segment, in the form of ``before``. Null for other tables.
+    keyed tables that are rolled forward: the row as it is after the segment, in the same form as ``before``. Other
+    tables: null.
 """
 
 
@@ -61,13 +66,13 @@ CHANGE_SCHEMA = pa.schema(
 """One row change of one log segment, as it was logged.
 
 ``table``, ``order``, ``pending``
-    as in ``DELTA_SCHEMA``. The changes of one table are in this order. All changes of a transaction that the segment
-    prepares and commits have the order of its commit.
+    as in ``DELTA_SCHEMA``. The changes of one table are sorted by ``order``. If a transaction is prepared and committed
+    in the segment, all its changes have the order of the commit.
 ``position``, ``commit_time``
-    the position and the time of the transaction's commit; null while the transaction is pending. The position is text,
-    which the change feed publishes unchanged.
+    the position and the time of the transaction's commit. Null while the transaction is pending. The position is text,
+    and the change feed publishes this text unchanged.
 ``before``, ``after``
-    the rows as the log's own bytes; null: no row.
+    the row before and after the change, as the log's own bytes. Null: the row did not exist.
 """
 
 
@@ -75,9 +80,9 @@ CHANGE_SCHEMA = pa.schema(
 class UpperBound:
     """A bound on everything that completed reads could have seen.
 
-    ``upper`` is ``snapshot_upper``, a position of the source. ``log_end`` is the same bound as the place in the log up
-    to which the window is read. ``incarnation`` is the value of `ChunkReader.settle` for parts that no crash has
-    undone. Parts with another value are read again.
+    ``upper`` is ``snapshot_upper``, a position of the source. ``log_end`` is the same bound as a place in the log: the
+    window is read up to this place. ``incarnation`` is the result of `ChunkReader.settle` for parts that were not
+    undone by a crash. Parts with another incarnation are read again.
     """
 
     upper: Position
@@ -87,12 +92,14 @@ class UpperBound:
 
 @dataclass(frozen=True)
 class LogSegment:
-    """A part of the log that one task reads: ``name`` from byte (or LSN) ``start`` up to ``stop``; None: to its end.
+    """A part of the log that one task reads: the log file (or slot) ``name``, from byte (or LSN) ``start`` up to
+    ``stop``. If ``stop`` is None, the segment extends to the end of its last file or slot.
 
-    ``mark``: a text, in a notation of the source, that the log must have before this part. If the log does not have
-    this mark there, it is no longer the log of the reads. Empty: no mark is required. ``also``: the names that follow
-    ``name`` in the log and are read together with it, each from its beginning; ``stop`` is then in the last of them.
-    ``bytes``: the approximate size; 0: unknown.
+    ``mark`` is a text, in a notation of the source, that the log must have before this part. If the log does not have
+    this mark there, it is no longer the log of the reads. An empty text means that no mark is required. ``also`` has
+    the names that follow ``name`` in the log and are read together with it, each from its beginning. If ``also`` is not
+    empty, ``stop`` is a place in the last of these names. ``bytes`` is the approximate size in bytes, or 0 if the size
+    is unknown.
     """
 
     number: int
@@ -105,20 +112,21 @@ class LogSegment:
 
     @property
     def last_name(self) -> str:
-        """The name in which the segment ends: the last one of ``name`` and ``also``."""
+        """The name in which the segment ends: the last name in ``also``, or ``name`` if ``also`` is empty."""
         return (self.name, *self.also)[-1]
 
 
 @dataclass(frozen=True)
 class TrackedTable:
-    """A table whose changes the log reader returns, and how.
+    """A table whose changes the log reader returns, and the way in which it returns them.
 
-    ``index`` is the value in ``DELTA_SCHEMA.table``. ``upper`` is the exact position up to which changes count: for a
-    table that was read at one position, this position; for a table that is rolled forward, the position to publish.
-    None for other tables, whose changes count up to the window's end. ``forward``: the reader also returns the rows
-    after the changes. ``changes``: the reader also returns each single change. ``keys_only``: the reader returns only
-    the keys of changes. ``looked_at``: the reader returns no changes of this table, but stops at changes that it could
-    not read.
+    ``index`` is the value in ``DELTA_SCHEMA.table``. ``upper`` is the exact position up to which changes count. For a
+    table that was read at one position, ``upper`` is this position. For a table that is rolled forward, ``upper`` is
+    the position to publish. For other tables, ``upper`` is None, and changes count up to the end of the window. If
+    ``forward`` is true, the reader also returns the rows after the changes. If ``changes`` is true, the reader also
+    returns each single change. If ``keys_only`` is true, the reader returns only the keys of changed rows. If
+    ``looked_at`` is true, the reader does not return changes of this table, but stops at changes that it could not
+    read.
     """
 
     index: int
@@ -135,7 +143,7 @@ class TrackedTable:
         return not self.looked_at and (self.upper is not None or self.table.keyless)
 
     def known_upper(self) -> Position:
-        """Return ``upper`` of a table that is ``bounded`` by it.
+        """Return ``upper`` of a table that is ``bounded``.
 
         :raises PositionError: ``upper`` is not known.
         """
@@ -148,16 +156,18 @@ class TrackedTable:
         return self.upper
 
     def pending(self, transaction: str) -> str:
-        """Return the id for the changes of a prepared transaction to this table, if the table is ``bounded``."""
+        """Return the id under which a prepared transaction's changes to this table are stored. Only for tables that are
+        ``bounded``."""
         return f"{transaction}/{self.index}"
 
 
 @dataclass(frozen=True)
 class StatementWrite:
-    """Row changes of a ``table`` that is not copied. The log has only the statements that made these changes.
+    """Row changes in a ``table`` that is not copied. The log has only the statements that made these changes, not the
+    rows.
 
-    ``read`` are the other tables that the statements read, without copied tables. ``place`` is the place of the last
-    change.
+    ``read`` has the other tables that the statements read, except copied tables. ``place`` is the place of the last
+    change in the log.
     """
 
     table: TableName
@@ -179,13 +189,14 @@ class Committed:
 class SegmentSummary:
     """A summary of one segment.
 
-    ``decided`` maps the ids of prepared transactions that the segment commits to the orders of their commits.
-    ``rolled_back`` has the ids that the segment rolls back. ``seconds`` is the time that the read took. ``parts`` is
-    the number of net changes that the reader returned for the segment, one after the other: if the keys do not fit into
-    memory, the segment is netted in parts. ``writes`` has the tables, by name, that are not copied and that statements
-    changed. ``redefined`` has the tables of which a statement may have changed whether they are views or have triggers
-    (`optional_capabilities.LogsStatements`). ``commits`` has the details of the commits in ``decided``, if single
-    changes are read.
+    ``decided`` has the ids of the prepared transactions that are committed in the segment, each with the order of its
+    commit. ``rolled_back`` has the ids of the prepared transactions that are rolled back in the segment. ``seconds`` is
+    the duration of the read. ``parts`` is the number of net changes that the reader returned for the segment. If the
+    keys do not fit into memory, the segment is netted in several parts, one after the other. ``writes`` has, by table
+    name, the tables that are not copied and that were changed by logged statements. ``redefined`` has the tables that a
+    statement may have turned into a view, or whose triggers it may have changed
+    (`optional_capabilities.LogsStatements`). If single changes are read, ``commits`` has the details of the commits in
+    ``decided``.
     """
 
     segment: LogSegment

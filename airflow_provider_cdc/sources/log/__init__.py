@@ -1,1 +1,1 @@
-"""Net changes and change feeds, as both kinds of databases make them."""
+"""Code for net changes and change feeds that both kinds of databases share."""

@@ -1,7 +1,7 @@
 """Collects the single row changes of a log segment in a growing buffer. Change feeds are made from these changes.
 
-A *record* describes one row change. Records are stored one after the other in an ``int64`` arena: ``HEADER`` words,
-then the row before and the row after, each rounded up to whole words.
+A *record* describes one row change. Records are stored one after the other in an ``int64`` arena. A record has
+``HEADER`` words, followed by the row before the change and the row after it, each rounded up to whole words.
 
 ====  =====================================================================
 word  content
@@ -13,8 +13,8 @@ word  content
 4, 5  bytes of the row before, and of the row after; -1: no row
 ====  =====================================================================
 
-The memory grows with the changes, so `ChangeLog.batches` empties it from time to time. Changes of a prepared
-transaction stay in the buffer until the position of the transaction's commit is known. They then get that position.
+The buffer grows with the changes, so `ChangeLog.batches` empties it from time to time. Changes of a prepared
+transaction stay in the buffer until the position of the transaction's commit is known. The changes get this position.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, Committed, Tr
 from airflow_provider_cdc.sources.log.delta import order_base
 
 LOG_BYTES = 1 << 26
-"""Bytes of rows that a segment's reader collects before it returns them."""
+"""The number of bytes of rows that a segment's reader collects before it returns the rows."""
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 1 << 26
 
@@ -41,19 +41,20 @@ NO_TIME = -1
 TABLE, PREPARED, ORDER, TRANSACTION, BEFORE, AFTER = 0, 1, 2, 3, 4, 5
 
 USED, RECORDS, TRANSACTIONS, LAST = 0, 1, 2, 3
-"""``Changes.state``: used words of the arena; number of records; number of transactions; serial of the last one."""
+"""Indexes into ``Changes.state``: the used words of the arena, the number of records, the number of transactions, and
+the serial of the last transaction."""
 
 _TRANSACTION_WORDS = 2
 _FIRST_WORDS = 1 << 12
 _FIRST_TRANSACTIONS = 1 << 8
 
 Name = Callable[[int, bytes], str]
-"""Makes the text of a position from a transaction's number and the name of its origin."""
+"""A function that makes the text of a position from a transaction's number and the name of the transaction's origin."""
 
 
 class Changes(NamedTuple):
-    """The arrays of `ChangeLog`, for kernels. For each transaction, ``transactions`` has its number and its commit
-    time, and ``names`` has ``NAME_BYTES`` bytes that name its origin."""
+    """The arrays of `ChangeLog`, for kernels. For each transaction, ``transactions`` has the transaction's number and
+    commit time, and ``names`` has ``NAME_BYTES`` bytes with the name of the transaction's origin."""
 
     arena: Int64s
     bytes: Bytes
@@ -70,7 +71,7 @@ def change_words(row_bytes: int) -> int:
 
 @inner
 def has_room_for(changes: Changes, words: int) -> bool:
-    """Return whether there is room for one more record of ``words`` words, and for its transaction."""
+    """Return whether there is room for one more record of ``words`` words, and for the transaction of this record."""
     return bool(
         changes.state[USED] + words <= len(changes.arena)
         and _TRANSACTION_WORDS * (changes.state[TRANSACTIONS] + 1) <= len(changes.transactions)
@@ -79,10 +80,11 @@ def has_room_for(changes: Changes, words: int) -> bool:
 
 @inner
 def note_transaction(changes: Changes, serial: int, number: int, time: int) -> int:
-    """Record the transaction to which the next records belong. ``serial``, not 0, distinguishes it from the last one.
+    """Record the transaction to which the next records belong. Its ``serial`` differs from the serial of the previous
+    transaction, and is not 0.
 
-    :returns: the place in ``names`` at which the name of the transaction's origin must be written; -1 if the
-        transaction is already recorded.
+    :returns: the place in ``names`` at which the name of the transaction's origin must be written. -1: the transaction
+        is already recorded.
     """
     if changes.state[LAST] == serial:
         return -1
@@ -96,7 +98,8 @@ def note_transaction(changes: Changes, serial: int, number: int, time: int) -> i
 
 @inner
 def after_place(changes: Changes, before_bytes: int) -> int:
-    """Return the place in ``bytes`` of the next record's row after, given the size of its row before."""
+    """Return the place in ``bytes`` at which the row after the next change must be stored, given the size of the row
+    before this change."""
     return int(changes.state[USED] + HEADER + ((max(0, before_bytes) + 7) >> 3)) << 3
 
 
@@ -113,8 +116,8 @@ def note_change(
     after: int,
     after_bytes: int,
 ) -> None:
-    """Record a change of the last recorded transaction. The rows are ``data[before:]`` and ``after_data[after:]``, with
-    the given sizes; -1: no row. The caller must have checked ``has_room_for``."""
+    """Record a change of the last recorded transaction. The rows begin at ``data[before:]`` and ``after_data[after:]``,
+    and have the given sizes. A size of -1 means that there is no row. The caller must have checked ``has_room_for``."""
     record, arena = changes.state[USED], changes.arena
     arena[record + TABLE] = table
     arena[record + PREPARED] = prepared
@@ -123,7 +126,7 @@ def note_change(
     arena[record + BEFORE] = before_bytes
     arena[record + AFTER] = after_bytes
     place = after_place(changes, before_bytes)
-    # The row after may already be at its place.
+    # The row after the change may already be at its place in the arena.
     if after_bytes > 0:
         copy_bytes(changes.bytes, place, after_data, after, after_bytes)
     if before_bytes > 0:
@@ -171,19 +174,20 @@ def _gather(arena: Int64s, bytes_: Bytes, records: Int64s, part: int, offsets: I
 
 @dataclass(frozen=True)
 class Outcome:
-    """The outcome of a transaction that was both prepared and decided in this segment: the position of its commit, and
-    for which tables it counts (``uint8``; none if it was rolled back)."""
+    """The outcome of a transaction that was both prepared and decided in this segment: the position of the commit, and
+    a flag for each table (``uint8``) that says whether the transaction counts for this table. If the transaction was
+    rolled back, it does not count for any table."""
 
     at: Committed
     counts: Bytes
 
 
 class ChangeLog:
-    """The buffer of the changes. The buffer starts small and grows with the changes.
+    """The buffer for changes. The buffer starts small and grows with the number of changes.
 
     :param tracked: the tables of the segment's reader.
     :param segment_number: the number of the segment.
-    :param name: makes the text of a position.
+    :param name: a function that makes the text of a position.
     """
 
     def __init__(self, tracked: Sequence[TrackedTable], segment_number: int, name: Name) -> None:
@@ -207,7 +211,7 @@ class ChangeLog:
         return 8 * int(self.state[USED])
 
     def reserve(self, words: int) -> None:
-        """Make room for one more record of ``words`` words, and its transaction."""
+        """Make room for one more record of ``words`` words, and for the transaction of this record."""
         used, count = int(self.state[USED]), int(self.state[TRANSACTIONS])
         if used + words > len(self.arena):
             arena: Any = np.empty(2 * (used + words), np.int64)
@@ -225,11 +229,11 @@ class ChangeLog:
     ) -> Iterator[pa.RecordBatch]:
         """Yield the collected changes as batches of ``CHANGE_SCHEMA``, each of one table, and drop them.
 
-        :param undecided: numbers of prepared transactions whose outcome may still follow. The changes of these
-            transactions stay.
-        :param pending: returns the id for the changes of a prepared transaction to a table, given the number of the
-            transaction and the table. The transaction is not decided in this segment. None: there are no prepared
-            transactions.
+        :param undecided: the numbers of the prepared transactions whose outcome may still follow in the log. The
+            changes of these transactions stay in the buffer.
+        :param pending: a function that is called for transactions that are not decided in this segment. It receives the
+            number of a prepared transaction and a table, and returns the id for the changes of the transaction to the
+            table. None: there are no prepared transactions.
         """
         records: Int64s = np.empty(int(self.state[RECORDS]), np.int64)
         _list_records(self.arena, records)
@@ -258,7 +262,7 @@ class ChangeLog:
                 orders[in_transaction] = outcome.at.order
                 places[in_transaction] = len(points)
                 points.append((outcome.at.position, outcome.at.time))
-        # All changes of a prepared transaction have the same order. These changes stay in the order of the log.
+        # All changes of a prepared transaction have the same ``order``. Sort these changes by their place in the log.
         sequence = np.lexsort((np.arange(len(records)), orders, tables, waits))
         sequence = sequence[counts[sequence] != 0]
         positions = pa.array([position for position, _ in points], pa.string())

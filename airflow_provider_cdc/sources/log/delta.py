@@ -18,7 +18,7 @@ from airflow_provider_cdc.sources.log.netting import COUNT, HEADER, LENGTHS, ORD
 Decoder = Callable[[Table, pa.BinaryArray], pa.RecordBatch]
 
 NET_BYTES = 1 << 28
-"""Bytes of keys and rows that a segment's reader nets at once. A larger segment is netted in parts."""
+"""The number of bytes of keys and rows that a segment's reader nets at once. A larger segment is netted in parts."""
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 1 << 26
 
@@ -28,9 +28,11 @@ _KEYS, _ROWS = 0, 1
 
 @kernel
 def _batch_end(arena: Int64s, records: Int64s, lasts: Int64s, start: int, stop: int, limit: int) -> int:
-    """Return the end of a batch of ``records[start:stop]`` that has at most ``limit`` bytes, but at least one record.
+    """Return the end of the batch that begins at ``records[start]`` and ends at ``stop`` or before. The batch has at
+    most ``limit`` bytes, but at least one record.
 
-    :param lasts: the records with the last rows of the keys of ``records``; empty if they are not needed.
+    :param lasts: for each key of ``records``, the record with the last row of this key. Empty if the last rows are not
+        needed.
     """
     total = 0
     at = start
@@ -47,8 +49,9 @@ def _batch_end(arena: Int64s, records: Int64s, lasts: Int64s, start: int, stop: 
 
 @kernel
 def _measure(arena: Int64s, records: Int64s, part: int, offsets: Int64s, present: Bytes) -> None:
-    """Compute where the keys or rows of the records begin when they are stored one after the other. ``offsets`` gets
-    these places and the end, and ``present`` gets, for each record, whether its key or row exists."""
+    """Compute the places at which the keys or rows of the records begin when they are stored one after the other.
+    Writes the places and the end of the last one to ``offsets``. Writes to ``present`` whether the key or row of each
+    record exists."""
     offsets[0] = 0
     for index in range(len(records)):
         lengths = arena[records[index] + LENGTHS]
@@ -67,8 +70,8 @@ def _gather(arena: Int64s, bytes_: Bytes, records: Int64s, part: int, offsets: I
 
 
 def order_base(segment_number: int) -> int:
-    """Return the number at which the orders of a segment begin in ``DELTA_SCHEMA``. Later segments have greater
-    numbers."""
+    """Return the number at which the values of ``order`` in ``DELTA_SCHEMA`` begin for a segment. Later segments have
+    greater numbers."""
     return segment_number << 40
 
 
@@ -81,13 +84,13 @@ def delta_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the net change of a segment, in batches of one table and one prepared transaction each.
 
-    Records of a keyed table are sorted here by the buckets of their keys, because sorting them at this point needs no
-    copy of the rows. If only a part of a keyless table is copied, the keys are the row images, until it is known which
-    rows are copied (`jobs.selected`).
+    Records of a keyed table are sorted here by the buckets of their keys, because sorting at this point does not copy
+    the rows. If only a part of a keyless table is copied, the row images serve as keys until it is known which rows are
+    copied (`jobs.changes.filter_images`).
 
     :param decode: the source's ``decode_images``.
-    :param pending: returns the id for the changes of a prepared transaction to a table, given the number of the
-        transaction and the table; None: there are no prepared transactions.
+    :param pending: a function that receives the number of a prepared transaction and a table, and returns the id for
+        the changes of the transaction to the table. None: there are no prepared transactions.
     """
     records, groups = change.records()
     base = order_base(segment_number)
@@ -123,7 +126,7 @@ def _batches(change: NetChange, records: Int64s, lasts: Int64s) -> Iterator[tupl
 
 
 def key_table(table: Table) -> Table:
-    """Return a table whose only columns are the key of ``table``, in key order. The key's bytes in a net change are a
+    """Return a table that has only the key columns of ``table``, in key order. The bytes of a key in a net change are a
     row image of this table."""
     return Table(table.name, tuple(table.column(name) for name in table.key), table.key, options=table.options)
 

@@ -1,4 +1,5 @@
-"""Values of a batch of rows, located and not yet decoded: the first step of the log decoders of all sources."""
+"""The places of the values in a batch of rows. Locating the values, without decoding them, is the first step of the log
+decoders of all sources."""
 
 from __future__ import annotations
 
@@ -13,13 +14,14 @@ NULL = -1
 """The entry of ``Located.starts`` for a NULL."""
 
 ALL_GOOD = -1
-"""Return code of a kernel that decodes values. If a value is malformed, it returns the number of that row instead."""
+"""Return code of a kernel that decoded all values. If a value is malformed, the kernel returns the number of the row
+instead."""
 
 LARGEST = 2**31 - 1
 """Maximum size in bytes of all values of a column in one batch."""
 
 OVERRUN = 32
-"""Number of bytes after the last value that ``copy_values`` may overwrite."""
+"""The number of bytes after the last value that ``copy_values`` may overwrite."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,11 @@ class Located:
     ``data``
         ``uint8[::1]``; contains every located value.
     ``starts``, ``lengths``
-        ``int32[columns, capacity]``, of which the first ``rows`` of each column count: the place of the value, or
-        ``NULL``, and its size in bytes. The lengths of fixed-width values are undefined.
+        ``int32[columns, capacity]``. For each column, only the first ``rows`` elements count. An element of ``starts``
+        is the place of the value, or ``NULL``. An element of ``lengths`` is the size of the value in bytes. The lengths
+        of fixed-width values are undefined.
     ``nulls``, ``totals``
-        ``int64[columns]``: the number of NULLs, and the sum of the lengths of the other values.
+        ``int64[columns]``: for each column, the number of NULLs, and the sum of the lengths of all other values.
     """
 
     data: Bytes
@@ -43,7 +46,7 @@ class Located:
     rows: int
 
     def validity(self, index: int) -> pa.Buffer | None:
-        """Return the validity bitmap of column ``index``; None if no value is NULL."""
+        """Return the validity bitmap of column ``index``. None: no value of the column is NULL."""
         if not self.nulls[index]:
             return None
         validity = pa.allocate_buffer((self.rows + 7) // 8)
@@ -51,7 +54,8 @@ class Located:
         return validity
 
     def array(self, index: int, arrow: pa.DataType, values: object) -> pa.Array:
-        """Return column ``index``, given its values (fixed-width, or bits) in Arrow's format."""
+        """Return column ``index`` as an Arrow array. ``values`` has the fixed-width values or bits of the column, in
+        Arrow's format."""
         buffers = [self.validity(index), pa.py_buffer(values)]
         return pa.Array.from_buffers(arrow, self.rows, buffers, int(self.nulls[index]))
 
@@ -68,7 +72,8 @@ def _fill_validity(starts: Int32s, rows: int, validity: Bytes) -> None:
 
 @kernel
 def copy_values(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, offsets: Int32s, out: Bytes) -> None:
-    """Copy the values, one after the other, to ``out``, which must have ``OVERRUN`` more bytes than they need."""
+    """Copy the values, one after the other, to ``out``. The buffer ``out`` must have ``OVERRUN`` more bytes than the
+    values."""
     at = 0
     offsets[0] = 0
     last = len(data) - OVERRUN
@@ -76,7 +81,7 @@ def copy_values(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, offsets
         start = int(starts[row])
         if start >= 0:
             length = int(lengths[row])
-            # Most values are short, and a call of memcpy costs more than copying a few bytes too many.
+            # Most values are short. For a short value, copying some additional bytes is faster than a call of memcpy.
             if length <= 16 and start <= last:
                 store64(out, at, load64(data, start))
                 store64(out, at + 8, load64(data, start + 8))

@@ -1,4 +1,4 @@
-"""The memory in which kernels compute net changes. It starts small and grows with the keys."""
+"""The memory in which kernels compute net changes. The memory starts small and grows with the number of keys."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ from airflow_provider_cdc.sources.log.netting import (
 _FIRST_WORDS = 1 << 16
 _FIRST_SLOTS = 1 << 12
 _USUAL_WORDS = 1 << 26
-"""The usual size of the arena once it grows: 512 MiB of addresses, which take no memory until they are used."""
+"""The usual size of the arena after it has grown the first time: 512 MiB of addresses. Addresses take no memory until
+they are used."""
 
 
 class NetChange:
-    """The memory of the hash table. It starts small and grows with the keys.
+    """The memory of the hash table. It starts small and grows with the number of keys.
 
     ``arena`` is ``int64``, and ``bytes`` is the same memory as ``uint8``. `netting` describes ``slots`` and ``state``.
     """
@@ -48,11 +49,12 @@ class NetChange:
 
     @property
     def used_bytes(self) -> int:
-        """Size of the keys and rows in the hash table."""
+        """The size of the keys and rows in the hash table, in bytes."""
         return 8 * int(self.state[USED])
 
     def clear(self) -> None:
-        """Drop all changes. The memory stays, and later changes continue the same orders."""
+        """Drop all changes. The memory stays allocated, and the orders of later changes continue from the dropped
+        changes."""
         self.slots[:] = 0
         self.state[[USED, WASTED, FILLED]] = 0
 
@@ -61,10 +63,10 @@ class NetChange:
         return 2 * (int(self.state[FILLED]) + records) <= len(self.slots)
 
     def reserve(self, records: int, words: int, marks: Int64s) -> None:
-        """Make room for more records. ``marks`` are places of records in the arena, in words. They are updated, so that
-        they point to the same records afterwards."""
+        """Make room for more records. ``marks`` has places of records in the arena, in words. The method updates these
+        places, so that they still refer to the same records."""
         compact(self.arena, self.state, self.keyless, marks)
-        # Leave half of the arena free, so that it need not grow again soon.
+        # Leave half of the arena free, so that the arena need not grow again soon.
         needed = 2 * int(self.state[USED]) + words
         if needed > len(self.arena):
             self._extend(max(needed, 2 * len(self.arena)))
@@ -80,8 +82,8 @@ class NetChange:
             try:
                 memory: Any = np.empty(max(words, _USUAL_WORDS), np.int64)
             except MemoryError:
-                # This system counts reserved addresses as memory (vm.overcommit_memory=2, ulimit -v), so reserve only
-                # what is needed.
+                # On this system, reserved addresses count as used memory (vm.overcommit_memory=2, ulimit -v), so
+                # reserve only what is needed.
                 memory = np.empty(words, np.int64)
             memory[: self.state[USED]] = self.arena[: self.state[USED]]
             self._memory = memory
@@ -89,7 +91,7 @@ class NetChange:
         self.bytes = self.arena.view(np.uint8)
 
     def records(self) -> tuple[Int64s, Int64s]:
-        """Return the records that have an effect, ordered by group, and their groups."""
+        """Return the records that have an effect, sorted by group, and the groups of these records."""
         none: Int64s = np.empty(0, np.int64)
         record_count = list_records(self.arena, self.state, self.keyless, none, none)
         records: Int64s = np.empty(record_count, np.int64)
@@ -99,7 +101,8 @@ class NetChange:
         return records[by_group], groups[by_group]
 
     def last_rows(self, records: Int64s) -> Int64s:
-        """Return the records with the last rows of the keys of ``records``, for tables that are rolled forward."""
+        """Return, for each key of ``records``, the record with the last row of this key. Only for tables that are
+        rolled forward."""
         rows: Int64s = np.empty(len(records), np.int64)
         last_rows_of(self.arrays, records, rows)
         return rows

@@ -1,16 +1,18 @@
 """Builds the net change of a log segment in one hash table for all groups of keys.
 
-A *group* is a number: ``t`` (less than ``tables``) is table ``t`` itself, and ``tables * (x + 1) + t`` stands for the
-changes of the ``x``-th prepared transaction of the segment to table ``t``. A *record* describes one key of one group.
-For a keyed table, it has the row before the key's first change. (Later changes do not matter for a rewind; see
-``core.tables.net_change``.) For a keyless table, it has the row itself, and how often the row was added and removed.
+A *group* is a number. The number ``t`` (less than ``tables``) stands for table ``t`` itself, and ``tables * (x + 1) +
+t`` stands for the changes of the ``x``-th prepared transaction of the segment to table ``t``. A *record* describes one
+key of one group. For a keyed table, the record has the row before the first change of the key, because later changes do
+not matter for the rewind (``core.tables.net_change``). For a keyless table, the record has the row itself, and how
+often the row was added and removed.
 
-A key of a table that is rolled forward has a second record, in the group ``after_group``: the row after its last
-change.
+If a table is rolled forward, each key has a second record, in the group ``after_group``. This record has the row after
+the last change of the key.
 
-Records are stored one after the other in an ``int64`` arena. ``slots`` finds them: an open-addressing hash table in
-which each entry is 0, or 24 bits of the key's hash above 40 bits with the record's word plus one. A record has
-``HEADER`` words, and then the key and the row, each rounded up to whole words:
+Records are stored one after the other in an ``int64`` arena. ``slots`` is an open-addressing hash table that finds the
+records. An entry of ``slots`` is 0 if it is free. Otherwise, its upper 24 bits are bits of the key's hash, and its
+lower 40 bits are the place of the record in the arena, in words, plus one. A record has ``HEADER`` words, followed by
+the key and the row, each rounded up to whole words:
 
 ====  =============================================================================
 word  content
@@ -23,7 +25,7 @@ word  content
       of the last change
 ====  =============================================================================
 
-The memory grows with the touched keys. Records without effect are dropped when room is needed.
+The memory grows with the number of touched keys. Records without effect are dropped when room is needed.
 """
 
 from __future__ import annotations
@@ -47,10 +49,10 @@ GROUP, LENGTHS, ORDER, COUNT = 0, 1, 2, 3
 SUBORDER = COUNT
 DEAD = -1
 NO_ROW = -1
-"""Value of ``row_bytes`` in `touch` and `leave` if the key had no row before, or after."""
+"""The value of ``row_bytes`` if the key had no row before the change (`touch`) or has no row after it (`leave`)."""
 
 USED, FILLED, WASTED = 0, 1, 2
-"""``NetChange.state``: used words of the arena; used slots; words of dead records."""
+"""Indexes into ``NetChange.state``: the used words of the arena, the used slots, and the words of dead records."""
 
 _WORD_MASK = (1 << 40) - 1
 _LOW_HALF = (1 << 32) - 1
@@ -68,8 +70,8 @@ class Net(NamedTuple):
 
 @inner
 def after_group(group: int) -> int:
-    """Return the group of the last rows of ``group``'s keys. The group's number is less than ``DEAD``. The function is
-    its own inverse."""
+    """Return the group that has the last rows of the keys of ``group``. The number of the returned group is less than
+    ``DEAD``. The function is its own inverse."""
     return -2 - group
 
 
@@ -107,7 +109,7 @@ def key_place(state: Int64s) -> int:
 @inner
 def hash_key(data: Bytes, at: int, size: int, group: int) -> int:
     """Return a hash of a group and the key ``data[at : at + size]``. All bits of the hash depend on the group and on
-    the key. The hash is not stored anywhere."""
+    the key. The hash is used only in memory."""
     value: int = wrapping_multiply(group + 1, _MULTIPLIER)
     while size >= 8:
         value = wrapping_multiply(value ^ load64(data, at), _MULTIPLIER)
@@ -126,7 +128,8 @@ def hash_key(data: Bytes, at: int, size: int, group: int) -> int:
 
 @inner
 def _find(net: Net, group: int, key_at: int, key_bytes: int) -> tuple[int, int, int]:
-    """Find the key at ``net.bytes[key_at]``. Return its record, or -1; its slot, or a free one; and the key's hash."""
+    """Find the key at ``net.bytes[key_at]``. Return three numbers: the record of the key, or -1 if there is none; the
+    slot of the key, or a free slot; and the hash of the key."""
     hashed = hash_key(net.bytes, key_at, key_bytes, group)
     mask = len(net.slots) - 1
     slot = hashed & mask
@@ -155,8 +158,8 @@ def _enter(net: Net, slot: int, record: int, hashed: int) -> None:
 def touch(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_bytes: int, order: int) -> None:
     """Record the row before the first change of a key. Later changes of the key have no effect.
 
-    The key must be at ``key_place``. The row before is ``data[row_at:]``, with ``row_bytes`` bytes; ``NO_ROW``: there
-    was none. The caller must have checked ``has_room``.
+    The key must be at ``key_place``. The row before the change begins at ``data[row_at:]`` and has ``row_bytes`` bytes.
+    If ``row_bytes`` is ``NO_ROW``, there was no row. The caller must have checked ``has_room``.
     """
     record = net.state[USED]
     found, slot, hashed = _find(net, group, key_place(net.state), key_bytes)
@@ -174,7 +177,7 @@ def touch(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_by
 
 @inner
 def note_last(net: Net, group: int, key_bytes: int, left: int, order: int) -> None:
-    """Record that a key was changed, and whether its row exists afterwards (``left`` 1) or not (0).
+    """Record that a key was changed. ``left`` is 1 if the row of the key exists after the change, and otherwise 0.
 
     The last call for a key counts.
 
@@ -194,7 +197,8 @@ def note_last(net: Net, group: int, key_bytes: int, left: int, order: int) -> No
 
 @inner
 def leave(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_bytes: int, order: int) -> None:
-    """Record the row after a change of a key, in place of the row after earlier changes. Call `touch` first."""
+    """Record the row after a change of a key. It replaces the row after earlier changes of this key. Call `touch`
+    first."""
     record = net.state[USED]
     after = after_group(group)
     found, slot, hashed = _find(net, after, key_place(net.state), key_bytes)
@@ -219,7 +223,7 @@ def leave(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_by
 
 @inner
 def count(net: Net, group: int, row_bytes: int, change: int, order: int) -> None:
-    """Record that a row of a keyless table was added (``change`` 1) or removed (-1).
+    """Record that a row of a keyless table was added (``change`` is 1) or removed (``change`` is -1).
 
     The row must be at ``key_place``, like the key of ``touch``. The caller must have checked ``has_room``.
     """
@@ -238,12 +242,14 @@ def count(net: Net, group: int, row_bytes: int, change: int, order: int) -> None
 
 @kernel
 def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, keyless: Bytes, order: int) -> None:
-    """Add the changes of a prepared transaction, in ``arena[start:stop]``, to the net change of their tables.
+    """Add the changes of a prepared transaction to the net changes of their tables. The records of these changes are in
+    ``arena[start:stop]``.
 
-    :param counts: by table, whether the transaction counts for it. If not, the records become dead.
+    :param counts: for each table, whether the transaction counts for this table. If it does not count, its records for
+        the table become dead.
     :param order: the order of the commit. The former order of a change becomes its suborder.
 
-    The caller must have checked ``has_room`` for as many records (of no words).
+    The caller must have checked ``has_room`` for the same number of records, with 0 words.
     """
     arena = net.arena
     tables = len(counts)
@@ -257,7 +263,7 @@ def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, key
             group = after_group(table) if after else table
             found, slot, hashed = _find(net, group, (record + HEADER) << 3, key_bytes)
             if counts[table] and after and found >= 0:
-                # This row is the last one of the key: any other transaction that changed the key ended earlier.
+                # This row is the last row of the key, because any other transaction that changed the key ended earlier.
                 net.state[WASTED] += _next(arena, found) - found
                 arena[found] = DEAD
                 arena[record] = group
@@ -281,8 +287,8 @@ def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, key
 
 @kernel
 def compact(arena: Int64s, state: Int64s, keyless: Bytes, marks: Int64s) -> None:
-    """Move the records that have an effect to the front of the arena. Update ``marks``, which are places in the arena,
-    in ascending order."""
+    """Move the records that have an effect to the front of the arena. ``marks`` has places in the arena, in ascending
+    order. The function updates these places."""
     record = target = 0
     mark = 0
     while record < state[USED]:
@@ -322,7 +328,8 @@ def rehash(net: Net) -> None:
 
 @kernel
 def last_rows_of(net: Net, records: Int64s, out: Int64s) -> None:
-    """Find the record of the last row of each key in ``records``; -1: there is none."""
+    """Find the record with the last row of each key in ``records``, and write it to ``out``. -1: the key has no such
+    record."""
     for index in range(len(records)):
         record = records[index]
         key_bytes = net.arena[record + LENGTHS] >> 32

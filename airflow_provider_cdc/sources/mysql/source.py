@@ -52,10 +52,10 @@ from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, se
 class MysqlSource:
     """`Source` for MySQL. The methods call functions of other modules.
 
-    The methods import the decoders of rows and logs only when they need them: the decoders' kernels take a second to
-    load, and the steps that only check, plan and record do not use them.
+    The methods import the decoders of rows and logs only when they are needed. The kernels of the decoders take a
+    second to load, and are not used by the steps that only check, plan and record.
 
-    :param identity: the identity of the server on which the run began; None: any server may answer. `of_run` returns a
+    :param identity: the identity of the server on which the run began. None: any server may answer. `of_run` returns a
         source with an identity.
     """
 
@@ -147,8 +147,8 @@ class MysqlSource:
         self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
     ) -> None:
         with session(self.settings) as connection:
-            # Table identities are valid on one server only. When copies are rolled forward, `check_since` checks that
-            # the server is the same.
+            # Table identities can be compared only on the same server. When copies are rolled forward, `check_since`
+            # checks that the server is the same.
             if value(connection, "@@global.server_uuid") == identity[SERVER_UUID]:
                 hint = "clear preflight and the tasks after it"
                 self._check_replaced(connection, identity, tables, hint, {}, until[server.LOG_PLACE], now)
@@ -194,7 +194,7 @@ class MysqlSource:
             return log_mark.relations(here, connection, traces)
 
     def check_tables(self, tables: Sequence[Table]) -> None:
-        # The log also shows all logged DDL, but only when it is read later.
+        # The log also shows all logged DDL, but the log is read only later.
         with session(self.settings) as connection:
             schema.check_unchanged(connection, tables)
             if self._identity is not None:
@@ -219,7 +219,7 @@ class MysqlSource:
     def bound_reads(self) -> UpperBound:
         bound = snapshot.bound_reads(self.settings)
         if isinstance(self.settings, RunSettings) and bound.incarnation != (self._identity or {}).get(server.STARTED):
-            # Check before rows are read again, because those reads would be useless after a crash.
+            # Make this check before rows are read again, because the reads would be useless if the server has crashed.
             self.check_identity(self._identity or {}, self.settings.position)
         return bound
 

@@ -18,14 +18,15 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, Problem
 
 Unmatched = Callable[[str, TableName, list[TableName]], Problem]
-"""Makes the problem for a pattern that matches no table. The arguments are the text of the pattern, its two parts, and
-the other relations that the pattern matches."""
+"""A function that makes the problem for a pattern that matches no table. Its arguments are the text of the pattern, the
+two parts of the pattern, and the other relations that the pattern matches."""
 
 NOTHING_LEFT = Problem("tables", "the patterns with ! exclude every table", "exclude fewer tables")
 
 _NOT = "!"
 _SIMILAR = 0.75
-"""The least similarity, as measured by `difflib`, of a pattern to suggest: about one letter in four may differ."""
+"""A pattern is suggested only if its similarity, as measured by `difflib`, is at least this number. So about one letter
+in four may differ."""
 _QUOTED = re.compile(r'"((?:[^"]|"")+)"(?=\.|\Z)', re.DOTALL)
 
 _log = logging.getLogger(__name__)
@@ -33,8 +34,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pattern:
-    """A parsed pattern. For each part of the name, it has the texts that must occur in this order, with any characters
-    in between."""
+    """A parsed pattern. For each part of a table's name, the pattern has a list of texts. A name matches if it consists
+    of these texts, in the same order, with any characters in between."""
 
     schema: tuple[str, ...]
     name: tuple[str, ...]
@@ -43,7 +44,7 @@ class Pattern:
     def parse(cls, text: str) -> Pattern:
         """Parse ``schema.table``, without a leading ``!``.
 
-        :raises ConfigurationError: the text is not of that form.
+        :raises ConfigurationError: the text does not have this form.
         """
         schema, end = _part(text, 0, text.find("."))
         name, end = _part(text, end + 1, len(text))
@@ -59,7 +60,8 @@ class Pattern:
         return TableName("*".join(self.schema), "*".join(self.name))
 
     def matches(self, name: TableName, fold: Callable[[str], str] = str) -> bool:
-        """Whether the pattern matches a table's name. ``fold`` maps texts that count as equal to the same text."""
+        """Return whether the pattern matches a table's name. ``fold`` returns the same text for all texts that count as
+        equal."""
         return all(
             _fits([fold(piece) for piece in pieces], fold(part))
             for pieces, part in ((self.schema, name.schema), (self.name, name.name))
@@ -83,8 +85,8 @@ def resolve(
     """Return the tables that ``patterns`` match, sorted and without duplicates, and a problem for each pattern that
     matches none.
 
-    A pattern with ``!`` that excludes nothing is only logged, because it may be meant for tables that exist only at
-    times.
+    A pattern with ``!`` that does not exclude any table is only logged, because it may be meant for tables that exist
+    only at certain times.
 
     :param kinds: every relation that a pattern could match, and its kind.
     :param tables: the kinds of relations that can be copied.
@@ -114,7 +116,7 @@ def resolve(
         names |= matching
         if not matching:
             problem = unmatched(text, pattern.text, matches)
-            # If the pattern matches a view or a partition, it is not misspelt.
+            # If the pattern matches a view or a partition, the pattern is not misspelt.
             problems[problem if matches else _suggesting(problem, _alike(text, kinds, copied))] = None
     if not names and any(text.startswith(_NOT) for text in patterns):
         if named:
@@ -130,7 +132,7 @@ def resolve(
                 "could not be read back",
                 f"exclude the table ({_NOT}{exactly(name)}), or rename it: the schema must have no dot, and neither "
                 "schema nor table a slash",
-                # If the schema has a dot, `schema.table` may also be the name of another table.
+                # If the name of the schema contains a dot, `schema.table` may also be the name of another table.
                 "" if "." in name.schema else str(name),
             )
             problems[problem] = None
@@ -142,15 +144,16 @@ def _suggesting(problem: Problem, alike: str) -> Problem:
 
 
 def _alike(text: str, kinds: Mapping[TableName, str], copied: Collection[str]) -> str:
-    """Return the pattern that the user probably meant, for a pattern ``text`` that matches no table. Return an empty
-    text if no pattern is similar."""
+    """Return the pattern that the user probably meant. The given pattern ``text`` matches no table. Return an empty
+    text if no similar pattern exists."""
     names = [name for name, kind in kinds.items() if kind in copied and _fits_a_path(name)]
     if "." not in text:
         meant = {name.name: exactly(name) for name in names}
     elif "*" not in text:
         meant = {str(name): exactly(name) for name in names}
     else:
-        # A misspelt table part with a star cannot be recognised, so only the schema is compared.
+        # If the table part contains a star, a misspelling in this part cannot be recognised. So compare only the
+        # schema.
         rest = text[text.index(".") :]
         meant = {f"{name.schema}{rest}": f"{name.schema}{rest}" for name in names if f"{name.schema}{rest}" != text}
     by_fold = defaultdict(list)
@@ -163,22 +166,24 @@ def _alike(text: str, kinds: Mapping[TableName, str], copied: Collection[str]) -
 
 
 def _part(text: str, start: int, end: int) -> tuple[tuple[str, ...], int]:
-    """Return the pieces of the part that begins at ``start``, and its end: ``end``, unless the part is quoted."""
+    """Return the pieces and the end of the part that begins at ``start``. If the part is not quoted, its end is
+    ``end``."""
     if quoted := _QUOTED.match(text, start):
         return (quoted[1].replace('""', '"'),), quoted.end()
     return tuple(text[start : max(end, start)].split("*")), max(end, start)
 
 
 def _read_otherwise(text: str, kinds: Iterable[TableName], fold: Callable[[str], str]) -> list[TableName]:
-    """Return the relations that a pattern would match if another of its dots separated schema and table."""
+    """Return the relations that a pattern with several dots would match if another dot separated the schema from the
+    table."""
     dots = [place for place, letter in enumerate(text) if letter == "."][1:]
     other_readings = [Pattern(tuple(text[:dot].split("*")), tuple(text[dot + 1 :].split("*"))) for dot in dots]
     return [name for name in kinds if any(other.matches(name, fold) for other in other_readings)]
 
 
 def _fits(pieces: Sequence[str], text: str) -> bool:
-    """Whether ``text`` consists of the pieces, with anything between them. Each piece is matched at its first possible
-    place. This leaves the most room for the later pieces, so no backtracking is needed."""
+    """Return whether ``text`` consists of the pieces, with any characters between them. Each piece is matched at its
+    first possible place. This leaves the most room for the later pieces, so no backtracking is needed."""
     if len(pieces) == 1:
         return pieces[0] == text
     first, *middle, last = pieces
@@ -194,7 +199,8 @@ def _fits(pieces: Sequence[str], text: str) -> bool:
 
 
 def _lower(text: str) -> str:
-    """Return ``text`` in lower case, letter by letter. A letter whose lower case has two letters stays as it is."""
+    """Return ``text`` in lower case. Each letter is converted on its own, and a letter whose lower case has two letters
+    is not converted."""
     return "".join(low if len(low := letter.lower()) == 1 else letter for letter in text)
 
 

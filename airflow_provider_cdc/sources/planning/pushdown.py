@@ -1,8 +1,8 @@
 """The part of a condition that the server itself evaluates, so that fewer rows are sent.
 
-This only saves work: for every row that the server sends, `core.condition_rows` decides whether the row fulfils the
-condition. So the server must send at least the rows for which the condition is true, and may send others. Comparisons
-whose result may differ between the server and Arrow (text, because of collations; floating point) are not pushed down.
+This only saves work. For every row that the server sends, `core.filters` decides whether the row fulfils the condition.
+So the server must send all rows for which the condition is true, and may also send other rows. Comparisons whose result
+may differ between the server and Arrow (text, because of collations; floating point) are not pushed down.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from airflow_provider_cdc.core.filters.syntax import AND, COMPARISONS, CONSTANT,
 class Pushable:
     """A column that the server compares in the same way as Arrow.
 
-    ``name``: the quoted name. ``spelt``: returns a literal in SQL (None: this literal is not pushed down). ``odd``: the
-    column may have values that no Arrow type holds. Such values count as null in this package, but not on the server.
-    ``nullable``: whether the column may have nulls. ``schema``: the schema of its operators (PostgreSQL); empty: no
-    schema is necessary.
+    ``name`` is the quoted name. ``spelt`` is a function that returns a literal in SQL, or None if this literal is not
+    pushed down. ``odd`` is true if the column may have values that no Arrow type holds. Such values count as null in
+    this package, but not on the server. ``nullable`` is true if the column may have nulls. ``schema`` is the schema of
+    the column's operators (PostgreSQL), or empty if no schema is necessary.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Pushable:
     schema: str = ""
 
     def compared(self, sign: str, values: Sequence[str]) -> str:
-        """Return the SQL condition that compares the column with one value, or with several (`IN`)."""
+        """Return the SQL condition that compares the column with one value, or with several values (`IN`)."""
         listed = ", ".join(values)
         if not self.schema:
             return f"{self.name} IN ({listed})" if sign == IN else f"{self.name} {sign} {listed}"
@@ -41,19 +41,21 @@ class Pushable:
 
 
 Columns = Callable[[str], Pushable | None]
-"""Returns a column by its name; None: its comparisons are not pushed down."""
+"""A function that returns the column with the given name, or None if comparisons of this column are not pushed down."""
 
 
 def pushed(term: Term | None, columns: Columns) -> str:
-    """Return an SQL condition that is true for every row for which ``term`` is true; empty if there is none."""
+    """Return an SQL condition that is true for every row for which ``term`` is true. Empty: no part of ``term`` can be
+    pushed down."""
     return "" if term is None else _where_true(term, columns) or ""
 
 
 def span(term: Term | None, column: str, value: Callable[[Literal], Any]) -> tuple[Any, Any]:
-    """Return the least and the greatest value that a column may have in rows for which ``term`` is true, according to
-    its comparisons; None: no limit on that side. For estimates only.
+    """Return the least and the greatest value of a column in rows for which ``term`` is true, according to the
+    comparisons in ``term``. None: there is no limit on this side. Use the result only for estimates.
 
-    :param value: returns the comparable value of a literal that the column is compared with. None: ignore the literal.
+    :param value: a function that converts a literal to a value that can be compared. If it returns None, the literal is
+        ignored.
     """
     if term is None:
         return None, None
@@ -75,7 +77,8 @@ def _ends(found: Sequence[Any], outermost: Callable[[list[Any]], Any], *, all_of
 
 
 def _where_true(term: Term, columns: Columns) -> str | None:
-    """Return a condition that is true wherever ``term`` is true; None if there is none."""
+    """Return an SQL condition that is true for every row for which ``term`` is true. None: no such condition can be
+    pushed down."""
     if term.op == AND:
         conditions = [
             condition for condition in (_where_true(part, columns) for part in term.terms) if condition is not None
@@ -90,13 +93,14 @@ def _where_true(term: Term, columns: Columns) -> str | None:
         return None if term.literals[0].text == "TRUE" else "1 = 0"
     column = columns(term.column)
     if term.op == IS_NULL and (column is None or column.odd):
-        # An odd value is null in this package, but not on the server.
+        # An odd value counts as null in this package, but not on the server.
         return None
     return _leaf(term, column)
 
 
 def _where_false(term: Term, columns: Columns) -> str | None:
-    """Return a condition that is false (and not unknown) wherever ``term`` is false; None if there is none."""
+    """Return an SQL condition that is false (and not unknown) for every row for which ``term`` is false. None: no such
+    condition can be pushed down."""
     if term.op == AND:
         every = [_where_false(part, columns) for part in term.terms]
         return None if None in every else _joined("AND", [condition for condition in every if condition is not None])

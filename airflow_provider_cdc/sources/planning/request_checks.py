@@ -1,4 +1,4 @@
-"""Checks of a request that do not depend on the content of the server, the same for every kind of source."""
+"""Checks of a request that do not depend on the content of the server. They are the same for every kind of source."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""A bounded sample of rows, read before a run, that looks for values that no Arrow type holds.
+"""Code for sampling a limited number of rows before a run, to find values that no Arrow type holds.
 
-With the policy ``error``, one such value stops a run, at the end of a read that may have taken hours. Most tables with
-such values have them among their oldest or newest rows, so each source reads some of those rows (its module
-``sample``). The sample proves nothing about the other rows, which are checked when they are read.
+With the policy ``error``, a single such value stops a run, possibly after a read that took hours. Most tables with such
+values have them among their oldest or newest rows, so each source reads some of these rows (in its module ``sample``).
+The sample proves nothing about the other rows. They are checked when they are read.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ def problems_of(
     looks: Callable[[Table, Sequence[_Column]], Iterator[Sequence[int]]],
     always: Callable[[Table, _Column], bool] = lambda table, column: False,
 ) -> list[Problem]:
-    """Return a problem for each column that has such values in the sample.
+    """Return a problem for each column whose sample has values that no Arrow type holds.
 
     :param tables: the current definitions of the tables of ``plans``.
-    :param at_risk: returns the columns of a table that may have such values, which would stop the run.
-    :param looks: reads samples of a table. Each sample has the number of rows, and the number of odd values by column.
+    :param at_risk: a function that returns the columns of a table that may have such values and whose values would stop
+        the run.
+    :param looks: a function that reads samples of a table. A sample consists of the number of rows and, for each
+        column, the number of odd values.
     :param always: whether such values of a column stop the run under every policy.
     """
     problems: list[Problem] = []
@@ -61,7 +63,7 @@ def problems_of(
 
 
 def gave_up(table: Table, why: str = "it took too long") -> None:
-    """Log that the sample of a table was not completed. The values that were found before still count."""
+    """Log that the sample of a table was not completed. The values that were found until then still count."""
     _log.info("%s: stopped checking a sample of the table's rows before the run: %s", table.name, why)
 
 

@@ -1,4 +1,4 @@
-"""Determines the part of each table that a run copies: compares the options ``where`` and ``columns`` with the
+"""Determines the part of each table that a run copies, from the options ``where`` and ``columns`` and from the
 tables."""
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def select(
     :param skipped: names of tables that are left out. A pattern may match them.
     :param where: the condition of each table, by its name or a pattern.
     :param columns: the columns of each table, by its name or a pattern.
-    :raises PreflightError: with all problems of the options.
+    :raises PreflightError: there are problems with the options. The error lists all of them.
     :raises SourceUnavailable: the server cannot be reached.
     """
     if not where and not columns:
@@ -54,7 +54,7 @@ def select(
             selected_plans.append(replace(plan, selection=selection_of(condition, column_choice)))
         except ConfigurationError as error:
             place = f", {error.where}" if error.where else ""
-            # A pattern may match many tables, so report its problem once.
+            # A pattern may match many tables, so report the problem of a pattern only once.
             problem = Problem(f"parameter where, {pattern}{place}", error.message, error.hint)
             problems += [problem] if problem not in problems else []
     if problems:
@@ -68,7 +68,7 @@ def select(
         problems += wrong
     if problems:
         raise PreflightError(problems)
-    # If a plan already had its selection, the plan's reason already names the selection.
+    # If a plan already had its selection, the text of the plan's reason already includes the selection.
     return [
         plan
         if plan.selection == before.selection
@@ -106,7 +106,8 @@ def _readable(option: Mapping[str, Any]) -> list[tuple[Pattern, Any]]:
 
 
 def told(selection: Selection, pushed: str) -> str:
-    """Describe, for the plan, the part of the table that is copied. The plan's estimates are for the whole table.
+    """Return a text for the plan that describes the copied part of the table. The plan's estimates are for the whole
+    table.
 
     :param pushed: the condition that the server itself evaluates.
     """
@@ -119,7 +120,8 @@ def told(selection: Selection, pushed: str) -> str:
 
 
 def check_still(source: Any, table: Table) -> None:
-    """Check that the planned part of a run's table can still be copied. A column may have another type now.
+    """Check that the planned part of a run's table can still be copied. The check can fail if the type of a column was
+    changed.
 
     :raises PreflightError: the part of the table cannot be copied.
     """
@@ -136,7 +138,7 @@ def _by_table(
     others: Sequence[TableName],
     problems: list[Problem],
 ) -> dict[TableName, tuple[str, Any]]:
-    """Return the option's value for each table, with the pattern that gives it."""
+    """Return the option's value for each table, with the pattern from which the value comes."""
     choices: dict[TableName, tuple[str, Any]] = {}
     for text, value in given.items():
         where = f"parameter {option}, {text}"
@@ -167,8 +169,8 @@ def _problems(
     conditions: Mapping[TableName, tuple[str, Any]],
     chosen: Mapping[TableName, tuple[str, Any]],
 ) -> list[Problem]:
-    """Return the problems of the part of a table that is to be copied."""
-    # Imported here because Arrow takes a while to import, and whole tables do not need it.
+    """Return the problems of the requested part of a table."""
+    # This module is imported only here, because it imports Arrow, which is slow and not needed for whole tables.
     from airflow_provider_cdc.core.filters.literals import problems, unknown_column
     from airflow_provider_cdc.core.filters.parser import place_in
 

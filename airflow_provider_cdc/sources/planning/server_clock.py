@@ -1,7 +1,7 @@
 """Waits until a server's clock reaches the time that a run requests.
 
-Airflow schedules a run at the end of its interval by its own clock. If the server's clock is behind, the time in
-``as_of`` lies in the future for a few seconds. Without waiting, the run would be rejected for good.
+Airflow starts a run at the end of its interval, according to Airflow's own clock. If the server's clock is behind, the
+time in ``as_of`` is in the future for the server for a few seconds. Without the wait, the run would fail for good.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ _log = logging.getLogger(__name__)
 
 
 def wait_for_clock(as_of: datetime, server_time: Callable[[], datetime]) -> None:
-    """Wait until ``server_time`` has reached ``as_of``, if the difference is at most `SKEW`.
+    """Wait until ``server_time`` has reached ``as_of``. The function waits only if the difference is at most `SKEW`.
 
-    :raises PreflightError: the difference is greater.
+    :raises PreflightError: the difference is greater than `SKEW`.
     """
     logged = False
     while as_of > (now := server_time()):

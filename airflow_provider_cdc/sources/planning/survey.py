@@ -1,9 +1,9 @@
 """Determines which of the requested tables can be copied, and which are skipped.
 
 A source's preflight reports either that every requested table can be copied exactly, or problems. Some problems belong
-to one table (`Problem.table`): the exactness of the other tables does not depend on that table. So a table that may be
-skipped is excluded by an additional pattern. The other tables are checked again from the beginning, as if the skipped
-ones had never been requested.
+to one table (`Problem.table`). The exactness of the other tables does not depend on that table. So if the table may be
+skipped, it is excluded by an additional pattern. The other tables are checked again from the beginning, as if the
+skipped tables had never been requested.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from airflow_provider_cdc.sources.planning.patterns import NOTHING_LEFT, exactly
 
 @dataclass(frozen=True)
 class Survey:
-    """The result of a survey: how each table is read, and, by table name, why each of the other tables is skipped."""
+    """The result of a survey: a plan for each table that is read, and the reason for each table that is skipped, by
+    table name."""
 
     plans: list[TablePlan]
     skipped: dict[str, str]
@@ -40,7 +41,7 @@ def survey(
     :param on_table_error: ``fail``: a table that cannot be copied is a problem. ``skip``: the table is left out.
     :param parts: the part of each table that is copied. If only a part of a table is copied, none of its rows are
         sampled, because they might not belong to that part.
-    :raises PreflightError: with every relevant problem; also if every table would be skipped.
+    :raises PreflightError: there are problems, or every table would be skipped. The error lists every relevant problem.
     :raises SourceUnavailable: the server cannot be reached.
     """
     problems_by_table: dict[str, list[Problem]] = {}
@@ -83,14 +84,15 @@ def survey_past(
     may_miss: bool = False,
     parts: Parts = whole_tables,
 ) -> Survey:
-    """Call `check_point` for the result of `survey`, and leave out tables that may be skipped and that cannot be copied
-    as of that position.
+    """Call `check_point` for the result of `survey`. If a table cannot be copied as of the requested position and may
+    be skipped, leave the table out.
 
     :param may_begin: as for `check_point`.
-    :param may_miss: the run copies the present instead. So a table whose past is missing only this time
-        (`Problem.passes`) is not left out. A table that never has a past is left out.
+    :param may_miss: whether the run copies the present state if the past position cannot be reached. If true, a table
+        whose past is missing only temporarily (`Problem.passes`) is not left out. A table that can never be copied as
+        of a past position is left out.
     :param parts: as for `survey`.
-    :raises PreflightError: there are problems; the error lists every relevant one.
+    :raises PreflightError: there are problems. The error lists every relevant problem.
     """
     while True:
         try:
@@ -107,7 +109,7 @@ def survey_past(
                 _refused(problems_by_table, steps.on_table_error)
         skipped = found.skipped | {table: _reason(problems) for table, problems in problems_by_table.items()}
         left_out = ["!" + exactly(TableName.parse(table)) for table in skipped]
-        # Keep the decisions for the other tables, such as the copies from which they are rolled forward.
+        # Keep the existing plans for the other tables, because the plans may already name the copies to roll forward.
         plans_by_table = {plan.table: plan for plan in found.plans}
         found = survey(source, [*patterns, *left_out], options, steps.on_table_error, parts)
         found = Survey([plans_by_table.get(plan.table, plan) for plan in found.plans], skipped | found.skipped)

@@ -1,5 +1,5 @@
-"""Keeps sessions open for several readers in turn, because opening a session takes longer than reading a small
-table."""
+"""Keeps sessions open, so that several readers can use them one after the other. Opening a session takes longer than
+reading a small table."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class Kept:
 
     @contextmanager
     def use(self, kind: str, opened: Callable[[], AbstractContextManager[Session]]) -> Iterator[Session]:
-        """Return a context with the session of this kind. If the block fails, the session is closed, and the next call
-        opens another session.
+        """Return a context with the kept session of this kind. If the block raises an error, the session is closed, and
+        the next call opens a new session.
 
-        Errors in the block also pass through the context manager that ``opened`` returned.
+        An error in the block is also passed to the context manager that ``opened`` returned.
         """
         if kind not in self._open:
             stack = ExitStack()
@@ -55,5 +55,5 @@ def keeping() -> Iterator[Kept]:
 def session_of(
     kept: Kept | None, kind: str, opened: Callable[[], AbstractContextManager[Session]]
 ) -> AbstractContextManager[Session]:
-    """Return the kept session of this kind, or a new session if ``kept`` is None."""
+    """Return a context with the kept session of this kind, or with a new session if ``kept`` is None."""
     return opened() if kept is None else kept.use(kind, opened)

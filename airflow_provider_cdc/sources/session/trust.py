@@ -1,9 +1,9 @@
 """Decides to which servers a password may be sent, by the same rules for every kind of database.
 
-An attacker in the network can impersonate the server, and must not learn the password. Data that reveals the password
-is the password itself, or the password encrypted for a key that the other side has just sent. Such data is sent only to
-a server whose identity is certain: its certificate was verified, or it is on this machine, or it is in a network that
-the connection declares as trusted.
+An attacker in the network may impersonate the server, and must not learn the password. Two kinds of data reveal the
+password: the password itself, and the password encrypted with a key that the other side has just sent. Such data is
+sent only to a server whose identity is certain. This is the case if the server's certificate was verified, if the
+server is on this machine, or if it is in a network that the connection declares as trusted.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True)
 class Trust:
-    """The TLS mode and the trust that follow from the settings.
+    """The TLS mode and the trust in the server, as they result from the settings.
 
-    ``mode`` is never empty. ``may_reveal``: the password may be revealed to the server, once TLS is as the mode
-    requires.
+    ``mode`` is never empty. ``may_reveal`` is true if the password may be revealed to the server after the TLS
+    requirements of the mode are met.
     """
 
     mode: str
@@ -47,9 +47,10 @@ class Trust:
 def trust_in(settings: ConnectionSettings, more: Collection[str] = ()) -> Trust:
     """Return the TLS mode for a connection, and whether the password may be revealed to the server.
 
-    The default mode is ``verify_ca`` if an authority is given; otherwise ``preferred`` for this machine and for trusted
-    networks (without a client certificate), else ``required``. If an authority is given, it is always checked, whatever
-    the mode is.
+    If a certificate authority is given, the default mode is ``verify_ca``. Otherwise, the default mode is ``preferred``
+    for this machine and for trusted networks, if there is no client certificate. In all other cases, it is
+    ``required``. If a certificate authority is given, the server's certificate is always verified, regardless of the
+    mode.
 
     :param more: further fields that ``ConnectionSettings.tls`` may have for this kind of database.
     :raises ConfigurationError: the settings contradict each other, or have unknown fields or values.
@@ -79,7 +80,7 @@ def trust_in(settings: ConnectionSettings, more: Collection[str] = ()) -> Trust:
 
 
 def is_local(host: str) -> bool:
-    """Return whether a host is this machine, by its address or the path of its socket."""
+    """Return whether ``host`` is this machine. ``host`` is an address or the path of a socket."""
     if host.startswith(("/", "@")) or host == "localhost":
         return True
     try:
@@ -89,7 +90,7 @@ def is_local(host: str) -> bool:
 
 
 def warning(settings: ConnectionSettings) -> str:
-    """Return a warning for a step's log about an insecure connection; empty if there is none."""
+    """Return a warning about an insecure connection, for the log of a step. Empty: there is nothing to warn about."""
     if is_local(settings.host):
         return ""
     if _is_yes(settings, "trusted_network"):
@@ -107,10 +108,10 @@ def warning(settings: ConnectionSettings) -> str:
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """Reduce a driver's error and its causes to their messages, and return the error.
+    """Remove everything except the messages from a driver's error and its causes, and return the error.
 
-    The frames of the errors are removed, because some have the password as a local variable. The attributes of the
-    errors are removed, because psycopg's errors have the parameters of the connection.
+    The stack frames of the errors are removed, because some frames have the password in a local variable. The
+    attributes of the errors are removed, because errors of psycopg have the connection's parameters as attributes.
     """
     visited: set[int] = set()
     todo: list[BaseException | None] = [error]

@@ -1,5 +1,5 @@
-"""The contexts that checks receive. A query that several checks need runs only once, when the first of them needs the
-result."""
+"""The contexts that checks receive. If several checks need the result of a query, the query runs only once, for the
+first of these checks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from airflow_provider_cdc.sources.mysql.tables.cascades import with_parents
 class ServerContext:
     """A server.
 
-    :param replicated: apply the rules for a replica, whether or not the server still is one.
+    :param replicated: whether to apply the rules for a replica, even if the server is no longer a replica.
     """
 
     connection: Connection
@@ -37,15 +37,16 @@ class ServerContext:
         self._variables: dict[str, str | None] = {}
 
     def variables(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the global variables with these names, as text; names that the server does not have are omitted."""
+        """Return the global variables with these names, as text. Variables that the server does not have are
+        omitted."""
         if unasked := [name for name in names if name not in self._variables]:
             self._variables |= dict.fromkeys(unasked) | variables(self.connection, unasked)
         return {name: setting for name in names if (setting := self._variables[name]) is not None}
 
     @cached_property
     def may_be_replica(self) -> bool:
-        """Whether the rules for a replica apply. The result is also True if the user lacks the privilege to find
-        out."""
+        """Return whether the rules for a replica apply. The result is also True if the user lacks the privilege to
+        query whether the server is a replica."""
         return self.replicated or is_replica(self.connection) is not False
 
     @cached_property
@@ -60,7 +61,8 @@ class ServerContext:
     def filters(self) -> tuple[set[str], set[str]] | None:
         """Return the schemas of binlog_do_db and of binlog_ignore_db.
 
-        None: the server has no log, or the user lacks the privilege to query them; other checks report both problems.
+        None: the server has no log, or the user lacks the privilege to query the schemas. Other checks report both of
+        these problems.
         """
         try:
             status = log_status(self.connection)
@@ -72,9 +74,9 @@ class ServerContext:
 
 @dataclass(kw_only=True)
 class RunContext(ServerContext):
-    """A server on which a run is to continue, and the state that the run recorded when it began.
+    """A server on which a run should continue, and the state that the run recorded when it began.
 
-    :param expected: the server's identity, as the run recorded it.
+    :param expected: the server's identity that the run recorded.
     :param position: the position after which the run needs the log.
     """
 
@@ -89,7 +91,7 @@ class RunContext(ServerContext):
 
     @cached_property
     def here(self) -> RunSettings:
-        """Return connection settings for the server that answered, even if it is not the expected one."""
+        """Return connection settings for the server that answered, even if this server is not the expected server."""
         return RunSettings.of(self.settings, self.state)
 
     @cached_property
@@ -103,10 +105,10 @@ class RunContext(ServerContext):
 
 @dataclass(kw_only=True)
 class TablesContext(ServerContext):
-    """The tables that a run copies. The function that looks up the tables fills in this context.
+    """The tables that a run copies. The code that looks up the tables also creates this context.
 
-    :param unreadable: problems of tables that the user may not read completely.
-    :param hidden: problems of tables whose parents are not all known (`cascades.with_parents`).
+    :param unreadable: problems of tables that the user cannot read completely, because privileges are missing.
+    :param hidden: problems of tables with unknown parents, to which their foreign keys refer (`cascades.with_parents`).
     :param plans: the plans of ``tables``, in the same order.
     """
 
@@ -116,7 +118,7 @@ class TablesContext(ServerContext):
     plans: Sequence[TablePlan] = ()
 
     def planned(self, consistency: str) -> list[Table]:
-        """Return the tables that are planned to be read with this consistency."""
+        """Return the tables whose plans have this consistency."""
         return [table for table, plan in zip(self.tables, self.plans, strict=True) if plan.consistency == consistency]
 
 
@@ -133,7 +135,8 @@ class RequestContext(TablesContext):
 
 
 def of_recorded(connection: Connection, tables: Sequence[Table], plans: Sequence[TablePlan]) -> TablesContext:
-    """Return the context of tables that are recorded at the run's position, with their parents."""
+    """Return the context of the tables that are recorded at the run's position. The context also has the parents of
+    these tables."""
     context = TablesContext(connection, plans=plans)
     context.unreadable = [
         problem for table in tables if (problem := context.privileges.select_problem(table.name)) is not None

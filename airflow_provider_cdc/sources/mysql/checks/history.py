@@ -1,7 +1,7 @@
 """Checks of the server on which a run began, and of the server's log since the beginning of the run.
 
-These checks raise errors instead of yielding problems, because the class of the error says whether the run can continue
-or the server's history has been replaced.
+These checks raise errors instead of yielding problems, because the class of the error distinguishes a run that can
+continue from a server whose history has been replaced.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def _log_kept(context: RunContext) -> Iterable[Problem]:
 
 def _same_transactions(context: RunContext) -> Iterable[Problem]:
     if MARK in context.expected:
-        # The log must have the transactions that were committed between the run's start and its position, not other
-        # transactions with the same GTIDs.
+        # The log must have exactly the transactions that were committed between the start of the run and the run's
+        # position. It must not have other transactions with the same GTIDs.
         check_mark(context.here, context.files, LogMark.parse(context.expected[MARK]))
     return ()
 

@@ -13,14 +13,15 @@ from airflow_provider_cdc.sources.mysql.tables.cascades import locked_with
 _BYTES_PER_SECOND = 20_000_000
 _MARGIN = 4
 _LEAST_SECONDS = 600
-"""The expected read rate of a run. The server must keep the log for `_MARGIN` times the expected duration of the reads,
-plus `_LEAST_SECONDS`."""
+"""The expected read rate of a run, a safety factor, and a minimum. The server must keep the log for `_MARGIN` times the
+expected duration of the reads, plus `_LEAST_SECONDS`."""
 
 _NO_FILTER = "start the server without the filter; replicas can filter instead (replicate_do_db, …)"
 
 
 def _filters(context: TablesContext) -> Iterable[Problem]:
-    """Yield a problem if the log omits schemas, or statements that run with a certain default schema."""
+    """Yield a problem if the log omits changes in some schemas, or omits statements because of the session's default
+    schema."""
     if context.filters is None:
         return
     included, excluded = context.filters
@@ -33,8 +34,8 @@ def _filters(context: TablesContext) -> Iterable[Problem]:
             _NO_FILTER,
         )
     for option, names in ("binlog_do_db", included), ("binlog_ignore_db", excluded):
-        # For row changes, the filter applies to the schema of the table. For TRUNCATE, ALTER and other DDL, it applies
-        # to the default schema of the session.
+        # For row changes, the filter applies to the schema of the table. For TRUNCATE, ALTER and other DDL, the filter
+        # applies to the default schema of the session.
         if names and schemas and not unlogged:
             which = "not in this list" if names is included else "in this list"
             yield Problem(
@@ -48,7 +49,7 @@ def _filters(context: TablesContext) -> Iterable[Problem]:
 
 def _retention(context: TablesContext) -> Iterable[Problem]:
     """Yield a problem if the server may purge the log before the run has read it."""
-    # MySQL before 8.0.29 does not have this variable and always purges.
+    # MySQL before 8.0.29 does not have this variable, and always purges the log.
     settings = {"binlog_expire_logs_auto_purge": "ON"} | context.variables(
         ["binlog_expire_logs_auto_purge", "binlog_expire_logs_seconds"]
     )

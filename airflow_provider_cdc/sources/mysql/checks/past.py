@@ -1,8 +1,9 @@
-"""Checks whether a copy can be exact at a past position (`GoesBack`): some conditions must have held since then.
+"""Checks whether a copy can be exact at a past position (`GoesBack`). For this, some conditions must have held since
+the position.
 
-The rows are read now and rewound to the position. For settings that the log does not show, the checks use the time at
-which the settings were last set, and the start time of the server: the values before the start are unknown. Each
-problem names the earliest time at which this problem does not prevent a copy.
+The run reads the rows now and rewinds them to the position. For settings that the log does not show, the checks use the
+time at which the settings were last set. They also use the start time of the server, because the values before the
+start are unknown. Each problem names the earliest time at which this problem does not prevent a copy.
 """
 
 from __future__ import annotations
@@ -39,18 +40,18 @@ from airflow_provider_cdc.sources.mysql.tables.replaced import made_since
 
 _WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
 _BREAKS = 20
-"""The maximum number of statements that `_last_break` finds. The log may have more, and later, statements that prevent
-a copy."""
+"""The maximum number of statements that `_last_break` finds. The log may have more statements that prevent a copy,
+after the ones that were found."""
 
 
 @dataclass(frozen=True)
 class Past:
     """A position in the past.
 
-    :param moment: everything that the log does not show must be unchanged since this time. The run rewinds only changes
-        that were committed after this time.
-    :param until: a table that was created before this time may have had its current identity at the position already.
-        None: every table may.
+    :param moment: a time since which everything that the log does not show must be unchanged. The run rewinds only
+        changes that were committed after this time.
+    :param until: a table that was created before this time may already have had its current identity at the position.
+        None: this is true for every table.
     """
 
     prefix: Prefix
@@ -67,7 +68,7 @@ class PositionContext(ServerContext):
 
 @dataclass(kw_only=True)
 class PastContext(PositionContext):
-    """The tables of a run that is to be exact at a past position."""
+    """The tables of a run that should be exact at a past position."""
 
     settings: ConnectionSettings
     past: Past
@@ -77,8 +78,8 @@ class PastContext(PositionContext):
 def _replica_since(context: PositionContext) -> Iterable[Problem]:
     """Apply the rules for a replica if the server was a replica at any time since the position.
 
-    A promoted server does not report that it was a replica. But its log names the servers whose transactions it
-    applied.
+    A promoted server does not report that it was a replica. But its log names the servers whose transactions the
+    promoted server applied.
     """
     executed = GtidSet.parse(value(context.connection, "@@global.gtid_executed"))
     own = GtidSet.parse(f"{value(context.connection, '@@global.server_uuid')}:1")
@@ -137,13 +138,14 @@ def _crashed_since(context: PastContext) -> Iterable[Problem]:
 
 
 def _statements(context: PastContext) -> Iterable[Problem]:
-    """Yield the last logged statement since the position that prevents a copy as of an earlier time.
+    """Find the statements in the log since the position that prevent a copy as of an earlier time. Yield a problem for
+    the last of these statements.
 
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
     """
     settings, connection, past = context.settings, context.connection, context.past
-    # Read the end of the log before the list of files, so that the list has the file of the end.
+    # Read the end of the log before the list of files, so that the list includes the file that contains the end.
     end, files = end_of_log(settings, connection), log_files(connection)
     check_place(settings, files, past.prefix.place)
     if (found := _last_break(settings, past.prefix, end, files, context.tables)) is not None:
@@ -154,8 +156,8 @@ def _statements(context: PastContext) -> Iterable[Problem]:
 def _replaced(context: PastContext) -> Iterable[Problem]:
     """Yield the tables that were replaced since the position without a trace in the log.
 
-    The identities of the tables at the position are not known. So if a table was created or altered later, the log
-    must contain the statement.
+    The identities of the tables at the position are not known. So if a table was created or altered after the position,
+    the log must contain the statement that did this.
 
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
@@ -170,16 +172,18 @@ def _replaced(context: PastContext) -> Iterable[Problem]:
 
 
 def _later(when: datetime) -> str:
-    # The server gives these times in whole seconds.
+    # The server reports these times in whole seconds.
     return f"ask for {when.astimezone(UTC) + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ} or later"
 
 
 def _last_break(
     settings: ConnectionSettings, prefix: Prefix, end: LogPlace, files: Mapping[str, int], tables: Sequence[Table]
 ) -> tuple[CdcError, datetime] | None:
-    """Return the last statement since ``prefix`` that prevents a copy as of an earlier time, and its commit time."""
+    """Find the statements since ``prefix`` that prevent a copy as of an earlier time. Return the last of these
+    statements and its commit time."""
     last = None
-    # Rows of a parent may be deleted every second, and each one found requires another scan of the log.
+    # Limit the number of scans. Rows of a parent table may be deleted every second, and each such deletion requires
+    # another scan of the log.
     for _ in range(_BREAKS):
         if not is_before(prefix.place, end):
             break
@@ -210,7 +214,7 @@ def _first_break(
                 return error, LogPlace(walker.summary.segment.name, walker.position)
             prepared.add(walker)
             summaries.append(walker.summary)
-    # Return the first such statement; the caller then searches the log after it.
+    # Return the first statement that prevents a copy. The caller then searches the log after this statement.
     lost: list[tuple[CdcError, LogPlace]] = []
     lost += prepared.without_rows(settings, list(files), prefix.place, prefix.position)
     try:
@@ -224,9 +228,9 @@ class _Look(PreparedWalker):
     """Walks the log and stops at the statements at which a run at a past position would stop."""
 
     def _bad_rows(self, code: int, table: TableName) -> None:
-        # Ignore SHAPE: the log also has the statement that changed the columns, and the search finds that statement.
-        # Ignore DIFFERENCES: only images after a change can contain partial JSON. Only tables without a key need these
-        # images, and not every event of this type contains partial JSON.
+        # Ignore SHAPE, because the log also has the statement that changed the columns, and the search finds that
+        # statement. Ignore DIFFERENCES, because only row images after a change can contain partial JSON. Only tables
+        # without a key need these images, and not every event of this type contains partial JSON.
         if code not in (walk_state.SHAPE, walk_state.DIFFERENCES):
             super()._bad_rows(code, table)
 

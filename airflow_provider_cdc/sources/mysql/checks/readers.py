@@ -1,5 +1,5 @@
-"""Declarations of the checks that sessions and readers make during other work, with the place where each raises its
-error."""
+"""Declarations of the checks that sessions and readers make during other work. Each declaration names the place in the
+code that raises the error."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """All MySQL checks, for documents and tests.
 
-Code that runs checks imports `asked` instead, because `asked` loads no kernels.
+Code that runs checks imports `asked` instead, because `asked` does not load any kernels.
 """
 
 from __future__ import annotations

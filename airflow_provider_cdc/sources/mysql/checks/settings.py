@@ -1,7 +1,7 @@
-"""Checks of the server settings that exactness depends on.
+"""Checks of the server settings on which exactness depends.
 
-The log itself shows some settings (row image, format). They are checked again on each event, because a session can set
-its own values.
+Some settings, such as the row image and the format, are also visible in the log. They are checked again on each event,
+because a session can set its own values.
 """
 
 from __future__ import annotations

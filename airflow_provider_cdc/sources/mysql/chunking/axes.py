@@ -1,10 +1,10 @@
 """Key columns as axes along which chunks are cut.
 
-An axis is a key column; it defines how values of this column are exchanged with the server. ``read`` is SQL that
-returns a stored value as an integer, text or bytes. ``bound`` is SQL that takes such a value as its parameter, and can
-be compared with the column in the column's own type and order, using the index. An axis also proposes *cuts* between
-two values. Proposals only affect how even the chunks are: the server determines the order, and whether it reads a bound
-as the intended value (``bounds``).
+An axis is a key column. It defines how values of this column are exchanged with the server. ``read`` is SQL that
+returns a stored value as an integer, text or bytes. ``bound`` is an SQL expression whose parameter is such a value. The
+server can compare the expression with the column in the column's own type and order, using the index. An axis also
+proposes *cuts* between two values. The proposals only affect how even the chunks are, because the server determines the
+order, and confirms that it reads each bound as the intended value (``bounds``).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _DATE = re.compile(r"(\d+)-(\d+)-(\d+)(?: (\S+))?")
 _TIME = re.compile(r"(-?)(\d+):(\d+):(\d+)(?:\.(\d+))?")
 
 Between = tuple[KeyValue, KeyValue, int]
-"""The first and the last existing value, and the number of pieces to cut this range into."""
+"""A range to cut: the first and the last existing value, and the number of pieces."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Axis:
     """A key column that can be cut.
 
     ``{}`` stands for the column in ``read``, and for the parameter in ``bound``. Every bound states its type.
-    Otherwise, the type that a prepared statement assumes for a parameter would depend on the expression around it.
+    Otherwise, a prepared statement would derive the type of the parameter from the surrounding expression.
     """
 
     column: str
@@ -50,8 +50,8 @@ class Axis:
         return self.read.format(quote(self.column))
 
     def between(self, wanted: Sequence[Between]) -> list[list[KeyValue]]:
-        """For each range, return the values to cut at, in ascending order. They are greater than the range's first
-        value and at most its last value. If both are equal, there is no cut."""
+        """Return, for each range, the values at which to cut, in ascending order. These values are greater than the
+        range's first value, and at most its last value. If the first and the last value are equal, there is no cut."""
         return [self.cuts(*point) for point in wanted]
 
     def cuts(self, first: KeyValue, last: KeyValue, pieces: int) -> list[KeyValue]:
@@ -63,7 +63,8 @@ class Axis:
         return list(dict.fromkeys(self.from_int(point) for point in points))
 
     def after(self, value: KeyValue) -> KeyValue | None:
-        """Return the next greater value. None: there is no greater value, or it does not fit into a parameter."""
+        """Return the next greater value. None: there is no greater value, or the greater value does not fit into a
+        parameter."""
         with suppress(ValueError, OverflowError):
             successor = self.from_int(self.to_int(value) + 1)
             return successor if not isinstance(successor, int) or successor <= _LARGEST else None
@@ -80,7 +81,8 @@ class Axis:
 
 @dataclass(frozen=True)
 class YearAxis(Axis):
-    """Years: 0000, and 1901 to 2155. The type has no years in between. One or two digits would mean another year."""
+    """Years: 0000, and 1901 to 2155. The type has no years between 0000 and 1901. The server would interpret one or two
+    digits as another year."""
 
     def from_int(self, place: int) -> KeyValue:
         return max(place, _FIRST_YEAR)
@@ -120,12 +122,12 @@ class TimeAxis(Axis):
 
 @dataclass(frozen=True)
 class DateAxis(TimeAxis):
-    """Dates, counted in days since year 1. With ``clock``, dates with a time, counted in fractions of a second since
-    then.
+    """Dates, counted in days since the beginning of year 1. With ``clock``, dates with a time, counted in fractions of
+    a second since the beginning of year 1.
 
-    A date that is not in the calendar (2024-02-31, 0000-00-00) counts as a date nearby: such dates can be read, but are
-    never proposed as cuts. Dates before ``since`` are never proposed either, because a TIMESTAMP column cannot be
-    compared with them.
+    A date that is not in the calendar (2024-02-31, 0000-00-00) is replaced by a nearby date. Dates that are not in the
+    calendar can be read, but are never proposed as cuts. Dates before ``since`` are never proposed either, because a
+    TIMESTAMP column cannot be compared with them.
     """
 
     clock: bool = True
@@ -157,7 +159,7 @@ class BytesAxis(Axis):
     padded: bool = False
 
     def cuts(self, first: KeyValue, last: KeyValue, pieces: int) -> list[KeyValue]:
-        # Only the first bytes that differ matter. Numbers of all bytes of a long key would be slow.
+        # Use only the first bytes that differ, because computing with all bytes of a long key would be slow.
         low, high = _as_bytes(first), _as_bytes(last)
         shared = 0
         while shared < min(len(low), len(high)) and low[shared] == high[shared]:
@@ -171,7 +173,7 @@ class BytesAxis(Axis):
 
 @dataclass(frozen=True)
 class TextAxis(Axis):
-    """Text of at most ``length`` characters. Only the server knows its order; see ``text_cuts``."""
+    """Text of at most ``length`` characters. Only the server knows the order of texts (see ``text_cuts``)."""
 
     length: int = 0
 
@@ -179,8 +181,8 @@ class TextAxis(Axis):
 def axis_of(column: Column) -> Axis | None:
     """Return the axis of a key column. None: no parameter can be compared with this type exactly and in index order.
 
-    The server compares ENUM and SET with text by label, and with numbers without using the index. In a comparison with
-    a FLOAT column, the other value is rounded.
+    ENUM and SET columns have no axis: the server compares them with text by label, and with numbers without using the
+    index. FLOAT columns have no axis: in a comparison with such a column, the other value is rounded.
     """
     match = _TYPE.match(column.type)
     if match is None:
@@ -194,7 +196,7 @@ def axis_of(column: Column) -> Axis | None:
         return Axis(column.name, "{} + 0", "CAST({} AS UNSIGNED)")
     if name == "decimal":
         declared_type = f"DECIMAL({size}, {scale})"
-        # A ZEROFILL column would otherwise be read with leading zeros.
+        # The inner CAST removes the leading zeros of a ZEROFILL column.
         return DecimalAxis(column.name, f"CAST(CAST({{}} AS {declared_type}) AS CHAR)", _typed(declared_type), scale)
     if name == "date":
         return DateAxis(column.name, _TEXT, _typed("DATE"), clock=False)
@@ -223,7 +225,7 @@ def key_order(table: Table) -> str | None:
         return None
     column = table.column(table.key[0])
     axis = axis_of(column)
-    # As text, digits do not sort like numbers. Text sorts by its collation.
+    # Numbers that are published as text do not sort like numbers. Text columns sort by their collation.
     if axis is None or (isinstance(axis, DecimalAxis) and is_wide_decimal(column)):
         return None
     if isinstance(axis, TextAxis) and column.details["collation"] != "utf8mb4_0900_bin":
@@ -235,7 +237,7 @@ _TEXT = "CAST({} AS CHAR)"
 
 
 def _typed(own: str) -> str:
-    # Without a stated type, a prepared statement interprets the text of a TIME parameter as a date.
+    # If a TIME parameter has no stated type, a prepared statement interprets its text as a date.
     return f"CAST(CAST({{}} AS CHAR) AS {own})"
 
 

@@ -1,9 +1,11 @@
-"""Selects the bounds of chunks: the server must confirm, with the comparisons of chunk reads, that they increase.
+"""Selects the bounds of chunks. The server must confirm that the bounds increase, with the same comparisons that chunk
+reads use.
 
-The confirming query uses the same expressions, parameters and protocol as the reads, because the server may interpret
-the same text differently in different places. For example, in a prepared statement, ``CAST('08:12:27' AS TIME)`` of a
-parameter is the time of a date, 00:00:00. So each bound must also be returned unchanged. A bound is dropped if the
-server reads it as another value, or not as a value of the column's type.
+The query for this confirmation uses the same expressions, parameters and protocol as the reads, because the server may
+interpret the same text differently in different places. For example, in a prepared statement, ``CAST('08:12:27' AS
+TIME)`` of a parameter is the time of a date, 00:00:00. So the query also returns each bound, and the result must be
+equal to the bound. A bound is dropped if the server reads it as another value, or cannot read it as a value of the
+column's type.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ _BATCH = 64
 
 
 def increasing(connection: Connection, axes: Sequence[Axis], bounds: Sequence[Bound]) -> list[int]:
-    """Return the indexes of the bounds to keep. A bound is dropped if the server does not find it greater than the
-    previous kept bound, or interprets it as another value."""
+    """Return the indexes of the bounds to keep. A bound is kept only if the server interprets it as the intended value,
+    and finds it greater than the previous kept bound."""
     increasing_indexes = list(range(len(bounds)))
     while True:
         greater: list[bool] = []
@@ -33,7 +35,7 @@ def increasing(connection: Connection, axes: Sequence[Axis], bounds: Sequence[Bo
             greater += _answers(connection, some)
         if all(greater):
             return increasing_indexes
-        # A bound after a dropped one must still be compared with the bound before the dropped one.
+        # If a bound was dropped, the next bound must still be compared with the last kept bound.
         increasing_indexes = [
             index
             for index, is_greater, last_was in zip(increasing_indexes, greater, [True, *greater[:-1]], strict=True)
@@ -47,7 +49,7 @@ _Check = tuple[str, list[KeyValue]]
 def _greater(axes: Sequence[Axis], before: Bound, bound: Bound) -> _Check:
     """Return SQL that is true if ``bound`` is greater than ``before`` and the server returns its values unchanged.
 
-    If one bound is a prefix of the other, the longer one is the greater.
+    If one bound is a prefix of the other bound, the longer bound is greater.
     """
     checks = ["TRUE"]
     params: list[KeyValue] = []
@@ -71,7 +73,7 @@ def _size(check: _Check) -> int:
 
 
 def _answers(connection: Connection, checks: Sequence[_Check]) -> list[bool]:
-    # Return one string, so that the form of the result does not depend on the number of checks.
+    # Let the query return one string, so that the form of the result does not depend on the number of checks.
     sql = ", ".join(f"IF({check}, 'Y', 'N')" for check, _ in checks)
     statement = PreparedStatement(connection, f"SELECT CAST(CONCAT({sql}) AS BINARY)")
     try:

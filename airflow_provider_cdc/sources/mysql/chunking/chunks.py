@@ -1,17 +1,17 @@
-"""Chunks of a table: planned with the index's estimates, confirmed by the server, read as key ranges.
+"""Chunks of a table. They are planned with estimates from the index, confirmed by the server, and read as key ranges.
 
-Planning never scans the table. For EXPLAIN of a key range, the server looks up both ends in the index and estimates the
-rows in between. This takes a fraction of a millisecond, regardless of the number of rows. So the key space is first cut
-into *cells*: key ranges of about the wanted size. A cell with too many rows is cut again, between the first and the
-last key that really exist in it (which skips gaps). If all rows of a cell have the same value, the cell is cut along
-the next key column. Small neighbouring cells are joined.
+Planning never scans the table. For EXPLAIN of a key range, the server looks up both ends of the range in the index and
+estimates the rows in between. This takes a fraction of a millisecond, regardless of the number of rows. So the key
+space is first cut into *cells*, which are key ranges of about the wanted size. A cell with too many rows is cut again,
+between the first and the last key that exist in the cell. This skips gaps between keys. If all rows of a cell have the
+same value in a key column, the cell is cut along the next key column. Small neighbouring cells are joined.
 
-The cuts only affect how even the chunks are. Chunks leave no gaps and do not overlap because the bounds strictly
-increase in the key's order (``core.chunk``). The server confirms this at the end (``bounds``), and unconfirmed bounds
-are dropped.
+The cuts only affect how even the chunks are. The chunks have no gaps and do not overlap, because their bounds strictly
+increase in the key's order (``core.tables.chunk``). At the end, the server confirms the order of the bounds
+(``bounds``), and unconfirmed bounds are dropped.
 
-If a condition selects only a range of the key, only that range is cut. The first and the last chunk include everything
-outside the range; the server sends no rows from there (``pushed_conditions``).
+If a condition selects only a range of the key, only that range is cut. The first and the last chunk also cover the keys
+outside the range, but the server does not send rows with these keys (``pushed_conditions``).
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from airflow_provider_cdc.sources.mysql.server.statement_size import batches, fi
 from airflow_provider_cdc.sources.mysql.tables.schema import table_sql, unsigned_difference
 
 _TOO_BIG = 1.5
-"""A cell (key range) with the rows of more than this many chunks is cut again."""
+"""A cell (key range) is cut again if its rows would fill more than this number of chunks."""
 
 _ROUNDS = 40
 _BATCH = 64
 """Maximum number of key ranges per statement."""
 _MOST_COPIES = 8
-"""The maximum number of times that the values of a bound occur in a statement: twice for each of two bounds, in two
-SELECTs."""
+"""The maximum number of times that the values of a bound occur in a statement. Each of two bounds occurs twice in each
+of two SELECTs."""
 
 _Asked = tuple[str, list[KeyValue]]
 """A part of a statement, and its parameters."""
@@ -50,11 +50,12 @@ _MARK = "\0"
 
 
 def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
-    """Return chunks of about ``chunk_rows`` rows each. Only rows in the range that the table's condition selects count.
+    """Return chunks of about ``chunk_rows`` rows each. Rows outside the key range that the table's condition selects
+    are not counted.
 
-    The result is one chunk in four cases: the table has no key; it has about ``chunk_rows`` rows or fewer; the type of
-    its key cannot be cut (``axes.axis_of``); or the server may miss rows of the table in a statement with a condition
-    (``schema.unsigned_difference``).
+    The result is a single chunk in four cases: the table has no key, the table has about ``chunk_rows`` rows or fewer,
+    the type of the key cannot be cut (``axes.axis_of``), or the server may miss rows of the table in a statement with a
+    condition (``schema.unsigned_difference``).
     """
     is_cut = table.rows > chunk_rows * _TOO_BIG and not unsigned_difference(table)
     axes = _axes(connection, table) if is_cut else []
@@ -74,8 +75,8 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
 
 
 def where(table: Table, chunk: Chunk) -> tuple[str, list[KeyValue]]:
-    """Return the SQL condition of a chunk, with ``?`` markers, and its parameters. The condition is empty for an
-    unbounded chunk."""
+    """Return the SQL condition of a chunk, with ``?`` markers, and the parameters of the condition. The condition is
+    empty for an unbounded chunk."""
     lower, upper = chunk.bounds
     depth = max(len(lower or ()), len(upper or ()))
     axes = [axis for name in table.key[:depth] if (axis := axis_of(table.column(name)))]
@@ -87,8 +88,8 @@ def where(table: Table, chunk: Chunk) -> tuple[str, list[KeyValue]]:
 class _Cell:
     """A key range during planning.
 
-    ``fixed``: the leading key values that all rows of the range share. ``rows``: the estimate of EXPLAIN. ``final``:
-    the range cannot be cut further.
+    ``fixed`` has the leading key values that are equal in all rows of the range. ``rows`` is the number of rows that
+    EXPLAIN estimates. ``final`` is true if the range cannot be cut further.
     """
 
     lower: Bound | None
@@ -110,9 +111,9 @@ class _Planner:
         self._from = f"FROM {table_sql(table.name)} FORCE INDEX ({quote(table.key_index)})"
 
     def plan(self, lower: Bound | None = None, upper: Bound | None = None) -> list[tuple[Bound, float]]:
-        """Return the lower bound and the estimated rows of each chunk. The lower bound of the first one is not used.
+        """Return the lower bound and the estimated rows of each chunk. The lower bound of the first chunk is not used.
 
-        :param lower: with ``upper``, the range to cut; None: unbounded on that side.
+        :param lower: together with ``upper``, the range to cut. None: the range is unbounded on this side.
         """
         cells = [_Cell(lower, upper, rows=self._table.rows)]
         if lower or upper:
@@ -129,18 +130,18 @@ class _Planner:
         return self._join(cells)
 
     def _scale(self, cells: Iterable[_Cell]) -> float:
-        # The server doubles its estimate for ranges of many pages. The table's total row count shows how wrong the
+        # For ranges of many pages, the server's estimate is doubled. The table's total row count shows how wrong the
         # estimates are.
         return min(1.0, self._table.rows / max(1.0, sum(cell.rows for cell in cells)))
 
     def _split(self, cells: Sequence[_Cell], scale: float) -> list[list[_Cell]]:
-        """Cut each cell (key range) into several. A cell that cannot be cut here stays whole, but has more values fixed
-        or is marked as final."""
+        """Cut each cell (key range) into several cells. A cell that cannot be cut along the current key column stays
+        whole. In this case, more of its key values become ``fixed``, or the cell becomes ``final``."""
         pieces = [min(256, math.ceil(cell.rows * scale / self._chunk_rows) + 1) for cell in cells]
         split: list[list[_Cell]] = []
         for cell, cuts in zip(cells, self._cuts(cells, pieces), strict=True):
             bounds = [bound for cut in cuts if self._fits(bound := (*cell.fixed, cut))]
-            # A larger chunk is better than a bound that does not fit into any statement.
+            # If no bound fits into a statement, accept a larger chunk.
             cell.final |= bool(cuts) and not bounds
             edges = [cell.lower, *bounds, cell.upper]
             split.append([_Cell(low, high, cell.fixed) for low, high in pairwise(edges)] if bounds else [cell])
@@ -151,8 +152,9 @@ class _Planner:
         return fits(self._connection, _MOST_COPIES * size_of(bound))
 
     def _cuts(self, cells: Sequence[_Cell], pieces: Sequence[int]) -> list[list[KeyValue]]:
-        """Return the values to cut each cell (key range) at. They belong to the first key column in which the first and
-        the last key of the cell differ. The list is empty for a cell that cannot be cut there."""
+        """Return the values at which to cut each cell (key range). The values belong to the first key column in which
+        the first and the last key of the cell differ. The list of a cell is empty if the cell cannot be cut in this
+        column."""
         cuts: list[list[KeyValue]] = [[] for _ in cells]
         wanted: dict[int, dict[int, Between]] = {}
         for number, (cell, ends) in enumerate(zip(cells, self._ends(cells), strict=True)):
@@ -170,7 +172,7 @@ class _Planner:
             cut_lists = self._cutters[depth].between(list(asked.values()))
             for (number, (value, *_)), cuts[number] in zip(asked.items(), cut_lists, strict=True):
                 if not cuts[number]:
-                    # The values differ in Python, but the server treats them as equal.
+                    # The two values differ in Python, but the server treats them as equal.
                     cells[number].fixed += (value,)
         for cell in cells:
             cell.final |= len(cell.fixed) == len(self._axes)
@@ -192,7 +194,7 @@ class _Planner:
         for some in batches(self._connection, questions, _size, _BATCH):
             rows = _run(self._connection, " UNION ALL ".join(sql for sql, _ in some), _params(some))
             bounds |= {(number, side): tuple(key) for number, side, *key in rows}
-        # A cell may lose its only row between the two queries.
+        # The only row of a cell may be deleted between the two queries.
         return [
             (bounds[number, 0], bounds[number, 1]) if {(number, 0), (number, 1)} <= bounds.keys() else None
             for number in range(len(cells))
@@ -204,12 +206,12 @@ class _Planner:
         statements = [(f"SELECT 1 {self._from}{condition}", params) for condition, params in conditions]
         done = 0
         for some in batches(self._connection, statements, _size, _BATCH):
-            # For a single SELECT with a forced index, the server makes no estimate.
+            # Send at least two SELECTs, because the server makes no estimate for a single SELECT with a forced index.
             twice = [*some, *(some if len(some) == 1 else ())]
             selects = " UNION ALL ".join(sql for sql, _ in twice)
             rows = _run(self._connection, f"EXPLAIN FORMAT=TRADITIONAL {selects}", _params(twice))
             for number, *_, estimate, _, _ in rows[: len(some)]:
-                # No estimate: the server knows that no row can match.
+                # If there is no estimate, the server knows that no row can match.
                 cells[done + number - 1].rows = float(estimate or 0)
             done += len(some)
 
@@ -218,7 +220,7 @@ class _Planner:
         return (f" WHERE {condition}" if condition else ""), params
 
     def _join(self, cells: Sequence[_Cell]) -> list[tuple[Bound, float]]:
-        """Join neighbouring cells (key ranges) while their rows together fit into one chunk."""
+        """Join neighbouring cells (key ranges) as long as their combined rows fit into one chunk."""
         scale = self._scale(cells)
         chunks: list[tuple[Bound, float]] = []
         for cell in cells:
@@ -231,15 +233,15 @@ class _Planner:
 
 
 def _span(table: Table, axis: Axis) -> tuple[Bound | None, Bound | None]:
-    """Return the key range of the rows that the server will be asked for."""
+    """Return the key range of the rows that the run will request from the server."""
     least, greatest = pushed_span(table)
     beyond = None if greatest is None else axis.after(greatest)
     return None if least is None else (least,), None if beyond is None else (beyond,)
 
 
 def _axes(connection: Connection, table: Table) -> list[Axis]:
-    """Return the leading key columns along which chunks can be cut. They are indexed as a whole, all in the same
-    direction, and their types have an axis."""
+    """Return the leading key columns along which chunks can be cut. Each of these columns is indexed as a whole, all
+    are indexed in the same direction, and each type has an axis."""
     parts = query(
         connection,
         "SELECT SUB_PART, COLLATION FROM information_schema.STATISTICS "
@@ -256,8 +258,8 @@ def _axes(connection: Connection, table: Table) -> list[Axis]:
 
 
 def _range(axes: Sequence[Axis], lower: Bound | None, upper: Bound | None) -> tuple[str, list[KeyValue]]:
-    """Return the condition for keys from ``lower`` up to but not including ``upper``, in a form that the server uses as
-    index ranges."""
+    """Return the condition for keys from ``lower`` up to but not including ``upper``. The server evaluates this form of
+    the condition as ranges of the index."""
     low, high = lower or (), upper or ()
     shared = 0
     while shared < min(len(low), len(high)) and low[shared] == high[shared]:

@@ -1,8 +1,8 @@
-"""Finds rows that are in a different partition from the one they belong to.
+"""Finds misplaced rows: rows in a partition to which they do not belong.
 
 EXCHANGE PARTITION … WITHOUT VALIDATION can put rows into a wrong partition. A SELECT of the whole table returns such
-rows. A SELECT of a key range misses them if the server reads only the partitions to which the range belongs. Their keys
-may even be duplicates.
+rows. A SELECT of a key range misses such rows if the server reads only the partitions to which the range belongs. The
+keys of misplaced rows may even be duplicates of other keys.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from airflow_provider_cdc.sources.mysql.tables.schema import (
 )
 
 _ALTERED = (1146, 1412, 1735)
-"""No such table; the table's definition has changed since the snapshot; no such partition."""
+"""Error codes: the table does not exist, the table's definition has changed since the snapshot, and the partition does
+not exist."""
 
 
 def misplaced_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
     """Report tables whose chunked reads would miss misplaced rows. Only tables that are partitioned by the first column
     of the key are checked.
 
-    The server itself determines which partition a value belongs to: a query for a value does not read a partition that
-    cannot contain it. The query is made for the first and the last value in each partition. If the table is partitioned
-    by RANGE of this column, a partition has misplaced rows exactly if its first or last value is misplaced. In LIST and
-    HASH partitions, rows between these two values may be misplaced, too; the check does not find them.
+    The server itself determines the partition to which a value belongs, because a query for a value does not read
+    partitions that cannot contain the value. The check makes this query for the first and the last value in each
+    partition. If the table is partitioned by RANGE of this column, a partition has misplaced rows exactly if its first
+    or last value is misplaced. In LIST and HASH partitions, rows between these two values may be misplaced, too. The
+    check does not find such rows.
 
     Tables with an `unsigned_difference` are not checked. They are read in one piece, without a condition.
     """
@@ -45,10 +47,11 @@ def misplaced_problems(connection: Connection, tables: Sequence[Table]) -> Itera
         "PARTITIONS",
         "AND PARTITION_NAME IS NOT NULL ORDER BY PARTITION_ORDINAL_POSITION",
     )
-    # Subpartitions are listed with the name of their partition.
+    # Remove duplicates, because each subpartition is listed with the name of its partition.
     for schema, name, part, expression in dict.fromkeys(parts):
         table = keyed_tables[TableName(schema, name)]
-        # The column may be quoted in any way, or be the argument of a function. KEY () uses the whole key.
+        # In the expression, the column may be quoted in any way, or may be the argument of a function. KEY () uses the
+        # whole key.
         by_first = not expression or table.key[0].lower() in expression.lower()
         if by_first and _has_others(connection, table, part):
             yield Problem(
@@ -67,8 +70,8 @@ def _has_others(connection: Connection, table: Table, part: str) -> bool:
     except pymysql.MySQLError as error:
         if error.args[0] not in _ALTERED:
             raise
-    # Partitions may be added or dropped meanwhile. The check is repeated before the position is fixed; after that, the
-    # log shows such changes.
+    # Partitions may have been added or dropped meanwhile. The check is repeated before the position is fixed. After
+    # that, the log shows such changes.
     return False
 
 
@@ -88,7 +91,8 @@ def _ends_in_others(connection: Connection, table: Table, part: str) -> bool:
             end = query(connection, f"SELECT {stored} {first}", [1])
             if not end or query(connection, f"SELECT 1 {rows} WHERE {condition} LIMIT 1", end[0]):
                 continue
-            # This query tests nothing for a value that is not equal to itself (a date that is not in the calendar).
+            # For a value that is not equal to itself, such as a date that is not in the calendar, this query does not
+            # test anything.
             if query(connection, f"SELECT {condition} {first}", [*end[0], 1]) == [(1,)]:
                 return True
     return False
@@ -96,7 +100,8 @@ def _ends_in_others(connection: Connection, table: Table, part: str) -> bool:
 
 @contextmanager
 def _one_view(connection: Connection) -> Iterator[None]:
-    """Run both queries in one snapshot, so that a row that is deleted between them is visible to both."""
+    """Run both queries of the block in one snapshot. If a row is deleted between the queries, both queries still see
+    the row."""
     query(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     query(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
     try:

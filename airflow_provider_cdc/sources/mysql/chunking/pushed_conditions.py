@@ -1,4 +1,5 @@
-"""The part of a condition that MySQL can evaluate (`sources.pushdown`): integers, decimals, dates and times."""
+"""The part of a condition that MySQL can evaluate (`sources.planning.pushdown`). Only comparisons of integers,
+decimals, dates and times are evaluated by MySQL."""
 
 from __future__ import annotations
 
@@ -20,12 +21,13 @@ from airflow_provider_cdc.sources.planning.pushdown import Pushable, pushed, spa
 
 _MOMENTS = (Family.DATE, Family.DATETIME, Family.TIMESTAMP)
 _FIRST, _LAST = datetime(1970, 1, 2), datetime(2038, 1, 18)
-"""TIMESTAMP literals are pushed only between these limits, which are inside the limits of the type. The server's
-conversion of literals near the limits of the type is not relied on."""
+"""TIMESTAMP literals are pushed down only between these limits, which are inside the limits of the type. This package
+does not rely on the server's conversion of literals near the limits of the type."""
 
 
 def pushed_condition(table: Table) -> str:
-    """Return the condition for the server; empty: all rows. Sessions use the time zone UTC."""
+    """Return the condition that the server evaluates. Empty: the server sends all rows. Sessions use the time zone
+    UTC."""
     if unsigned_difference(table):
         return ""
     types_by_name = {column.name: column for column in column_types(table)}
@@ -33,8 +35,9 @@ def pushed_condition(table: Table) -> str:
 
 
 def pushed_span(table: Table) -> tuple[KeyValue | None, KeyValue | None]:
-    """Return the least and the greatest value of the key's first column that the pushed condition allows, as bounds of
-    chunks. None: that side is unbounded, or its bound is unknown. Use the result only for estimates."""
+    """Return the least and the greatest value of the key's first column that the pushed condition allows, in the form
+    of chunk bounds. None: the condition has no limit on this side, or the limit is unknown. Use the result only for
+    estimates."""
     if table.keyless or table.selection.where is None:
         return None, None
     (column,) = (column for column in column_types(table) if column.name == table.key[0])
@@ -63,7 +66,7 @@ def _pushable(column: ColumnType) -> Pushable | None:
         odd = False
     else:
         return None
-    # A YEAR of two digits would mean another year, and a BIT is a string in some contexts.
+    # The server interprets a YEAR of two digits as another year, and treats a BIT as a string in some contexts.
     if column.family in (Family.YEAR, Family.BITS):
         return None
     return Pushable(quote(column.name), partial(_spelt, column), odd, column.nullable)
@@ -80,7 +83,7 @@ def _spelt(column: ColumnType, literal: Literal) -> str | None:
         if column.family is Family.TIMESTAMP and not _FIRST <= plain <= _LAST:
             return None
         if plain.microsecond % 10 ** (6 - column.scale):
-            # The server's rounding is not relied on.
+            # Do not rely on the rounding of the server.
             return None
         return f"TIMESTAMP'{plain.isoformat(' ', 'microseconds')}'"
     assert isinstance(value, date)

@@ -1,4 +1,4 @@
-"""Checks the values of the first and last rows of tables, in key order (`sources.sampling`)."""
+"""Checks the values of the first and last rows of tables, in key order (`sources.planning.sampling`)."""
 
 from __future__ import annotations
 
@@ -26,8 +26,9 @@ _MOMENTS = (Family.DATE, Family.DATETIME, Family.TIMESTAMP)
 # Depending on sql_mode, the column may contain days that the month does not have.
 _IS_NO_DATE = "MONTH({0}) = 0 OR DAYOFMONTH({0}) = 0 OR DAYOFMONTH({0}) > DAYOFMONTH(LAST_DAY({0}))"
 _CHARACTERS = 1000
-"""Maximum number of characters of a text that are checked."""
-# The server converts an unassigned code to a question mark. No character of these sets contains that byte.
+"""The maximum number of characters that are checked in each text."""
+# The server converts an unassigned code to a question mark. In these character sets, no other character contains the
+# byte of the question mark.
 _IS_NO_TEXT = (
     "LENGTH(CAST({0} AS BINARY)) - LENGTH(REPLACE(CAST({0} AS BINARY), 0x3F, '')) < "
     "LENGTH(CAST(CONVERT({0} USING utf8mb4) AS BINARY)) "
@@ -39,7 +40,7 @@ _OF_CHARSETS = {"ucs2": _IS_SURROGATE, "tis620": _IS_REPLACED, "big5": f"({_IS_N
 
 
 def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Problem]:
-    """Return a problem for each column of the planned tables with a sampled value that would stop the run.
+    """Sample the planned tables. Return a problem for each column in which a sampled value would stop the run.
 
     :raises LockNotGranted: a session keeps a table locked against readers.
     """
@@ -70,8 +71,8 @@ def _stops_always(table: Table, column: ColumnType) -> bool:
 
 
 def _is_odd(column: ColumnType) -> str:
-    """Return an SQL condition that finds values of the column that no Arrow type holds; empty if all values can be
-    held."""
+    """Return an SQL condition that finds the values of the column that no Arrow type holds. Empty: there are no such
+    values in this type."""
     if column.family in _MOMENTS:
         odd = _IS_NO_DATE
     elif column.family is Family.TEXT and has_gaps(column.charset):
@@ -97,7 +98,8 @@ def _statement(table: Table, columns: Sequence[ColumnType]) -> str:
             f"ORDER BY {', '.join(f'{quote(name)} {way}' for name in table.key)} LIMIT {ROWS})"
             for way in ("ASC", "DESC")
         ]
-        # Each row has a unique key, so UNION removes only rows that are in both ends.
+        # Each row has a unique key, so UNION removes a row only if the row is in both samples: at the beginning and at
+        # the end of the key.
         some = " UNION ".join(ends)
     counts = [f"SUM(COALESCE({_is_odd(column)}, FALSE))" for column in columns]
     return f"SELECT /*+ MAX_EXECUTION_TIME({_MILLISECONDS}) */ COUNT(*), {', '.join(counts)} FROM ({some}) AS looked_at"

@@ -1,10 +1,10 @@
-"""Proposes cuts along a text column, with any collation; the server sorts the proposals.
+"""Proposes cuts along a text column with any collation. The server sorts the proposals.
 
 Each cut begins with the common prefix of the first and the last key of a cell (a key range), followed by a few more
-characters. The added characters are treated as the digits of a number. The digits are the characters that were seen in
-keys, in the order of the collation; characters that the collation treats as equal are one digit. The proposed cuts are
-evenly spaced numbers between the first and the last key. The server sorts them, drops equal ones, and keeps those
-between the two keys. No knowledge of collations is needed here.
+characters. The added characters are treated as the digits of a number. The possible digits are the characters that were
+seen in keys, in the order of the collation. Characters that the collation treats as equal count as one digit. The
+proposed cuts are evenly spaced numbers between the first and the last key. The server sorts the proposed cuts, drops
+equal cuts, and keeps the cuts between the two keys. So this module needs no knowledge of collations.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class TextCuts:
         return cuts
 
     def _fitting(self, cell: int, first: str, last: str, texts: Sequence[str]) -> list[str]:
-        """Return the query's input for one cell (a key range), as JSON, with as many proposed cuts as fit into one
-        statement. The result is empty if not even one cut fits."""
+        """Return the input of the query for one cell (a key range), as JSON. The input has as many proposed cuts as fit
+        into one statement. It is empty if not even one cut fits."""
         while texts:
             question = _json([cell, first, last, texts])
             if fits(self._connection, _size(question)):
@@ -66,7 +66,8 @@ class TextCuts:
     def _learn(self, characters: str) -> None:
         count_before = len(self._seen)
         self._seen |= set(characters)
-        # At first only two keys have been seen, so guess the usual characters. Later, guesses would only waste cuts.
+        # At first, only two keys have been seen, so also use the most common characters. Later, such guesses would only
+        # waste cuts.
         guessed = set(_USUAL) if not self._alphabet else set()
         if len(self._seen) == count_before and not guessed:
             return
@@ -78,8 +79,8 @@ class TextCuts:
             self._connection,
             f"SELECT c, DENSE_RANK() OVER (ORDER BY {typed}) "
             "FROM JSON_TABLE(%s, '$[*]' COLUMNS (c VARCHAR(1) PATH '$')) AS j "
-            # Leave out characters that the column's character set lacks: the server would reject them as parameters of
-            # reads.
+            # Leave out characters that the column's character set lacks, because the server would reject them in the
+            # parameters of reads.
             f"WHERE CONVERT({typed} USING utf8mb4) COLLATE utf8mb4_bin = c COLLATE utf8mb4_bin",
             (_json(wanted_characters),),
         )
@@ -104,7 +105,7 @@ class TextCuts:
             # Keys may not sort in the order of their characters, for example if the collation has contractions.
             start, stop = 0, base**digits - 1
         points = {start + (stop - start) * piece // pieces for piece in range(1, pieces)}
-        # A CHAR column ignores trailing spaces, so with them the cut would be at another place.
+        # Remove trailing spaces. A CHAR column ignores them, so a cut with trailing spaces would be at another place.
         texts = {(first[:shared] + self._text(point, digits)).rstrip(" ") for point in points}
         # Always propose the last key, so that the range shrinks with every collation.
         return sorted(texts - {""} | {last})
@@ -121,8 +122,8 @@ class TextCuts:
 
 
 def _between_characters(first: str, last: str) -> str:
-    """Return characters between the first two differing characters of the keys, if these two are far apart. In a large
-    script, two keys contain only a few of the characters."""
+    """Return characters between the two characters in which the keys first differ, if these two characters are far
+    apart. In a large script, two keys contain only a few of the script's characters."""
     for one, other in zip(first, last, strict=False):
         if one != other:
             low, high = sorted((ord(one), ord(other)))

@@ -13,20 +13,22 @@ _RETENTION = "binlog retention hours"
 
 
 def is_amazon(connection: Connection) -> bool:
-    """Whether the server is Amazon RDS or Aurora, where users can neither set its start options nor have SUPER."""
+    """Return whether the server is Amazon RDS or Aurora. On these servers, users can neither set start options nor have
+    the privilege SUPER."""
     values = variables(connection, ["basedir", "aurora_version"])
     return "aurora_version" in values or values.get("basedir", "").startswith(_BASE)
 
 
 def setting_hint(setting: str) -> str:
-    """Return the hint that says how to change a setting on Amazon RDS or Aurora."""
+    """Return a hint for changing a setting on Amazon RDS or Aurora."""
     return f"set {setting} in the parameter group of the instance or cluster, and reboot if it asks for that"
 
 
 def retention_hours(connection: Connection) -> int | None:
-    """Return the number of hours for which Amazon keeps the log, regardless of binlog_expire_logs_seconds.
+    """Return the number of hours for which Amazon keeps the log. This setting of Amazon does not depend on
+    binlog_expire_logs_seconds.
 
-    0: the setting is not set. None: this user may not read it.
+    0: the setting has no value. None: the user may not read the setting.
     """
     try:
         rows = query(connection, f"SELECT value FROM mysql.rds_configuration WHERE name = '{_RETENTION}'")
@@ -38,9 +40,9 @@ def retention_hours(connection: Connection) -> int | None:
 
 
 def retention_problem(connection: Connection, needed: int) -> Problem | None:
-    """Return the problem if Amazon keeps the log for a shorter time than a run needs.
+    """Return a problem if Amazon keeps the log for less time than a run needs.
 
-    None: Amazon keeps the log long enough, or this user may not read the setting.
+    None: Amazon keeps the log long enough, or the user may not read the setting.
 
     :param needed: the number of seconds for which a run needs the log.
     """

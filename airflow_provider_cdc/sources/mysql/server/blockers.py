@@ -1,4 +1,5 @@
-"""Wait for table locks of other sessions for a bounded time, and name the sessions that hold them."""
+"""Limits the time for which a session waits for table locks of other sessions, and names the sessions that hold these
+locks."""
 
 from __future__ import annotations
 
@@ -17,8 +18,9 @@ from airflow_provider_cdc.sources.mysql.server.statement_size import batches, si
 SECONDS = 10
 _DENIED = 1142
 
-# The query includes pending locks: the server grants locks in turn, so a pending lock blocks readers, too. The query
-# includes all tables of the schemas: the locked table may be one to which a copied table refers.
+# The query includes pending locks. The server grants locks in the order of the requests, so a pending lock blocks
+# readers, too. The query includes all tables of the schemas, because the locked table may be a table to which a copied
+# table refers.
 _HOLDERS = """
 SELECT OBJECT_SCHEMA, OBJECT_NAME, LOCK_STATUS, LOCK_TYPE, PROCESSLIST_ID, PROCESSLIST_USER, PROCESSLIST_HOST,
     PROCESSLIST_TIME
@@ -35,7 +37,8 @@ def naming_blockers(settings: ConnectionSettings, connection: Connection) -> Ite
 
     Yields a list. The caller adds each table to the list before it runs a statement on the table.
 
-    :raises LockNotGranted: one of the tables was locked for longer; the message names the sessions that hold the lock.
+    :raises LockNotGranted: one of the tables was locked for a longer time. The message names the sessions that hold the
+        lock.
     """
     tables: list[TableName] = []
     set_session(connection, {"lock_wait_timeout": str(SECONDS)})

@@ -1,13 +1,14 @@
-"""PyMySQL, hardened against a malicious server that answers instead of the intended one.
+"""PyMySQL, hardened against a malicious server that answers instead of the intended server.
 
-PyMySQL supports every authentication method that a server requests. For some methods it sends the password itself; for
-others, the password encrypted with a key that the server has just sent. So PyMySQL does not receive the password. The
-module's first answer to the server is empty. Every server then names the account's authentication method, and this
-module follows the rules of ``sources.session.trust`` in its answer. PyMySQL also does not limit what it receives. This
-module sets a deadline for each login and a maximum size for each answer.
+PyMySQL answers every authentication method that a server requests. For some methods, it sends the password itself. For
+other methods, it sends the password encrypted with a key that the server has just sent. So this module does not pass
+the password to PyMySQL. The module's first answer to the server is empty. Every server then names the account's
+authentication method, and this module follows the rules of ``sources.session.trust`` in its answer. PyMySQL also does
+not limit the amount of data that it receives. This module sets a deadline for each login and a maximum size for each
+answer.
 
-Only this module uses private members of PyMySQL. Modules that read the socket directly, or send commands for which
-PyMySQL has no method, use `GuardedConnection`.
+Only this module uses private members of PyMySQL. Other modules use `GuardedConnection` to read the socket directly, or
+to send commands for which PyMySQL has no method.
 
 Source: MySQL's "Client/Server Protocol", pages "Connection Phase" and "Caching_sha2_password information".
 """
@@ -38,13 +39,14 @@ SERVER_KEY = "server_key"
 """The key in ``ConnectionSettings.tls`` for the path of the server's public RSA key."""
 
 ANSWER_BYTES = 1 << 29
-"""The maximum size of a statement's result that is read through PyMySQL. Tables and logs are not read through
+"""The maximum size of a statement's result that PyMySQL reads, in bytes. Tables and logs are not read through
 PyMySQL."""
 _PER_READ = 100
-"""Bytes that are added to the counted size at each read, because even a short row becomes Python objects."""
+"""The number of bytes that each read adds to the counted size, because even a short row becomes several Python
+objects."""
 
 _SMALL_BYTES = 1 << 14
-"""The statement size that the server accepts with any max_allowed_packet (net_buffer_length)."""
+"""The statement size in bytes that the server accepts with any value of max_allowed_packet (net_buffer_length)."""
 
 _PROTOCOL = 10
 _RESET_CONNECTION = 0x1F
@@ -71,7 +73,7 @@ class GuardedConnection(_Driver):
     """
 
     def __init__(self, settings: ConnectionSettings, trust: Trust, login_seconds: float, **arguments: Any) -> None:
-        # Bytes, because PyMySQL encodes a text password as Latin-1.
+        # Store the password as bytes, because PyMySQL would encode text as Latin-1.
         self._secret = settings.password.encode()
         # PyMySQL applies these timeouts to the TLS handshake, too.
         timeouts = {"read_timeout": login_seconds, "write_timeout": login_seconds}
@@ -88,7 +90,7 @@ class GuardedConnection(_Driver):
         """Log in, and reset the session.
 
         :raises pymysql.MySQLError: the server rejects the login, or the session broke.
-        :raises ConfigurationError: the server requests something that it must not receive, or is not a MySQL server.
+        :raises ConfigurationError: the server requests data that it must not receive, or is not a MySQL server.
         """
         self._deadline = time.monotonic() + self._login_seconds
         try:
@@ -108,19 +110,20 @@ class GuardedConnection(_Driver):
 
     @property
     def number(self) -> int:
-        """The low 32 bits of the connection ID, as the server's greeting gave them."""
+        """The low 32 bits of the connection ID in the server's greeting."""
         driver: Any = self
         return int(driver.thread_id())
 
     @property
     def greeted_version(self) -> str:
-        """The server's version, as its greeting gave it."""
+        """The server's version in its greeting."""
         driver: Any = self
         return str(driver.server_version)
 
     @property
     def max_packet(self) -> int:
-        """The maximum size of a command in bytes: the server's ``max_allowed_packet``, queried once."""
+        """The maximum size of a command in bytes. This is the server's ``max_allowed_packet``, which is queried only
+        once."""
         if not self._max_packet:
             with self.cursor() as cursor:
                 cursor.execute("SELECT @@session.max_allowed_packet")
@@ -132,7 +135,7 @@ class GuardedConnection(_Driver):
         self._execute_command(command, data)
 
     def packet(self) -> Any:
-        """Return the next packet of an answer, a ``pymysql.protocol.MysqlPacket``.
+        """Return the next packet of an answer, as a ``pymysql.protocol.MysqlPacket``.
 
         :raises pymysql.MySQLError: the packet reports that the command failed, or the session broke.
         """
@@ -141,10 +144,11 @@ class GuardedConnection(_Driver):
     def bare_socket(self, timeout: float | None = None) -> socket.socket:
         """Return the socket, for callers that read the answer to a command directly.
 
-        The caller must read up to the last packet of the answer. PyMySQL reads its socket through a buffered file.
-        Between a command and its answer the buffer is empty, because the server sends data only in answer to a command.
+        The caller must read the answer up to its last packet. PyMySQL reads the socket through a buffered file. The
+        buffer is empty when a command is sent, because the server sends data only in answer to a command.
 
-        :param timeout: seconds of silence after which a read fails; None: the timeout of the driver's own reads.
+        :param timeout: a read fails if the server sends no data for this number of seconds. None: the timeout of the
+            driver's own reads applies.
         """
         driver: Any = self
         sock: socket.socket = driver._sock
@@ -158,7 +162,8 @@ class GuardedConnection(_Driver):
         driver._force_close()
 
     def keep_alive(self) -> None:
-        """Set TCP keepalive so that a lost peer is detected within minutes; the kernel's default is two hours."""
+        """Set TCP keepalive, so that a lost peer is detected within minutes. With the kernel's default, the detection
+        takes two hours."""
         driver: Any = self
         sock = driver._sock
         for option, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
@@ -172,7 +177,7 @@ class GuardedConnection(_Driver):
             raise _no_protocol(self._where, f"its protocol version is {driver.protocol_version}")
         offers_tls = driver.server_capabilities & CLIENT.SSL
         if self._trust.mode == PREFERRED and not offers_tls:
-            # PyMySQL supports this mode, too, but then loads all system certificate authorities at each connection.
+            # PyMySQL also supports this mode, but it would load all system certificate authorities for each connection.
             driver.ssl = False
             driver.client_flag &= ~CLIENT.SSL
         if self._trust.encrypted and not offers_tls:
@@ -185,15 +190,15 @@ class GuardedConnection(_Driver):
 
     def _request_authentication(self) -> None:
         super()._request_authentication()  # type: ignore[misc]
-        # Reset before PyMySQL's SET NAMES, because a later reset would undo it, and the server parses SQL in the
-        # session's character set.
+        # Reset the session before PyMySQL sends SET NAMES. A later reset would undo SET NAMES, and the server parses
+        # SQL in the session's character set.
         self._reset()
 
     def _reset(self) -> None:
-        """Remove everything that the server's ``init_connect`` left in the session.
+        """Remove everything that the server's setting ``init_connect`` has created or changed in the session.
 
-        ``init_connect`` may be any SQL. The SQL may leave a temporary table that hides a table to be copied, a
-        transaction, locks, or values of variables. The reset removes all of this and keeps only the default schema and
+        ``init_connect`` can contain any SQL. This SQL may leave an open transaction, locks, changed variables, or a
+        temporary table that hides a copied table. The reset removes all of these, and keeps only the default schema and
         the active roles. Session variables get their global values, or their defaults if they have no global value.
 
         :raises ConfigurationError: the server or proxy does not support the command.
@@ -247,8 +252,8 @@ class GuardedConnection(_Driver):
 
     def _execute_command(self, command: int, sql: str | bytes) -> None:
         data = sql.encode() if isinstance(sql, str) else sql
-        # If a statement is too long, the server ends the session before it has received all of it, and the server's
-        # error message may never arrive. So check the length first.
+        # If a statement is too long, the server ends the session before it has received the whole statement, and the
+        # server's error message may never arrive. So check the length first.
         if len(data) > _SMALL_BYTES and len(data) >= self.max_packet:
             raise ConfigurationError(
                 f"a statement has {len(data):,} bytes, but the server accepts {self.max_packet:,} (max_allowed_packet)",
@@ -273,8 +278,8 @@ class GuardedConnection(_Driver):
         except (CdcError, pymysql.MySQLError, OSError):
             raise
         except Exception as error:
-            # PyMySQL does not validate the server's answers, so a wrong answer can cause any exception. If the server
-            # requests a local file, PyMySQL raises a RuntimeError.
+            # PyMySQL does not validate the server's answers, so an invalid answer can cause any exception. If the
+            # server requests a local file, PyMySQL raises a RuntimeError.
             self.drop()
             raise DecodeError(
                 f"the server's answer is malformed: {error}",
@@ -283,7 +288,7 @@ class GuardedConnection(_Driver):
             ) from error
 
     def may_show_password(self, method: bytes) -> None:
-        """Make sure that the server may see the password.
+        """Check that the password may be revealed to the server.
 
         :raises ConfigurationError: the server has not proved its identity, so it may not see the password.
         """
@@ -296,7 +301,8 @@ class GuardedConnection(_Driver):
             )
 
     def pinned_key(self) -> bytes:
-        """Return the server's public key from the file that the connection names; empty if it names no file.
+        """Return the server's public key from the file that the connection's settings name. Empty: the settings do not
+        name a file.
 
         :raises ConfigurationError: the file cannot be read.
         """
@@ -336,7 +342,7 @@ class _Method:
         if self._name == _CLEAR:
             return self._show()
         nonce = packet.read_all()
-        # The nonce has no zero bytes, so a zero byte at the end is the terminator.
+        # The nonce itself has no zero bytes, so a zero byte at the end is the terminator.
         self._nonce = nonce[:-1] if nonce.endswith(b"\0") else nonce
         if len(self._nonce) != _NONCE_BYTES:
             raise _no_protocol(self._where, f"its nonce has {len(self._nonce)} bytes")
@@ -348,8 +354,9 @@ class _Method:
         return self._caching() if self._name == _CACHING else self._show()
 
     def _caching(self) -> Any:
-        # The server requests the password itself if it has no cache entry for the account, as after a restart. Check
-        # the trust in every case, so that a connection does not depend on the state of the server's cache.
+        # The server requests the password itself if its cache has no entry for the account, for example after a
+        # restart. Check the trust in every case, so that the success of a connection does not depend on the state of
+        # the server's cache.
         if not self._connection.pinned_key() or self._connection._secure:
             self._connection.may_show_password(self._name)
         packet = self._say(_auth.scramble_caching_sha2(self._secret, self._nonce))
@@ -359,7 +366,8 @@ class _Method:
         return self._show() if answer == _FULL_WANTED else packet
 
     def _show(self) -> Any:
-        """Send the password: in the clear on a secure connection, else encrypted with the server's public key."""
+        """Send the password. On a secure connection, send it as clear text. Otherwise, encrypt it with the server's
+        public key."""
         connection = self._connection
         if connection._secure or self._name == _CLEAR:
             connection.may_show_password(self._name)

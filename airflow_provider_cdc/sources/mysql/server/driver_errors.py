@@ -1,4 +1,4 @@
-"""Map the driver's errors to errors of this package, by their error numbers, never by their texts."""
+"""Maps the driver's errors to errors of this package. Only the error numbers are used, not the texts of the errors."""
 
 from __future__ import annotations
 
@@ -50,9 +50,10 @@ LOCK_WAIT_TIMEOUT = 1205
 _TRY_AGAIN = {LOCK_WAIT_TIMEOUT, 1213, 1317, 1412, 3024, 3058}
 RESULT_TOO_LONG = 1301
 _TOO_LARGE = {1153, 1162, RESULT_TOO_LONG, 2020}
-"""A statement, or the result of a function, is larger than the server's max_allowed_packet."""
+"""The error numbers for a statement, or a result of a function, that is larger than the server's max_allowed_packet."""
 UNOPENABLE_PARTITIONS = 1563
-"""Partitions have bounds below zero, and their expression is unsigned in the ``sql_mode`` of the session."""
+"""The error number for a table whose partitions have bounds below zero, although the partition expression is unsigned
+in the session's ``sql_mode``."""
 UNOPENABLE_HINT = (
     "partition the table by an expression that is never negative, or make its columns signed, or leave the table out"
 )
@@ -61,7 +62,7 @@ _CHANGED = {1049, 1051, 1054, 1146, 1176}
 
 @contextmanager
 def mapped_errors(where: str) -> Iterator[None]:
-    """Raise the driver's errors as errors of this package.
+    """Replace errors of the driver in the block by errors of this package.
 
     :param where: the object that the block works on, for the message.
     :raises SourceUnavailable: the session broke, or the server or the user has too many sessions.
@@ -75,14 +76,14 @@ def mapped_errors(where: str) -> Iterator[None]:
     except pymysql.MySQLError as error:
         raise statement_error(where, error) from error
     except OSError as error:
-        # From code that reads the socket directly.
+        # These errors come from code that reads the socket directly.
         raise SourceUnavailable(
             f"the connection broke: {error}", where=where, hint="the task can be retried as it is"
         ) from error
 
 
 def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
-    """Return the driver's error as an error of this package. ``where`` is the object that the statement was about."""
+    """Convert the driver's error to an error of this package. ``where`` is the object that the statement was about."""
     code, text = _code_and_text(error)
     message = f"{text} (MySQL error {code})"
     if code in _PASSWORD_EXPIRED:
@@ -116,13 +117,14 @@ def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
 
 
 def has_no_room(error: BaseException | None) -> bool:
-    """Whether the server rejected a session only because its limit on sessions, or a limit for the user, is reached."""
+    """Return whether the only reason why the server rejected a session is a limit on the number of sessions, for the
+    server or for the user."""
     cause = error.__cause__ if error is not None else None
     return isinstance(cause, pymysql.MySQLError) and _code_and_text(cause)[0] in _BUSY
 
 
 def connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> CdcError:
-    """Return the driver's error during the login as an error of this package."""
+    """Convert an error of the driver during the login to an error of this package."""
     code, text = _code_and_text(error)
     where = settings.address
     cause = getattr(error, "original_exception", None)

@@ -1,14 +1,15 @@
-"""Checks that the server still has the log in which a run began, complete and without a gap.
+"""Checks that the server still has the complete log since the beginning of a run, without a gap.
 
-A GTID set names transactions, not a history: after a reset, or in a restored backup, other transactions get the same
-GTIDs. So a run records a place in the log. The log up to that place must not change. Every later file except the last
-one must end with the event that the server writes when it closes a file. A file without this event shows a crash, and a
-crash may have undone transactions that were already read.
+A GTID set identifies transactions, but not a history. After a reset, or in a restored backup, other transactions get
+the same GTIDs. So a run records a place in the log. The log up to this place must not change. From this place on, every
+file except the last file must end with the event that the server writes when it closes a file. If this event is
+missing, the server crashed, and the crash may have undone transactions that were already read.
 
-The server also marks each of its starts in the log. The server's start options are known for two starts only: the one
-before the run, and the current one. So the server may have been restarted at most once between these two reads.
+The server also marks each of its starts in the log. The server's settings are read twice: at the beginning of the run,
+and during this check. So the start options are known only for the last start before each of these reads. Therefore the
+server may have been restarted at most once between the two reads.
 
-This module does not need the kernels that read whole log files.
+This module does not use the kernels that read whole log files.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection, connec
 _HEADER = struct.Struct("<IBIIIH")
 assert _HEADER.size == codes.HEADER_BYTES
 _CREATED = slice(1 + codes.HEADER_BYTES + 52, 1 + codes.HEADER_BYTES + 56)
-"""The creation time in a packet with a FORMAT_DESCRIPTION event."""
+"""The place of the creation time in a packet with a FORMAT_DESCRIPTION event."""
 _ENCRYPTION_BYTES = 512
 """The size of the header of an encrypted log file."""
 
@@ -43,8 +44,8 @@ BEGIN_ANEW = "clear lock_and_record and the tasks after it: the run begins anew"
 class LogPlace:
     """A place in the log, ``binlog.000007:4312@1795298235``.
 
-    ``stamp`` is the time at which the file was created, in seconds by the server's clock. A file of the same name with
-    another stamp is a different file. Empty: unknown.
+    ``stamp`` is the time at which the file was created, in seconds by the server's clock. If a file has the same name
+    but another stamp, it is a different file. An empty ``stamp`` is unknown.
     """
 
     file: str
@@ -58,7 +59,7 @@ class LogPlace:
     def parse(cls, text: str) -> LogPlace:
         """Parse the text form.
 
-        :raises PositionError: ``text`` has another form.
+        :raises PositionError: ``text`` does not have this form.
         """
         file, _, place = text.rpartition(":")
         position, _, stamp = place.partition("@")
@@ -77,11 +78,12 @@ class Event:
     end: int
     """The low 32 bits of the position in the file at which the event ends."""
     made_up: bool
-    """Whether the server created the event for the reader (an artificial event); the file does not contain it."""
+    """Whether the server created the event only for the reader (an artificial event). The file does not contain such
+    events."""
     when: int
     created: int
-    """For a FORMAT_DESCRIPTION event: the creation time of the file, if a server start or a reset created the file;
-    else 0."""
+    """For a FORMAT_DESCRIPTION event in a file that a server start or a reset created: the creation time of the file.
+    Otherwise 0."""
     data: bytes
 
 
@@ -91,7 +93,8 @@ def log_status_statement(connection: Connection) -> str:
 
 
 def log_status(connection: Connection) -> tuple[str, ...]:
-    """Return the end of the log: file, position, and the schemas of binlog_do_db and binlog_ignore_db, comma-separated.
+    """Return the file and the position of the end of the log, and the schemas of binlog_do_db and binlog_ignore_db,
+    separated by commas.
 
     :raises LogGone: the server has no binary log.
     """
@@ -107,7 +110,7 @@ def log_files(connection: Connection) -> dict[str, int]:
 
 
 def backlog(connection: Connection, place: str) -> int:
-    """Return the size of the log from ``place`` (the text of a `LogPlace`) to its current end, in bytes."""
+    """Return the size of the log from ``place`` (the text of a `LogPlace`) to the current end of the log, in bytes."""
     begin, files = LogPlace.parse(place), log_files(connection)
     after = [size for name, size in files.items() if file_number(name) > file_number(begin.file)]
     return max(0, files.get(begin.file, begin.position) - begin.position) + sum(after)
@@ -120,10 +123,11 @@ def end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace
 
 
 def settled_end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
-    """Return the current end of the log, after making sure that no later file can get the same stamp.
+    """Return the current end of the log. Before that, make sure that no later file can get the same stamp.
 
     After a reset, the log begins again with a file of the same name. The old and the new file have the same stamp only
-    if they were created in the same second, so the function waits until that second is over.
+    if they were created in the same second. So the function waits until the second in which the current file was
+    created is over.
 
     :raises SourceUnavailable: the file was removed meanwhile.
     """
@@ -138,10 +142,10 @@ def settled_end_of_log(settings: ConnectionSettings, connection: Connection) -> 
 
 
 def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: LogPlace) -> None:
-    """Make sure that the log still has ``place`` and everything before it in its file.
+    """Check that the log still has ``place``, and everything before ``place`` in the same file.
 
-    :raises LogGone: the file was purged, or its end is missing.
-    :raises SourceReplaced: the server's log is not the one of ``place``.
+    :raises LogGone: the file was purged, or the end of the file is missing.
+    :raises SourceReplaced: the server's log is not the log to which ``place`` belongs.
     """
     if place.file not in files and min(map(file_number, files), default=0) < file_number(place.file):
         raise other_log(settings, f"the log has no file {place.file} any more")
@@ -163,10 +167,10 @@ def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: L
 
 
 def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], begun: LogPlace) -> None:
-    """Make sure that the server did not crash since ``begun``, and was not started more than once.
+    """Check that, since ``begun``, the server has not crashed and was not started more than once.
 
     :raises LogGone: the server crashed, or was started more than once.
-    :raises SourceReplaced: the log does not have the file of ``begun``.
+    :raises SourceReplaced: the log does not have the file to which ``begun`` belongs.
     """
     names = list(files)
     if begun.file not in names:
@@ -202,19 +206,19 @@ def file_number(file: str) -> int:
 
 
 def is_before(one: LogPlace, other: LogPlace) -> bool:
-    """Whether place ``one`` is before place ``other`` in the log; the stamps do not matter."""
+    """Return whether place ``one`` is before place ``other`` in the log. The stamps are ignored."""
     return (file_number(one.file), one.position) < (file_number(other.file), other.position)
 
 
 def stamp_of(settings: ConnectionSettings, file: str) -> str:
-    """Return the creation time of a log file; empty if the file does not exist."""
+    """Return the creation time of a log file. Empty: the file does not exist."""
     with closing(log_events(settings, file, codes.FIRST_POSITION)) as events:
         return next((str(event.when) for event in events if event.kind == codes.FORMAT_DESCRIPTION), "")
 
 
 def _created_after(settings: ConnectionSettings, file: str, size: int, following: str) -> int | None:
-    """Return `Event.created` of the file ``following``. None: ``file`` lacks the event with which the server closes a
-    file."""
+    """Return `Event.created` of the file ``following``. None: the previous file, ``file``, lacks the event that the
+    server writes when it closes a file."""
     rotate = _HEADER.size + 8 + len(following.encode())
     lengths = (rotate + codes.CHECKSUM_BYTES, _HEADER.size + codes.CHECKSUM_BYTES, rotate, _HEADER.size)
     for end, last in product((size, size - _ENCRYPTION_BYTES), lengths):
@@ -222,7 +226,8 @@ def _created_after(settings: ConnectionSettings, file: str, size: int, following
             continue
         with closing(log_events(settings, file, end - last)) as events:
             first_events = [event for _, event in zip(range(6), events, strict=False) if not event.made_up]
-        # Wherever a dump starts, the server first sends the file's FORMAT_DESCRIPTION.
+        # At the beginning of every dump, the server first sends the file's FORMAT_DESCRIPTION, regardless of the
+        # position.
         if len(first_events) < 2:
             continue
         _, last_event, *others = first_events
@@ -233,8 +238,8 @@ def _created_after(settings: ConnectionSettings, file: str, size: int, following
 
 
 def log_events(settings: ConnectionSettings, file: str, start: int) -> Generator[Event]:
-    """Yield the events from ``start`` in ``file`` to the end of the log. If no event begins at ``start``, yield
-    nothing."""
+    """Yield the events from ``start`` in ``file`` to the end of the log. If no event begins at ``start``, do not yield
+    any event."""
     connection = connect(settings)
     try:
         with mapped_errors(f"{settings.address}, log file {file}"):

@@ -1,9 +1,10 @@
-"""Marks, which identify a position in the server's history by a place in the log and digests of the log at that place.
+"""Marks of positions in the server's history. A mark consists of a place in the log and of digests of the log at this
+place.
 
-A server begins a new log file at each start, and never appends to an older one. So three checks show that everything
+A server begins a new log file at each start, and never appends to an older file. So three checks show that everything
 before the place is unchanged: the file still reaches the place, begins with the same events, and has the same event
-before the place. The server then continues the history of the mark. After a reset, or in a restored backup, at least
-one of these checks fails. After the file has been purged, the history cannot be compared.
+before the place. If all checks succeed, the server continues the history of the mark. After a reset, or in a restored
+backup, at least one of the checks fails. After the file has been purged, the histories cannot be compared.
 """
 
 from __future__ import annotations
@@ -40,8 +41,8 @@ class LogMark:
     """A mark of a position in the log. Its text form is ``binlog.000007:4312@1795298235 <begin> <last>``.
 
     ``begin`` is a digest of the file's PREVIOUS_GTIDS event, which lists the transactions in earlier files. ``last`` is
-    a digest of the event that ends at the place, if that event commits an InnoDB transaction (only then is the event's
-    length known). An unknown digest is ``-``.
+    a digest of the event that ends at the place. This digest is known only if the event commits an InnoDB transaction,
+    because only the length of such events is known. An unknown digest is ``-``.
     """
 
     place: LogPlace
@@ -55,7 +56,7 @@ class LogMark:
     def parse(cls, text: str) -> LogMark:
         """Parse the text form.
 
-        :raises PositionError: ``text`` has another form.
+        :raises PositionError: ``text`` does not have this form.
         """
         place, *digests = text.rsplit(" ", 2)
         if len(digests) != 2:
@@ -66,7 +67,8 @@ class LogMark:
 def mark_of_present(settings: ConnectionSettings, connection: Connection, begun: LogPlace) -> str:
     """Return the mark of a position that has just been fixed.
 
-    :param begun: a place that was recorded before the position, in a file with a unique stamp (`settled_end_of_log`).
+    :param begun: a place in the log that was recorded before the position was fixed. The file of the place has a unique
+        stamp (`settled_end_of_log`).
     """
     file, position, *_ = log_status(connection)
     here = replace(begun, position=int(position)) if file == begun.file else settled_end_of_log(settings, connection)
@@ -80,10 +82,11 @@ def mark_of(settings: ConnectionSettings, place: LogPlace) -> str:
 
 
 def check_mark(settings: ConnectionSettings, files: Mapping[str, int], mark: LogMark) -> None:
-    """Make sure that this is the log in which ``mark`` was made, and that everything before the mark is still there.
+    """Check that the server's log is the log to which ``mark`` belongs, and that everything before the mark is still
+    there.
 
     :param files: the files of the log, including the file of the mark.
-    :raises SourceReplaced: the server's log is not the one of ``mark``.
+    :raises SourceReplaced: the server's log is not the log to which ``mark`` belongs.
     :raises LogGone: the end of the log is missing.
     """
     finding = _compared(settings, files, mark)
@@ -119,7 +122,7 @@ def _compared(settings: ConnectionSettings, files: Mapping[str, int], mark: LogM
     if place.file not in files:
         base = place.file.rpartition(".")[0]
         numbers = [file_number(name) for name in files if name.rpartition(".")[0] == base]
-        # File numbers only increase, and the server purges the oldest files first.
+        # File numbers always increase, and the server purges the oldest files first.
         if numbers and min(numbers) < file_number(place.file):
             return Finding(Relation.OTHER, f"the log no longer has the file {place.file}, but has earlier files")
         return Finding(
@@ -128,7 +131,8 @@ def _compared(settings: ConnectionSettings, files: Mapping[str, int], mark: LogM
         )
     if _is_cut(files, mark):
         return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches position {place.position:,}")
-    # Read the beginning of the file last: if the file still exists then, it existed during the other reads.
+    # Read the beginning of the file last. If the file still exists at this time, it also existed during the other
+    # reads.
     last = _last(settings, place) if mark.last != _NOTHING else _NOTHING
     reaches = mark.last != _NOTHING or _reaches(settings, place)
     stamp, begin = _begin(settings, place.file)
@@ -170,12 +174,13 @@ def _begin(settings: ConnectionSettings, file: str) -> tuple[str, str]:
 
 
 def _last(settings: ConnectionSettings, place: LogPlace) -> str:
-    """Return the digest of the commit event that ends at ``place``; `_NOTHING` if none does."""
+    """Return the digest of the commit event that ends at ``place``, or `_NOTHING` if no such event ends there."""
     for length in (_XID_BYTES + codes.CHECKSUM_BYTES, _XID_BYTES):
         if place.position - length < codes.FIRST_POSITION:
             continue
         with closing(log_events(settings, place.file, place.position - length)) as events:
-            # Wherever a dump starts, the server first sends the file's FORMAT_DESCRIPTION.
+            # At the beginning of every dump, the server first sends the file's FORMAT_DESCRIPTION, regardless of the
+            # position.
             in_file = [event for _, event in zip(range(4), events, strict=False) if not event.made_up][1:]
         end = place.position & codes.LOW_HALF
         if in_file and (in_file[0].kind, in_file[0].length, in_file[0].end) == (codes.XID, length, end):
@@ -184,7 +189,7 @@ def _last(settings: ConnectionSettings, place: LogPlace) -> str:
 
 
 def _reaches(settings: ConnectionSettings, place: LogPlace) -> bool:
-    """Whether the file reaches ``place``. The size of an encrypted file does not show this."""
+    """Return whether the file reaches ``place``. For an encrypted file, the size of the file does not show this."""
     with closing(log_events(settings, place.file, place.position)) as events:
         return next(events, None) is not None
 

@@ -1,7 +1,8 @@
-"""The privileges of a session's user, and the GRANT statements for missing ones.
+"""The privileges of a session's user, and the GRANT statements for missing privileges.
 
-A privilege that can be tested by a harmless statement is tested in that way, so that roles, partial revokes and all
-other rules of the server apply. The other privileges are read from SHOW GRANTS, which includes those of active roles.
+If a harmless statement can test a privilege, the privilege is tested with this statement. In this way, roles, partial
+revokes and all other rules of the server apply. The other privileges are read from SHOW GRANTS, which includes the
+privileges of active roles.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _COLUMNS = re.compile(r" \([^)]*\)")
 
 @dataclass(frozen=True)
 class _Grant:
-    """One line of SHOW GRANTS, without privileges on single columns. The names are quoted."""
+    """One line of SHOW GRANTS, without the privileges on single columns. The names in the line are quoted."""
 
     revoked: bool
     privileges: frozenset[str]
@@ -38,7 +39,7 @@ class _Grant:
 
 
 class Privileges:
-    """The privileges of the session's user, active roles included."""
+    """The privileges of the session's user, including the privileges of active roles."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -53,7 +54,8 @@ class Privileges:
         self._grants = [grant for line in lines if (grant := _parse(line))]
 
     def server_problems(self) -> list[Problem]:
-        """Return the missing privileges for querying the end of the log and for reading the log."""
+        """Return a problem for each missing privilege that a run needs to query the end of the log and to read the
+        log."""
         return [
             Problem(
                 privilege,
@@ -68,10 +70,10 @@ class Privileges:
         ]
 
     def select_problem(self, name: TableName) -> Problem | None:
-        """Return the missing privilege for reading the whole table, or the reason why no session of a run can open the
-        table.
+        """Return a problem if a privilege for reading the whole table is missing, or if no session of a run can open
+        the table.
 
-        The server silently omits columns for which the user lacks the privilege.
+        From the list of a table's columns, the server silently omits columns for which the user lacks the privilege.
         """
         try:
             may = self._may(f"SELECT * FROM {table_sql(name)} LIMIT 0")
@@ -88,12 +90,12 @@ class Privileges:
         )
 
     def sees_triggers(self, name: TableName) -> bool:
-        """Whether the server shows this user the table's triggers.
+        """Return whether the server shows the table's triggers to the user.
 
-        A query for triggers cannot test this: if its result is empty, the table may have no triggers, or they may be
-        hidden.
+        A query for triggers cannot answer this question. If the result of the query is empty, either the table has no
+        triggers, or the triggers are hidden.
         """
-        # If several schema-level grants match, the server applies only the most specific one.
+        # If several schema-level grants match, the server applies only the most specific grant.
         on_schema = [
             grant
             for grant in self._grants
@@ -103,7 +105,7 @@ class Privileges:
         return self._granted("TRIGGER", name, but=on_schema if unsure else ())
 
     def lock_problems(self, names: Sequence[TableName]) -> list[Problem]:
-        """Return the missing privileges for locking these tables."""
+        """Return a problem for each missing privilege that a run needs to lock these tables."""
         lacking = [name for name in names if not self._granted("LOCK TABLES", name)]
         return [
             Problem(
@@ -115,8 +117,8 @@ class Privileges:
         ]
 
     def _unopenable(self, name: TableName) -> Problem:
-        # After a session with another sql_mode has opened such a table, the server may keep it open for all sessions.
-        # Then no error occurs here.
+        # If a session with another sql_mode has opened such a table, the server may keep the table open for all
+        # sessions. In this case, no error occurs here.
         expressions = query(
             self._connection,
             "SELECT DISTINCT PARTITION_EXPRESSION FROM information_schema.PARTITIONS "
@@ -143,8 +145,8 @@ class Privileges:
         return True
 
     def _granted(self, privilege: str, name: TableName, but: Sequence[_Grant] = ()) -> bool:
-        """Whether the privilege is granted globally, on the schema or on the whole table. Ignores the grants in
-        ``but``."""
+        """Return whether the privilege is granted globally, on the schema or on the whole table. The grants in ``but``
+        are ignored."""
         matching = [
             grant
             for grant in self._grants
@@ -153,7 +155,8 @@ class Privileges:
             and grant.table in ("*", quote(name.name))
             and (grant.schema == "*" or self._covers(grant.schema, name.schema))
         ]
-        # A partial revoke excludes a schema from the global grants. A grant on that schema would have removed it.
+        # A partial revoke excludes a schema from the global grants. A grant on that schema would have removed the
+        # partial revoke.
         if any(grant.revoked for grant in matching):
             matching = [grant for grant in matching if grant.schema != "*"]
         return any(not grant.revoked for grant in matching)
@@ -170,8 +173,8 @@ class Privileges:
 def _parse(line: str) -> _Grant | None:
     match = _GRANT.fullmatch(line)
     if match is None:
-        # The line grants a role, whose privileges are in other lines, or grants a privilege on a routine, which is not
-        # needed.
+        # The line grants a role or a privilege on a routine. The privileges of the role are in other lines, and
+        # privileges on routines are not needed.
         return None
     verb, privileges, schema, table = match.groups()
     whole = frozenset(item.strip() for item in _split(privileges) if not _COLUMNS.search(item))
@@ -179,5 +182,5 @@ def _parse(line: str) -> _Grant | None:
 
 
 def _split(privileges: str) -> list[str]:
-    """Split at the commas between privileges, but not at those between the columns of one privilege."""
+    """Split the text at the commas between privileges, but not at the commas between the columns of one privilege."""
     return re.findall(r"(?:[^,(]|\([^)]*\))+", privileges)

@@ -27,16 +27,16 @@ from airflow_provider_cdc.sources.mysql.server.session import (
     variables,
 )
 
-# The log does not show these settings, and only a restart changes them. If they are the same before and after a single
-# restart, they were the same all the time.
+# The log does not show these settings, and only a restart changes them. If a setting has the same value before and
+# after a single restart, it had this value all the time.
 _FIXED = ("innodb_native_foreign_keys", "log_replica_updates", "lower_case_table_names", "version")
 FIXED_PREFIX = "fixed."
-# The log does not show the values of these settings. The time at which they were last set shows whether they were set
+# The log does not show the values of these settings. The time at which a setting was last set shows whether it was set
 # during a run.
 WATCHED = ("binlog_error_action", "binlog_order_commits", "replica_preserve_commit_order")
-# A run that begins now records its place in the log, so its reader finds every later transaction without a GTID. A past
-# position is looked up by GTIDs, so the reader may start after transactions without a GTID and miss them. So gtid_mode
-# must not have changed since the position.
+# A run that begins now records a place in the log. So the reader of the log also finds later transactions without a
+# GTID. A past position is looked up by GTIDs. So the reader may start after transactions without a GTID and miss them.
+# To exclude this, gtid_mode must be unchanged since the past position.
 WATCHED_IN_THE_PAST = (*WATCHED, "gtid_mode")
 _DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 LAST_SET = "last_set."
@@ -49,7 +49,7 @@ _PRIVILEGE_MISSING = 1227
 
 
 def durability_warnings(connection: Connection) -> list[str]:
-    """Return warnings about settings with which the server may lose committed transactions if its machine fails."""
+    """Return a warning for each setting with which the server may lose committed transactions if its machine fails."""
     values = variables(connection, _DURABLE)
     return [
         f"{name} is {values.get(name, 'unknown')}: if the server's machine fails, transactions that were already "
@@ -60,9 +60,10 @@ def durability_warnings(connection: Connection) -> list[str]:
 
 
 def identity(settings: ConnectionSettings, connection: Connection) -> dict[str, str]:
-    """Return the identity of the server and its settings, as JSON for the manifest.
+    """Return the identity and the settings of the server, as JSON for the manifest.
 
-    Call it before the initial position is fixed, so that any setting that is changed later shows up as a difference.
+    Call this function before the initial position is fixed. Then a comparison finds every setting that is changed
+    later.
     """
     found = state(connection)
     here = RunSettings.of(settings, found)
@@ -72,9 +73,10 @@ def identity(settings: ConnectionSettings, connection: Connection) -> dict[str, 
 def with_mark(
     settings: ConnectionSettings, connection: Connection, identity: Mapping[str, str], place: LogPlace | None = None
 ) -> dict[str, str]:
-    """Return ``identity`` with the mark of a position (`log_mark`). The position was fixed after ``identity`` was read.
+    """Return ``identity`` with the mark of a position (`log_mark`). The position must have been fixed after
+    ``identity`` was read.
 
-    :param place: the place of the position in the log; None: the current end.
+    :param place: the place of the position in the log. None: the current end of the log.
     """
     here, begun = RunSettings.of(settings, identity), LogPlace.parse(identity[LOG_PLACE])
     if place is None:
@@ -83,20 +85,20 @@ def with_mark(
 
 
 def begun_at(identity: Mapping[str, str]) -> LogPlace | None:
-    """Return the place in the log at which ``identity`` was read; None: it is not recorded."""
+    """Return the end of the log at the time when ``identity`` was read. None: this place is not recorded."""
     place = identity.get(LOG_PLACE, "")
     return LogPlace.parse(place) if place else None
 
 
 def started(connection: Connection) -> str:
-    """Return the start time of the server. Another time means another start."""
-    # Uptime is the whole seconds from the start of the server to the start of the statement, so the difference is
-    # constant.
+    """Return the start time of the server. If the time differs, the server was started again."""
+    # Uptime is the number of whole seconds from the start of the server to the start of the statement. So the
+    # difference of the two times is constant.
     return str(value(connection, _STARTED))
 
 
 def state(connection: Connection) -> dict[str, str]:
-    """Return the server's current identity, its start time, and those of its settings that the log does not show."""
+    """Return the server's current identity, its start time, and the settings that the log does not show."""
     uuid, host, start = query(connection, f"SELECT @@global.server_uuid, @@global.hostname, {_STARTED}")[0]
     _, _, alone, ignored, *_ = log_status(connection)
     fixed = variables(connection, _FIXED) | {"binlog_do_db": alone, "binlog_ignore_db": ignored}
@@ -108,7 +110,7 @@ def state(connection: Connection) -> dict[str, str]:
 
 
 def check_log(connection: Connection, initial: GtidSet) -> None:
-    """Make sure that the server has executed ``initial`` and still has the log of everything after it.
+    """Check that the server has executed ``initial``, and still has the log of everything after ``initial``.
 
     :raises SourceReplaced: the server's history does not contain ``initial``.
     :raises LogGone: the log was purged past ``initial``.
@@ -133,7 +135,8 @@ def check_log(connection: Connection, initial: GtidSet) -> None:
 
 
 def is_replica(connection: Connection) -> bool | None:
-    """Whether the server is a replica. None: this user lacks the privilege to find out; another check reports this."""
+    """Return whether the server is a replica. None: the user lacks the privilege to query this. Another check reports
+    the missing privilege."""
     try:
         return bool(query(connection, "SHOW REPLICA STATUS"))
     except pymysql.OperationalError as error:
@@ -143,9 +146,10 @@ def is_replica(connection: Connection) -> bool | None:
 
 
 def last_set(connection: Connection) -> dict[str, datetime | None]:
-    """Return when each of the settings `WATCHED_IN_THE_PAST` was last set in the running server.
+    """Return, for each setting in `WATCHED_IN_THE_PAST`, the time at which it was last set in the running server.
 
-    None: the setting was not set since the server's start. Omits settings for which the server does not show the time.
+    None: the setting was not set since the server's start. Settings for which the server does not show the time are
+    omitted.
     """
     return {
         name: datetime.fromisoformat(when).replace(tzinfo=UTC) if when else None

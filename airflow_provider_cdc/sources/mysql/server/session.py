@@ -1,4 +1,4 @@
-"""Sessions in which every variable that could change a read is pinned, and the driver's errors are mapped."""
+"""Sessions. Each session pins every variable that could change the result of a read, and maps the driver's errors."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ _NOTHING = GtidSet()
 OLDEST_VERSION = (8, 0, 26)
 CONNECT_SECONDS = 15
 READ_SECONDS = 900
-"""The read timeout. If the server sends no data for this long, the session is lost: no statement of this package takes
-longer to send data."""
+"""The read timeout in seconds. If the server sends no data for this time, the session counts as lost. No statement of
+this package needs more time before the server sends data."""
 
 
 @dataclass(frozen=True)
 class RunSettings(ConnectionSettings):
-    """Connection settings that accept only the server on which a run began, because one address may lead to several
-    servers.
+    """Connection settings with which a session accepts only the server on which a run began. This is needed because
+    several servers may share an address.
 
     ``position`` is the position that the server must have executed.
     """
@@ -58,7 +58,7 @@ class RunSettings(ConnectionSettings):
 
     @classmethod
     def of(cls, settings: ConnectionSettings, identity: Mapping[str, str], position: GtidSet = _NOTHING) -> RunSettings:
-        """Return ``settings`` with the identity of a run.
+        """Return ``settings`` together with the server identity of a run.
 
         :param identity: the result of ``server.identity``.
         """
@@ -67,20 +67,21 @@ class RunSettings(ConnectionSettings):
 
 
 def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides: Any) -> Connection:
-    """Open a session with autocommit, the time zone UTC, and no inherited settings that could change or truncate a
-    result.
+    """Open a session with autocommit and the time zone UTC. The session does not inherit any setting that could change
+    or truncate a result.
 
-    The session is reset. Then it sets the values of `session_variables.PINNED` and reads them back.
+    The session is reset first. Then the values of `session_variables.PINNED` are set and read back.
 
-    :param reading: the server sends text in the column's own character set, as the same bytes as in the log.
+    :param reading: whether the server sends text in the character set of the column. These are the same bytes as in the
+        log.
     :param overrides: arguments of ``pymysql.connect`` that replace the default ones.
-    :raises SourceUnavailable: the server does not answer or allows no further session.
+    :raises SourceUnavailable: the server does not answer, or does not allow a further session.
     :raises ConfigurationError: the host is unknown, the server rejects TLS or the credentials, the server is too old,
         or a variable does not keep the value that the session set.
     :raises SourceReplaced: with `RunSettings`, another server answers, or the server has not executed ``position``.
     """
     if not settings.user:
-        # PyMySQL would use the name of the operating system user.
+        # Without a user, PyMySQL would use the name of the operating system user.
         raise ConfigurationError("the connection names no user", where=settings.address, hint="set its login")
     connection = _log_in(settings, overrides)
     try:
@@ -98,7 +99,7 @@ def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides:
 
 
 def _pin(settings: ConnectionSettings, connection: Connection, *, reading: bool) -> None:
-    """Set the pinned variables in one statement, and read them back in another."""
+    """Set the pinned variables in one statement, and read them back in another statement."""
     pins = pinned(server_version(connection))
     if reading:
         pins["character_set_results"] = replace(pins["character_set_results"], value="NULL")
@@ -159,25 +160,26 @@ def session(settings: ConnectionSettings, *, reading: bool = False, **overrides:
     try:
         yield connection
     except pymysql.MySQLError as error:
-        # Do not map OSError: it may come from other work in the block.
+        # Do not map OSError, because it may come from other code in the block.
         raise statement_error(settings.address, error) from error
     finally:
         end(connection)
 
 
 def end(connection: Connection) -> None:
-    """Close a session in any state; a second call does nothing. The server ends the session's locks and transaction."""
+    """Close a session, regardless of its state. A second call does nothing. The server releases the session's locks and
+    ends its transaction."""
     if connection.open:
         connection.close()
 
 
 def set_session(connection: Connection, variables: Mapping[str, str]) -> None:
-    """Set session variables; the values are SQL expressions."""
+    """Set session variables. The values are SQL expressions."""
     query(connection, "SET " + ", ".join(f"SESSION {name} = {value}" for name, value in variables.items()))
 
 
 def query(connection: pymysql.Connection[Any], sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """Run one statement and return its rows. If there are arguments, ``%s`` marks each one."""
+    """Run one statement and return its rows. In the statement, ``%s`` marks the place of each argument."""
     with connection.cursor() as cursor:
         cursor.execute(sql, args or None)
         return list(cursor.fetchall())
@@ -189,7 +191,8 @@ def value(connection: Connection, expression: str, args: Sequence[Any] = ()) -> 
 
 
 def variables(connection: Connection, names: Sequence[str]) -> dict[str, str]:
-    """Return global variables as text (``ON``, ``OFF``); names that the server does not have are omitted."""
+    """Return global variables as text (for example ``ON``, ``OFF``). Variables that the server does not have are
+    omitted."""
     marks = ", ".join(["%s"] * len(names))
     rows = query(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", names)
     return {name: str(setting) for name, setting in rows}
@@ -202,16 +205,17 @@ def account(connection: Connection) -> str:
 
 
 def quote(*names: str) -> str:
-    """Return an identifier in backticks, or several joined by dots."""
+    """Return an identifier in backticks, or several quoted identifiers that are joined by dots."""
     return ".".join("`" + name.replace("`", "``") + "`" for name in names)
 
 
 def is_server_itself(connection: Connection) -> bool:
-    """Whether the session is with the server itself. A proxy might use several servers.
+    """Return whether the session is connected to the server itself, and not to a proxy. A proxy might use several
+    servers.
 
-    A proxy's greeting has the proxy's own connection ID, which differs from the server's.
+    The greeting of a proxy has the proxy's own connection ID, which differs from the server's connection ID.
     """
-    # "+ 0", because proxies recognize the plain form and answer it themselves.
+    # Add "+ 0", because proxies recognize the plain form of this query and answer it themselves.
     return _is_own_number(connection, int(value(connection, "CONNECTION_ID() + 0")))
 
 
@@ -276,9 +280,10 @@ def _tls_arguments(settings: ConnectionSettings, trust: Trust) -> dict[str, Any]
             context.verify_mode = ssl.CERT_NONE
         else:
             context = ssl.create_default_context(cafile=tls.get("ca") or None)
-            # Public authorities sign certificates for any host, so with them the host name must be checked.
+            # Public certificate authorities sign certificates for any host. So if no own authority is given, the host
+            # name must be checked.
             context.check_hostname = mode == VERIFY_IDENTITY or not tls.get("ca")
-            # The strict check of Python 3.13 rejects the certificates that MySQL generates.
+            # Switch off the strict check of Python 3.13, because it rejects the certificates that MySQL generates.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if tls.get("cert"):
             # Without a password argument, OpenSSL would prompt on the terminal.

@@ -1,10 +1,11 @@
-"""All session variables of the tested servers. Each one is pinned by every session or is harmless, with the reason.
+"""All session variables of the tested servers. Each variable is either pinned by every session or harmless. The reason
+is given for each variable.
 
 `session.connect` resets the session, sets the variables in `PINNED`, and reads them back. A test reads all session
-variables of the server and fails if one is in none of the tables here. Variables that have only a global value are not
-listed. The rules for the global variables that exactness depends on are in ``checks.settings``.
+variables of the server, and fails if a variable is missing from the tables in this module. Variables that have only a
+global value are not listed here. ``checks.settings`` has the rules for the global variables on which exactness depends.
 
-The reasons here must hold for every value that a variable can have on the server, and for every value that
+Each reason must hold for every value that the variable can have on the server, and for every value that
 ``init_connect`` can set.
 """
 
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 IDLE_SECONDS = "900"
-"""The server ends a session that has been idle for this number of seconds."""
+"""The server ends a session after it has been idle for this number of seconds."""
 
 Version = tuple[int, int, int]
 
@@ -26,11 +27,11 @@ class Pinned:
     ``value``
         the value to set, as an SQL expression.
     ``why``
-        the effect that other values of the variable would have.
+        the reason: the effect of other values of the variable.
     ``read``
-        the SQL expression that reads the variable back; empty: ``@@SESSION.`` and its name.
+        the SQL expression that reads the variable back. Empty: ``@@SESSION.`` and the name of the variable.
     ``shown``
-        the expected result of ``read``, as text; empty: ``value`` without its quotes.
+        the expected result of ``read``, as text. Empty: ``value`` without its quotes.
     ``since``
         the first server version that has the variable.
     """
@@ -199,7 +200,8 @@ _HARMLESS: Mapping[str, str] = {
 }
 
 HARMLESS: Mapping[str, str] = {name: why for why, names in _HARMLESS.items() for name in names.split()}
-"""For each variable, the reason why none of its values can change or truncate what this package's sessions read."""
+"""For each harmless variable, the reason why its value cannot change or truncate what the sessions of this package
+read."""
 
 
 def pinned(version: Version) -> dict[str, Pinned]:

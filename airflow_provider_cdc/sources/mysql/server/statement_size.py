@@ -1,7 +1,7 @@
 """The maximum size of statements.
 
-The server rejects a statement that is larger than its max_allowed_packet, and ends the session. So code that puts a
-list into a statement splits the list into several statements that fit.
+The server rejects a statement that is larger than the server's max_allowed_packet, and ends the session. So code that
+puts a list into a statement distributes the list over several statements that are small enough.
 """
 
 from __future__ import annotations
@@ -15,26 +15,27 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection
 _Item = TypeVar("_Item")
 
 _MOST_BYTES = 1 << 22
-"""Larger statements are not faster, and use more memory of the server."""
+"""The maximum size of a statement in bytes. Larger statements are not faster, and use more memory on the server."""
 _LEAST_BYTES = 1 << 13
-"""Statements up to this size are sent without querying the server's limit."""
+"""Statements up to this number of bytes are sent without querying the server's limit."""
 _NUMBER_BYTES = 24
 _QUOTES_BYTES = 12
-"""The bytes around a text or binary literal, or before a parameter."""
+"""The number of bytes around a text or binary literal, or before a parameter."""
 
 
 def room(connection: Connection) -> int:
-    """Return the number of bytes that the lists of one statement may have; the rest is for the text around them."""
+    """Return the number of bytes that the lists in one statement may have. The rest of the statement's size is for the
+    text around the lists."""
     return min(connection.max_packet // 2, _MOST_BYTES)
 
 
 def fits(connection: Connection, size: int) -> bool:
-    """Whether a list of ``size`` bytes fits into one statement."""
+    """Return whether a list of ``size`` bytes fits into one statement."""
     return size <= _LEAST_BYTES or size <= room(connection)
 
 
 def size_of(values: Iterable[KeyValue]) -> int:
-    """Return the maximum number of bytes of values in a statement: each byte may be escaped."""
+    """Return the maximum number of bytes that the values need in a statement, because each byte may be escaped."""
     return sum(
         _NUMBER_BYTES
         if isinstance(value, int)
@@ -48,9 +49,9 @@ def batches(
 ) -> Iterator[Sequence[_Item]]:
     """Split ``items``, in their order, into batches that fit into one statement.
 
-    Each batch has at most ``most`` items, and at least one.
+    Each batch has at least one item and at most ``most`` items.
 
-    :param bytes_of: returns the number of bytes that an item adds to a statement.
+    :param bytes_of: a function that returns the number of bytes that an item adds to a statement.
     """
     sizes = [bytes_of(item) for item in items]
     limit = _LEAST_BYTES if sum(sizes) <= _LEAST_BYTES else room(connection)

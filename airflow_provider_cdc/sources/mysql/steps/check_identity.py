@@ -1,4 +1,4 @@
-"""Checks that the server, its history and its settings are still the ones with which a run, or a copy, began."""
+"""Checks that the server, the server's history and its settings are the same as when a run began or a copy was made."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def check_identity(
     position: GtidSet,
     moment: Moment = Moment.EACH_STEP,
 ) -> None:
-    """Check that this is the server of ``expected``, and that its log history and settings have not changed.
+    """Check that the server is the server of ``expected``, and that its log history and settings have not changed.
 
-    :raises SourceReplaced: this is another server, or its history does not contain ``position``.
-    :raises LogGone: the log was purged past ``position``, or since then the server crashed or was restarted more than
-        once.
-    :raises ExactnessError: a setting that exactness depends on is wrong, or was set after ``expected`` was recorded.
+    :raises SourceReplaced: another server answered, or the server's history does not contain ``position``.
+    :raises LogGone: the log was purged past ``position``. Or the server has crashed since ``position``, or was
+        restarted more than once.
+    :raises ExactnessError: a setting on which exactness depends is wrong, or was set after ``expected`` was recorded.
     """
     context = RunContext(connection, settings=settings, expected=expected, position=position)
     if problems := problems_of(OF_A_RUN, moment, context):

@@ -1,4 +1,4 @@
-"""Tells whether a server, a replica or a source, has reached a position or a time."""
+"""Determines whether a server has reached a position or a time. The server may be a replica or a source."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def has_reached(settings: ConnectionSettings, target: AsOf, seen: Reach | None =
             f"{target} is an LSN, and the source is MySQL", where=settings.address, hint="give a GTID set or a time"
         )
     with session(settings) as connection:
-        # Read the executed set first, so that commits during the search of the log show up as a difference later.
+        # Read the set of executed transactions first. Then a later comparison shows commits during the search of the
+        # log.
         ((executed, now),) = query(
             connection, "SELECT @@global.gtid_executed, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
         )

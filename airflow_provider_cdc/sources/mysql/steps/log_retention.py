@@ -1,4 +1,4 @@
-"""Tells how long a MySQL server keeps its binary log."""
+"""Determines how long a MySQL server keeps its binary log."""
 
 from __future__ import annotations
 

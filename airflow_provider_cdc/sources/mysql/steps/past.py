@@ -1,8 +1,8 @@
 """Finds a position in the past, and checks whether a copy can be exact there.
 
-The rows are read now and rewound to the past position. So the conditions of a run must have been met since that
-position (`checks.past`): the settings that the log does not show and the definitions of the copied tables are
-unchanged, and the server has one history without a crash.
+The run reads the rows now and rewinds them to the past position. So the conditions of a run must have been met since
+that position (`checks.past`). The settings that the log does not show and the definitions of the copied tables must be
+unchanged. The server must have a single history without a crash.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
         at_position, context = _contexts(settings, connection, plans, past)
         problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, at_position)
         problems += problems_of((*REPLICATED, *SINCE), Moment.PREFLIGHT, context)
-        # Search the log for statements only if no part of it is missing.
+        # Search the log for statements only if no part of the log is missing.
         problems = problems or problems_of(STATEMENTS, Moment.PREFLIGHT, context)
         if problems := problems or problems_of(REPLACED, Moment.PREFLIGHT, context):
             raise PreflightError(problems)
@@ -57,7 +57,7 @@ def record_past(
 ) -> InitialPoint:
     """Implements `GoesBack.record_past`."""
     with session(settings) as connection:
-        # Read the settings first, so that a later change of a setting shows up as a difference.
+        # Read the settings first, so that a later comparison finds changed settings.
         server_identity = identity(settings, connection)
         if problems := problems_of(SETTINGS, Moment.EACH_STEP, ServerContext(connection)):
             raise PreflightError(problems)
@@ -69,7 +69,8 @@ def record_past(
         at_position, context = _contexts(settings, connection, plans, past)
         problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, at_position)
         tables = with_identities(connection, context.tables, {})
-        # Do not search the log for statements here: preflight has done it, and the later read of the log does it again.
+        # Do not search the log for statements here. Preflight has already searched the log, and the later read of the
+        # log finds such statements again.
         problems += problems_of((*REPLICATED, *SINCE), Moment.POSITION_FIXED, context)
         if problems := problems or problems_of(REPLACED, Moment.POSITION_FIXED, context):
             raise PreflightError(problems)
@@ -82,7 +83,7 @@ def record_past(
 def _contexts(
     settings: ConnectionSettings, connection: Connection, plans: Sequence[TablePlan], past: Past
 ) -> tuple[TablesContext, PastContext]:
-    """Return the contexts for the checks of the tables and for the checks of the time since the position."""
+    """Return two contexts: for the checks of the tables, and for the checks that cover the time since the position."""
     tables = of_recorded(connection, tables_of(connection, plans), plans)
     position = past.prefix.position
     return tables, PastContext(connection, position=position, settings=settings, past=past, tables=tables.tables)
@@ -102,17 +103,17 @@ def _check_time(connection: Connection, as_of: AsOf) -> None:
 def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, *, final: bool = False) -> Past:
     """Return the position at ``as_of``, which is not an LSN.
 
-    :param final: wait up to ``wait_seconds`` until the position at a time is final, which means that a later
-        transaction has been committed.
+    :param final: whether to wait up to ``wait_seconds`` until the position at a time is final. The position is final
+        when a transaction has been committed after this time.
     :raises SourceUnavailable: no transaction was committed after ``as_of``.
     :raises LogGone: the log no longer reaches back far enough.
-    :raises SourceReplaced: the GTID set was never a state of the server.
+    :raises SourceReplaced: the server never had exactly the transactions of the GTID set.
     """
     if isinstance(as_of, GtidSet):
         prefix = prefix_of(settings, as_of)
-        # The time stamp of a log file can be wrong, because a session can set its own current time (SET timestamp).
+        # The creation time in a log file can be wrong, because a session can set its own current time (SET timestamp).
         moments = [prefix.latest or datetime.fromtimestamp(int(prefix.place.stamp or 0), UTC), prefix.following]
-        # The position describes every time from here until the next commit.
+        # The position is the state of the server from this time until the next commit.
         return Past(prefix, min(filter(None, moments)), prefix.following)
     assert isinstance(as_of, datetime)
     until = time.monotonic() + wait_seconds

@@ -31,11 +31,12 @@ def preflight(
 ) -> list[TablePlan]:
     """Check everything that a run needs, and decide how each table is read.
 
-    :param patterns: ``schema.table``; ``*`` matches any number of characters in either part, and a pattern that begins
-        with ``!`` excludes tables that earlier patterns matched (``!shop._*_gho``).
-    :param options: with consistency ``auto``, tables with a key are read with ``watermark``, others with ``lock``.
+    :param patterns: ``schema.table``. ``*`` matches any number of characters in either part. A pattern that begins with
+        ``!`` excludes tables that earlier patterns matched (``!shop._*_gho``).
+    :param options: the options of the run. With consistency ``auto``, tables with a key are read with ``watermark``,
+        and other tables with ``lock``.
     :param parts: the part of each table that is copied. Columns that are not read may have any type.
-    :raises PreflightError: with all problems found.
+    :raises PreflightError: there are problems. The error lists all of them.
     :raises LockNotGranted: a session keeps a table locked against readers.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the connection cannot work, or the server is too old.
@@ -85,15 +86,15 @@ def _plan(table: Table, options: TableOptions) -> TablePlan:
 
 
 def _policy_reason(table: Table) -> str:
-    """Describe the columns that the policy changes: they are published as text, or have nulls that are not in the
-    table."""
+    """Return a text that names the columns that the policy changes. These columns are published as text, or have nulls
+    that are not in the table."""
     policy = table.options.unrepresentable
     changed = [
         column.name
         for column in table.as_read.columns
         if unsupported(column, apart := table.identifies(column.name), policy) is None
         and (kind := ColumnType.of(column, apart, policy)).policy != "error"
-        # Text columns are published as text in any case.
+        # Text columns are published as text under every policy.
         and not (policy == "string" and kind.family is Family.TEXT)
     ]
     if not changed:

@@ -1,8 +1,8 @@
 """Checks whether a published copy can be rolled forward, and finds the part of the log that is needed for it.
 
 The conditions of a run must have held since the copy's position. The run that made the copy recorded the server's state
-before that position. This state is compared with the current state, as if the run were still in progress. The log is
-searched here only to find problems early: the step that nets the window stops for them, too.
+before this position. The recorded state is compared with the current state, as if the run were still in progress. The
+search of the log only finds problems early, because the step that nets the window would also stop at these problems.
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ def refusals_since(
             fit = [table for table in fit if table.name not in refused]
         begin = LogPlace.parse(identity[LOG_PLACE])
         refused |= _broken(settings, connection, begin, start, end, fit) if fit else {}
-        # Check for replaced tables last: if the log contains the replacement, the error then names the logged
-        # statement.
+        # Check for replaced tables last. If a logged statement replaced a table, the search of the log has already
+        # found it, and the reason names the statement.
         fit = [table for table in fit if table.name not in refused]
         replaced = replaced_since(settings, connection, begin, fit, until=end)
         return refused | {name: f"since the copy {why}" for name, why in replaced.items()}
@@ -107,11 +107,12 @@ def _broken(
     end: LogPlace | None,
     tables: Sequence[Table],
 ) -> dict[TableName, str]:
-    """Return the tables that cannot be rolled forward because of the log after ``start``, each with the reason.
+    """Search the log after ``start``. Return the tables that cannot be rolled forward because of a logged statement or
+    event, each with the reason.
 
-    :param begin: a place in the log after which all changes since ``start`` are found.
+    :param begin: a place in the log that is before all changes since ``start``.
     """
-    # Read the end first, so that its file is among the files.
+    # Read the end of the log first, so that the list of files includes the file that contains the end.
     end, files = end or end_of_log(settings, connection), log_files(connection)
     check_place(settings, files, begin)
     reasons: dict[TableName, str] = {}
@@ -119,8 +120,8 @@ def _broken(
     summaries = []
 
     def walker_of(segment: LogSegment) -> _Survey:
-        # Skip tables for which an earlier file gave a reason. Some of these reasons may not be known
-        # yet.
+        # Skip tables for which a reason was found in an earlier file. Files are read in parallel, so some of these
+        # reasons may not be known yet.
         unread_tables = [table for table in tables if table.name not in reasons]
         return _Survey(segment.name, segment.start, segment.stop, start, unread_tables)
 
@@ -133,8 +134,8 @@ def _broken(
                 return reasons
             prepared.add(walker)
             summaries.append(walker.summary)
-    # A transaction without its rows in the log may have changed any table. Every roll-forward from this copy would stop
-    # at it.
+    # A transaction whose rows are not in the log may have changed any table. Every roll-forward from this copy would
+    # stop at such a transaction.
     if lost := prepared.without_rows(settings, list(files), begin, start):
         why = f"since the copy: {_said(lost[0][0])}"
         return {table.name: reasons.get(table.name, why) for table in tables}
@@ -146,8 +147,8 @@ def _broken(
 
 
 class _Survey(PreparedWalker):
-    """Walks the log past the statements at which a run would stop, and records the tables for which a run would
-    stop."""
+    """Walks the log without stopping at the statements at which a run would stop. Records the tables for which a run
+    would stop."""
 
     def __init__(self, file: str, start: int, stop: int | None, initial: GtidSet, tables: Sequence[Table]) -> None:
         tracked = [TrackedTable(index, table, looked_at=True) for index, table in enumerate(tables)]
@@ -159,14 +160,14 @@ class _Survey(PreparedWalker):
     def _check(self, statement: Statement) -> None:
         effect = meaning(statement, self._names)
         self._remember(effect)
-        # A statement may name several tables, and each call of `meaning` reports only one.
+        # A statement may name several tables, but each call of `meaning` reports only one table.
         while self._left and effect.effect not in (Effect.HARMLESS, Effect.ELSEWHERE):
             touched = [table for table in self._left if table.name == effect.table] or self._left
             self._note(touched, f"{effect.described} ({self.where})")
             effect = meaning(statement, self._names)
 
     def _bad_rows(self, code: int, table: TableName) -> None:
-        # Do not check whether a prepared transaction counts: reading a table in full is always correct.
+        # Do not check whether a prepared transaction counts, because reading a table in full is always correct.
         unlogged = code == walk_state.OTHERS_CASCADES
         if affected_tables := [
             unread_table

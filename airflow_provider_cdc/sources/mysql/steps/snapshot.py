@@ -1,11 +1,12 @@
-"""Fixes the initial position, reads tables, and determines a bound on the transactions that the reads may have seen.
+"""Fixes the initial position, reads tables, and determines an upper bound on the transactions that the reads may have
+seen.
 
 ``lock`` follows the design of Materialize: under a short table lock, read ``@@gtid_executed`` and open a
-consistent-snapshot transaction, then unlock and read. The transaction sees the table exactly at that position, because
-under the lock no change of the table could be committed between reading the position and opening the transaction. This
-needs two sessions, because START TRANSACTION releases the table locks of its own session.
+consistent-snapshot transaction, then unlock and read. The transaction sees the table exactly at the position, because
+the lock prevents commits of changes to the table between the reading of the position and the opening of the
+transaction. This needs two sessions, because START TRANSACTION releases the table locks of its own session.
 
-``watermark`` needs neither a lock nor a transaction: ``core.tables.net_change`` explains why each chunk may be read at
+``watermark`` needs neither a lock nor a transaction. ``core.tables.net_change`` explains why each chunk may be read at
 a different time.
 """
 
@@ -77,23 +78,24 @@ _OWNERS = re.compile(r"(?:#[0-9]+)+")
 
 
 def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], lock: LockPolicy) -> InitialPoint:
-    """Fix the initial position, then read the schemas. In this order, a DDL statement after the reading of the schemas
-    is in the window.
+    """Fix the initial position, and then read the schemas. Because of this order, every DDL statement that is executed
+    after the schemas were read is in the window.
 
-    Tables that will be read with ``lock`` are locked together while the position is read.
+    Tables with the consistency ``lock`` are locked together while the position is read.
 
     :raises LockNotGranted: the lock was not granted within the policy.
-    :raises PreflightError: something that preflight checked has changed since.
+    :raises PreflightError: a check of preflight now finds a problem, because the server or a table was changed since
+        preflight.
     :raises SchemaChanged: a table no longer exists, or lost the key that its plan relies on.
     """
     locked = [plan.table for plan in plans if plan.locked]
     with session(settings) as connection:
-        # Read the settings before the position, so that settings that are changed later show up as a difference.
+        # Read the settings before the position, so that a later comparison finds changed settings.
         server_identity = identity(settings, connection)
         if problems := problems_of(SETTINGS, Moment.EACH_STEP, ServerContext(connection)):
             raise PreflightError(problems)
-        # Read the table identities after the place in the log and before the position. Then a later change of an
-        # identity shows up as a difference, and the log from that place on shows whether the change was logged.
+        # Read the table identities after the place in the log and before the position. Because of this order, a later
+        # comparison finds changed identities, and the log from the place on shows whether a change was logged.
         identities = read_identities(connection, [plan.table for plan in plans])
         if locked:
             with _table_lock(connection, locked, lock) as held:
@@ -104,7 +106,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         if not position:
             raise PreflightError([NO_POSITION])
         server_identity = with_mark(settings, connection, server_identity)
-        # Repeat the checks of preflight. Changes from now on are in the window.
+        # Repeat the checks of preflight. All changes from now on are in the window.
         context = of_recorded(connection, tables_of(connection, plans), plans)
         problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, context)
         tables = with_identities(connection, context.tables, identities)
@@ -138,9 +140,11 @@ def tables_of(connection: Connection, plans: Sequence[TablePlan]) -> tuple[Table
 def open_reader(
     settings: ConnectionSettings, table: Table, consistency: str, lock: LockPolicy, kept: Kept | None = None
 ) -> Iterator[ChunkReader]:
-    """Open a session to read chunks of ``table``. The session ends with the block, as does any lock or transaction.
+    """Open a session to read chunks of ``table``. At the end of the block, the session and its locks and transaction
+    end.
 
-    :param kept: a pool of sessions that outlive the block. Sessions with a transaction always end.
+    :param kept: a pool of sessions that stay open after the block. Sessions with a transaction always end with the
+        block.
     :raises LockNotGranted: with ``lock``, the lock was not granted within the policy.
     """
     if consistency == "watermark":
@@ -165,7 +169,7 @@ def open_reader(
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
-    """Return a bound on the transactions that the finished reads could have seen.
+    """Return an upper bound on the transactions that the finished reads could have seen.
 
     The bound is the end of the log (``log_history.LogPlace``), because a transaction is written to the log before it
     becomes visible. A visible transaction may still be missing from ``@@gtid_executed``. In that case it is in
@@ -179,16 +183,17 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
 
 
 def executed(connection: Connection) -> GtidSet:
-    """Return the transactions that the server has committed and made visible."""
+    """Return the set of transactions that the server has committed and made visible."""
     return GtidSet.parse(value(connection, "@@global.gtid_executed"))
 
 
 def parse_owned(text: str) -> GtidSet:
     """Parse a value of ``@@global.gtid_owned``: ``uuid:gno#thread`` and ``uuid:tag:gno#thread:gno#thread``.
 
-    The server separates sets by a comma or, in MySQL 9, by nothing: a UUID directly follows the digits of a thread.
+    The server separates the sets of different UUIDs by a comma. MySQL 9 does not separate them: a UUID directly follows
+    the digits of a thread.
 
-    :raises PositionError: the text has another form.
+    :raises PositionError: the text does not have this form.
     """
     before, *sets = _BEFORE_UUID.split(text)
     if before.strip():
@@ -197,7 +202,7 @@ def parse_owned(text: str) -> GtidSet:
 
 
 class _Held:
-    """Measures how long a lock is held, until ``release``."""
+    """Measures how long a lock is held. The time ends with the call of ``release``."""
 
     def __init__(self) -> None:
         self._start: float | None = None
@@ -233,7 +238,7 @@ class _Reader:
         self._last_sign = time.monotonic()
         self._held = held
         self._table = table
-        # Imported late, because steps that only plan and record need no kernels.
+        # This module is imported only here, because it loads kernels that steps which only plan and record do not need.
         from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
 
         self._statements = StatementReader(connection, table.as_read)
@@ -267,7 +272,8 @@ class _Reader:
                 self._keep_lock()
 
     def _keep_lock(self) -> None:
-        """Keep the locking session alive: the server ends idle sessions after some time, and releases their locks."""
+        """Keep the locking session alive. The server would end a session that is idle for too long, and would release
+        its locks."""
         if self._locking is not None and time.monotonic() - self._last_sign > _SIGN_SECONDS:
             query(self._locking, "DO 0")
             self._last_sign = time.monotonic()
@@ -275,14 +281,14 @@ class _Reader:
 
 def _do_not_wait_for_the_group(connection: Connection) -> None:
     """Set the session's group_replication_consistency to EVENTUAL. Otherwise, a transaction may wait until this server
-    has applied the changes of the group, which wait for our lock."""
+    has applied the changes of the replication group. These changes wait for the lock that this session holds."""
     if variables(connection, [_GROUP_CONSISTENCY]):
         set_session(connection, {_GROUP_CONSISTENCY: "'EVENTUAL'"})
 
 
 @contextmanager
 def _table_lock(connection: Connection, names: Sequence[TableName], policy: LockPolicy) -> Iterator[_Held]:
-    """Hold read locks on all tables. While they are held, no session can commit changes to these tables."""
+    """Hold read locks on all tables. While the locks are held, no session can commit changes to these tables."""
     held = _Held()
     set_session(connection, {"lock_wait_timeout": str(policy.wait_seconds)})
     _do_not_wait_for_the_group(connection)
@@ -291,7 +297,8 @@ def _table_lock(connection: Connection, names: Sequence[TableName], policy: Lock
     try:
         yield held
     except BaseException:
-        # If UNLOCK TABLES fails, too, the end of the session releases the locks. Report the first error, not this one.
+        # If UNLOCK TABLES fails, the locks are released when the session ends. Report the first error, not the error of
+        # UNLOCK TABLES.
         with suppress(pymysql.MySQLError):
             query(connection, "UNLOCK TABLES")
         raise

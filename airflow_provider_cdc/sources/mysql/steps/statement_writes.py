@@ -1,13 +1,13 @@
-"""Checks that changes logged as statements reached no copied table through a view, a trigger or a function.
+"""Checks that logged statements did not change a copied table indirectly, through a view, a trigger or a function.
 
-`log.statements.writes_elsewhere` accepted them because, by their text, each writes to one table that is not copied. The
-text is misleading if the target is a view or has a trigger, or if the statement reads a view, because a view may call
-functions.
+`log.statements.writes_elsewhere` accepted these statements. According to its text, each statement writes to one table
+that is not copied. The text is misleading if the written table is a view or has a trigger, or if the statement reads a
+view, because a view may call functions.
 
 This module queries the server for views and triggers after the statements were executed, so the result describes only
-the time of the query. So, from the beginning of the window up to the query, the log must have no statement that could
-have changed the result: creating or dropping a trigger or a view, renaming or dropping the tables. CREATE TABLE cannot
-change the result, because an earlier object of that name must have been dropped before.
+the time of the query. So the log from the beginning of the window up to the query must not contain a statement that
+could have changed the result. Such statements create or drop a trigger or a view, or rename or drop one of the tables.
+CREATE TABLE cannot change the result, because an earlier object with the same name must have been dropped before.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def check_writes(settings: ConnectionSettings, summaries: Sequence[SegmentSummar
         privileges = Privileges(connection)
         for table, write in writes:
             _check(connection, privileges, table, write)
-        # Read the end of the log after the queries: then every change that could have affected their results is before
-        # the end.
+        # Read the end of the log after the queries. Then every change that could have affected the results of the
+        # queries is before this end.
         end, files = end_of_log(settings, connection), log_files(connection)
         check_place(settings, files, end)
     later = _redefined_between(settings, summaries[-1].segment, end, list(files))
@@ -122,7 +122,7 @@ def _covers(redefined: TableName, name: TableName) -> bool:
 
 
 class _Definitions(LogWalker):
-    """Walks the log and records the statements that redefine tables; ignores rows."""
+    """Walks the log and records the statements that redefine tables. Row events are ignored."""
 
     def __init__(self, segment: LogSegment) -> None:
         self.summary = SegmentSummary(segment)
@@ -138,7 +138,7 @@ class _Definitions(LogWalker):
 def _redefined_between(
     settings: ConnectionSettings, last: LogSegment, end: LogPlace, files: Sequence[str]
 ) -> Iterable[TableName]:
-    """Yield the tables that the log redefines from the end of the segment ``last`` up to ``end``."""
+    """Yield the tables that logged statements redefine, from the end of the segment ``last`` up to ``end``."""
     if last.last_name not in files:
         raise LogGone(
             f"the log file {last.last_name} is purged",

@@ -6,8 +6,8 @@ consistent point of a temporary slot. The driver exports the snapshot and keeps 
 imports the snapshot. So all tasks read at one known position.
 
 ``watermark`` needs no such transaction: ``core.tables.net_change`` explains why each chunk may be read at a different
-time. ``again`` reads chunks in the same way as ``watermark``. At the end, a run with ``again`` reads the changed rows once
-more by their keys, in an exported snapshot.
+time. ``again`` reads chunks in the same way as ``watermark``. At the end, a run with ``again`` reads the changed rows
+once more by their keys, in an exported snapshot.
 """
 
 from __future__ import annotations
