@@ -215,6 +215,12 @@ def open_dataset(copy: LatestCopy | Changes) -> dataset.Dataset:
     """Return a PyArrow dataset with the rows of a copy, or with changes. The files may be in any supported store."""
     if isinstance(copy, Changes) and not copy.files:
         return dataset.dataset(feed_schema(_opened([copy.copy_file]).schema).empty_table())
+    if not copy.files:
+        raise ConfigurationError(
+            "this copy is an Iceberg table with position deletes, and its data files alone have deleted rows",
+            where=copy.table,
+            hint="read the table with read_cut",
+        )
     return _opened(copy.files)
 
 

@@ -66,8 +66,8 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.rows-of-the-copy",
-        "When a copy is rolled forward, each changed row in the copy equals the old row in the log bit for bit. The "
-        "row is in the copy if, and only if, it exists according to the log.",
+        "When a copy is rolled forward, a changed row is in the copy if, and only if, it exists according to the log. "
+        "If its file is written again, the row in the copy equals the old row in the log bit for bit.",
         (),
         "read the table in full (refresh=full)",
         raised_by=(

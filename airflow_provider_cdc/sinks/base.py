@@ -50,7 +50,7 @@ class TableChange:
 
     @property
     def rows(self) -> int:
-        return sum(file.rows for file in (*self.added, *self.kept))
+        return sum(file.live_rows for file in (*self.added, *self.kept))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,8 @@ class LatestCopy:
     :param run_id: the id of the run that published the copy.
     :param path: URI of the folder of the run's copy.
     :param files: URIs of all files of the copy, sorted. Read exactly these files, even if they are in different
-        folders.
+        folders. Empty: the copy is a snapshot of an Iceberg table with position deletes. Only readers of Iceberg tables
+        leave out the deleted rows; see `airflow_provider_cdc.lake.read_cut`.
     :param rows: the number of rows in these files.
     :param position: the GTID set or LSN at which the copy is exact.
     :param as_of: the time or position that was requested for the run; empty: the present at the time of the run.

@@ -21,13 +21,14 @@ from airflow_provider_cdc.jobs.consolidate import rewind, touched_rows
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
 from airflow_provider_cdc.jobs.extract_delta import change_feed, feed_slices, read_segment
 from airflow_provider_cdc.jobs.extract_delta import step as extract_delta
-from airflow_provider_cdc.jobs.roll_forward import image_buffer
+from airflow_provider_cdc.jobs.roll_forward import image_buffer, incoming_rows, merge
 from airflow_provider_cdc.jobs.roll_forward import plan as forward
 from airflow_provider_cdc.jobs.roll_forward import task as roll
 from airflow_provider_cdc.jobs.runtime import step, verify_files
 from airflow_provider_cdc.jobs.snapshot import step as snapshot
 from tests.jobs import history_source
-from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, Row, begin_run
+from tests.jobs.history_run import begin_run
+from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, Row
 
 
 @dataclass
@@ -92,14 +93,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
             meanwhile()
         return results
 
-    for module in (snapshot, extract_delta, consolidate, change_feed, forward, verify_files):
+    for module in (snapshot, extract_delta, consolidate, change_feed, forward, merge, verify_files):
         monkeypatch.setattr(module, "run_tasks", run_here)
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(writer.ParquetWriter.__init__, "__defaults__", (300,))
     for module in (rewind, roll):
         monkeypatch.setattr(module, "TOUCHED_ROWS", 2)
         monkeypatch.setattr(module, "DECODED_ROWS", 2)
-    monkeypatch.setattr(change_feed, "DECODED_ROWS", 2)
+    for module in (change_feed, incoming_rows):
+        monkeypatch.setattr(module, "DECODED_ROWS", 2)
     # Every feed is cut into slices.
     monkeypatch.setattr(feed_slices, "SPLIT_BYTES", -1)
     monkeypatch.setattr(feed_slices, "SLICE_ROWS", 4)

@@ -20,11 +20,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
-from airflow_provider_cdc.core.run.commit_record import base_of, published_run
-from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.chunk import Chunk, partition
 from airflow_provider_cdc.core.tables.table import Column, Parts, Table, TableName, whole_tables
@@ -39,7 +35,6 @@ from airflow_provider_cdc.sources.api.window import (
     TrackedTable,
     UpperBound,
 )
-from tests.runs import manifest_of, run_folder
 
 Row = tuple[Any, ...]
 ChangeOf = tuple[int, Row | None, Row | None]
@@ -459,41 +454,6 @@ def _batches(net: Mapping[tuple[int, bytes, str | None], list[Any]]) -> Iterator
             [pa.array(values, column.type) for values, column in zip(columns, DELTA_SCHEMA, strict=True)],
             schema=DELTA_SCHEMA,
         )
-
-
-def begin_run(
-    target: Storage,
-    source: HistorySource,
-    initial: int,
-    run_id: str = "20260101T000000Z-00000000",
-    bases: Mapping[str, str] | None = None,
-    histories: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Storage:
-    """Write the manifest that lock_and_record would.
-
-    :param bases: the run whose copy each table is rolled forward from, by the table's name; others are read.
-    :param options: of `StepOptions`.
-    """
-    source.initial = initial
-    bases = bases or {}
-    scratch = run_folder(target, run_id).parent()
-    run = run_folder(target, run_id)
-    manifest = manifest_of(
-        target,
-        run_id,
-        initial_position=str(at(initial)),
-        identity={"server": "history"},
-        tables=tuple(
-            RunTable(table, "lock" if table.keyless else "watermark", "", base=bases.get(str(table.name), ""))
-            for table in tables()
-        ),
-        bases={base: base_of(published_run(scratch, base)) for base in bases.values()},
-        options=StepOptions(chunk_rows=10, **options),
-        histories=dict(histories or {}),
-    )
-    Run.create(manifest, instead_of=Run.load(run) if Run.exists(run) else None)
-    return run
 
 
 SETTINGS = ConnectionSettings("mysql", "nowhere.invalid", 1, "nobody")

@@ -296,7 +296,7 @@ def _candidate(
 def _check_files(folder: Storage, decision: Decision, name: str, schema: pa.Schema) -> None:
     files = decision.files_of(name)
     sizes = folder.sizes()
-    wrong = [file.name for file in files if sizes.get(file.name) != file.bytes]
+    wrong = [part.name for file in files for part in file.parts if sizes.get(part.name) != part.bytes]
     if wrong:
         raise _NotFit(f"files of the last copy are missing or have other sizes: {', '.join(wrong[:3])}")
     try:

@@ -130,7 +130,8 @@ def is_stuck(run: Run, lake: Lake) -> bool:
     except ManifestError:
         return False
     for entry in run.manifest.tables:
-        expected_names = {file.base_name for file in kept_files.get(str(entry.table.name), ())}
+        kept_of_table = kept_files.get(str(entry.table.name), ())
+        expected_names = {part.base_name for file in kept_of_table for part in file.parts}
         # Look in the base's folder first, because a file that is not in this folder cannot be added to the run's folder
         # later.
         for run_id in (entry.base, run.run_id) if expected_names else ():

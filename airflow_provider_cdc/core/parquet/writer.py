@@ -36,6 +36,10 @@ class StagedFile:
     ``checksum`` is the CRC-32 of the content. No other try writes a file with this name. For a data file of a table
     format, ``name`` is relative to the folder of the table's data files, and ``stats`` is the encoded
     `file_stats.FileStats`.
+
+    ``deletes`` is the file with the positions of the deleted rows of this file (`position_deletes`); None: no row is
+    deleted. ``rows`` counts deleted rows, too. A copy that keeps a data file keeps its ``deletes``, because both are in
+    one record.
     """
 
     name: str
@@ -43,10 +47,21 @@ class StagedFile:
     bytes: int
     checksum: str
     stats: str = ""
+    deletes: StagedFile | None = None
 
     @property
     def base_name(self) -> str:
         return self.name.rpartition("/")[2]
+
+    @property
+    def live_rows(self) -> int:
+        """The number of rows that are not deleted."""
+        return self.rows - (self.deletes.rows if self.deletes is not None else 0)
+
+    @property
+    def parts(self) -> tuple[StagedFile, ...]:
+        """The file, and the file with its deletes if there is one."""
+        return (self,) if self.deletes is None else (self, self.deletes)
 
 
 class ParquetWriter:

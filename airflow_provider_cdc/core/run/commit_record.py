@@ -43,7 +43,7 @@ class Decision:
     @property
     def rows(self) -> dict[str, int]:
         """The number of rows of each copy."""
-        return {name: sum(file.rows for file in self.files_of(name)) for name in self.files}
+        return {name: sum(file.live_rows for file in self.files_of(name)) for name in self.files}
 
     def files_of(self, table: str) -> tuple[StagedFile, ...]:
         """Return all files of one copy. Their names do not contain a folder."""

@@ -6,6 +6,7 @@ a record names it. A sink takes over the files that are published.
 
 from __future__ import annotations
 
+import sys
 import uuid
 import zlib
 from collections.abc import Iterator
@@ -34,12 +35,16 @@ class Staging:
     folder: Storage
 
     @contextmanager
-    def writer(self, name: str, schema: pa.Schema, compression: str = COMPRESSION) -> Iterator[ParquetWriter]:
+    def writer(
+        self, name: str, schema: pa.Schema, compression: str = COMPRESSION, *, one_file: bool = False
+    ) -> Iterator[ParquetWriter]:
         """Write rows to files whose names begin with ``name``. If an error is raised, the written files do not count.
 
         :param compression: `QUICKEST` if only the run itself reads the files.
+        :param one_file: write one file, however large it becomes.
         """
-        writer = ParquetWriter(self.folder, _own(name), schema, compression=compression)
+        most: dict[str, int] = {"file_bytes": sys.maxsize} if one_file else {}
+        writer = ParquetWriter(self.folder, _own(name), schema, **most, compression=compression)
         try:
             # The caller may read the rows from the source in this context. Errors of the source are CdcErrors, which
             # `told` does not change.

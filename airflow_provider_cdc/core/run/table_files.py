@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from airflow_provider_cdc.core.filters.apply import published_schema
+from airflow_provider_cdc.core.parquet import position_deletes
+from airflow_provider_cdc.core.parquet.position_deletes import Int64s
 from airflow_provider_cdc.core.parquet.splice import SplicedFile
 from airflow_provider_cdc.core.parquet.writer import ParquetWriter, StagedFile
 from airflow_provider_cdc.core.run.manifest import RunTable
@@ -37,11 +39,18 @@ class TableFiles:
     schema: pa.Schema
     _table: str
     _run_id: str
+    _location: str = ""
 
     @property
     def folder(self) -> Storage:
         """The folder that the names of the files are relative to."""
         return self.staging.folder
+
+    @contextmanager
+    def together(self) -> Iterator[TableFiles]:
+        """Write many small files, which are flushed to disk together; see `Storage.together`."""
+        with self.staging.folder.together() as folder:
+            yield replace(self, staging=Staging(folder))
 
     @contextmanager
     def writer(self, work: str, part: str) -> Iterator[ParquetWriter]:
@@ -63,6 +72,24 @@ class TableFiles:
         """Write a file without rows; see `Staging.write_empty`."""
         return self.staging.write_empty(self._name(work, part), self.schema)
 
+    @property
+    def takes_deletes(self) -> bool:
+        """Whether rows of a data file can be deleted without writing the file again."""
+        return bool(self._location)
+
+    def write_deletes(self, file: StagedFile, positions: Int64s) -> StagedFile:
+        """Write the positions of all deleted rows of a data file. Return the data file's record with the new deletes.
+
+        :param positions: sorted, without duplicates, and at least one.
+        """
+        uri = f"{self._location}/{file.base_name}"
+        with self.staging.writer(
+            self._name("staged", "part-deletes"), position_deletes.SCHEMA, one_file=True
+        ) as writer:
+            writer.write(position_deletes.deletes_table(uri, positions))
+        (deletes,) = writer.files
+        return replace(file, deletes=deletes)
+
     def _name(self, work: str, part: str) -> str:
         return f"{part}-{self._run_id}" if self._run_id else f"{work}/{self._table}/{part}"
 
@@ -78,7 +105,8 @@ def table_files(staging: Staging, entry: RunTable, schema: pa.Schema) -> TableFi
     if entry.place is None:
         return TableFiles(staging, published, published, table, "")
     run_id = staging.folder.uri.rpartition("/")[2]
-    return TableFiles(Staging(Storage(entry.place.folder)), published, entry.place.schema(published), table, run_id)
+    data = Staging(Storage(entry.place.folder))
+    return TableFiles(data, published, entry.place.schema(published), table, run_id, entry.place.location)
 
 
 def base_schema(place: Place | None, table: Table, schema: pa.Schema) -> pa.Schema:

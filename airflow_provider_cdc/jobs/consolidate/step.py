@@ -183,6 +183,9 @@ def _check_commit(step: Step, decision: Decision) -> None:
         published = step.sink.folders(step.run.run_id, entry.table.copy_name) if name in decision.files else ()
         folder, feed = step.files_of(index).folder, decision.feeds.get(name)
         checked += [Checked(file, name, folder, published) for file in decision.files.get(name, ())]
+        # The deletes of kept files may be new. Those of earlier runs are small.
+        deletes = [file.deletes for file in decision.kept.get(name, ()) if file.deletes is not None]
+        checked += [Checked(file, name, folder, published) for file in deletes]
         for file in feed.files if feed is not None else ():
             checked.append(Checked(file, f"the changes of {name}", None, published))
     require_whole(step, checked)

@@ -202,6 +202,10 @@ class MarkedFile:
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
         return to_published(self.parquet.read_row_group(group, columns=columns), self._published)
 
+    def gone(self, group: int) -> BoolArray | None:
+        """Return a mask of the rows that are already deleted; None: no row is. These rows are never marked."""
+        return None
+
     def mark(self, group: int, mask: BoolArray) -> None:
         earlier = self.marks.get(group)
         self.marks[group] = mask if earlier is None else earlier | mask
@@ -251,11 +255,18 @@ def _mark_block(block: Sequence[_Group], key: Sequence[str], touched: TouchedKey
         columns = [group.file.read(group.number, key[:1])[0] for group in block]
         values = pa.chunked_array([chunk for column in columns for chunk in column.chunks], touched.first.type)
         masks = _split(pc.is_in(values, value_set=touched.first).to_numpy(), [group.rows for group in block])
+    masks = [_live(group, mask) for group, mask in zip(block, masks, strict=True)]
     if not touched.told_by_first(key):
         masks = _confirmed(block, masks, key, touched)
     for group, mask in zip(block, masks, strict=True):
         if mask.any():
             group.file.mark(group.number, mask)
+
+
+def _live(group: _Group, mask: BoolArray) -> BoolArray:
+    """Return ``mask`` without the rows that are already deleted."""
+    gone = group.file.gone(group.number) if mask.any() else None
+    return mask if gone is None else mask & ~gone
 
 
 def _confirmed(

@@ -79,6 +79,19 @@ def group_extent(metadata: pq.FileMetaData, group: int, column: int, kind: pa.Da
     return low, high
 
 
+def group_ranges(parquet: pq.ParquetFile, name: str, kind: pa.DataType) -> list[Range] | None:
+    """Return the range of values of the column ``name`` for each row group; None: unknown, or the row groups are not in
+    the order of these values."""
+    metadata, column = parquet.metadata, parquet.schema_arrow.get_field_index(name)
+    lows: list[Bound] = []
+    for group in range(metadata.num_row_groups):
+        bounds_of_group = group_extent(metadata, group, column, kind)
+        if bounds_of_group is None or (lows and bounds_of_group[0] < lows[-1]):  # type: ignore[operator]
+            return None
+        lows.append(bounds_of_group[0])
+    return divided(lows) if lows else None
+
+
 def divided(lows: Sequence[Bound]) -> list[Range]:
     """Divide all values into ranges, one for each value in ``lows``. The values in ``lows`` must not decrease.
 

@@ -18,7 +18,6 @@ import pyarrow.parquet as pq
 from airflow_provider_cdc.core.copies.damage_note import note_damage
 from airflow_provider_cdc.core.copies.removal_marks import check_not_removed
 from airflow_provider_cdc.core.filters.apply import published_schema
-from airflow_provider_cdc.core.parquet.writer import FILE_BYTES
 from airflow_provider_cdc.core.run.commit_record import published_run, read_bases
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, difference
@@ -30,6 +29,7 @@ from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
 from airflow_provider_cdc.jobs.consolidate.rewind import Outcome, Rewind
 from airflow_provider_cdc.jobs.roll_forward.hints import DAMAGED, FOREIGN
 from airflow_provider_cdc.jobs.roll_forward.key_ranges import Bound, Range, after, divided, extent
+from airflow_provider_cdc.jobs.roll_forward.merge import SMALL_BYTES, is_small_versions, merge_versions
 from airflow_provider_cdc.jobs.roll_forward.orders import Roll, Target
 from airflow_provider_cdc.jobs.roll_forward.task import RollTask
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
@@ -37,7 +37,6 @@ from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.sources.api.source import Source
 
-SMALL_BYTES = FILE_BYTES // 8
 TASKS_PER_SLOT = 4
 ROLL_BYTES = 64 * 2**20
 """Bytes of files, or of changes, per task. A smaller task would cost more than it saves."""
@@ -76,12 +75,12 @@ class LookAtFiles:
         published = published_schema(entry.table, self.source.arrow_schema(entry.table))
         schema = published if entry.place is None else entry.place.schema(published)
         folder = self.bases[one.table]
-        what = ""
+        what, part = "", None
         try:
             with told(folder.uri_of(one.file.name)):
-                size = folder.filesystem.get_file_info(folder.path(one.file.name)).size
-                if size != one.file.bytes:
-                    what = "is gone" if size is None else f"has {counted(size, 'byte')}, not {one.file.bytes:,}"
+                part, size = self._differing(folder, one.file)
+                if part is not None:
+                    what = "is gone" if size is None else f"has {counted(size, 'byte')}, not {part.bytes:,}"
                 else:
                     parquet = pq.ParquetFile(folder.path(one.file.name), filesystem=folder.filesystem)
                     if parquet.metadata.num_rows != one.file.rows:
@@ -97,12 +96,22 @@ class LookAtFiles:
             what = f"is damaged: {differs}"
         if what:
             raise FileDamaged(
-                f"a file of the copy that is rolled forward {what}", where=folder.uri_of(one.file.name), hint=DAMAGED
+                f"a file of the copy that is rolled forward {what}",
+                where=folder.uri_of((part or one.file).name),
+                hint=DAMAGED,
             )
         if entry.table.keyless:
             return one
         column = published.get_field_index(entry.table.key[0])
         return BaseFile(one.table, one.file, extent(parquet.metadata, column, published.field(column).type))
+
+    def _differing(self, folder: Storage, file: StagedFile) -> tuple[StagedFile | None, int | None]:
+        """Return the part of a file with another size than recorded, and its size; None: the file is gone."""
+        for part in file.parts:
+            size = folder.filesystem.get_file_info(folder.path(part.name)).size
+            if size != part.bytes:
+                return part, size
+        return None, None
 
 
 @dataclass(frozen=True)
@@ -165,7 +174,7 @@ def noting_damage(step: Step, bases: Mapping[int, Sequence[BaseFile]] = MappingP
         for index, files in bases.items():
             entry = step.tables[index]
             if f"{mismatch.where} at ".startswith(f"{entry.table.name} at ") and (
-                damaged := _damaged(step, entry, [checked.file for checked in files])
+                damaged := _damaged(step, entry, [part for checked in files for part in checked.file.parts])
             ):
                 _note(step, entry, damaged)
                 raise damaged from mismatch
@@ -244,7 +253,7 @@ def roll_forward(
                 where=str(table.name),
                 hint=FOREIGN,
             )
-    return outcomes
+    return merge_versions(step, outcomes)
 
 
 def _orders(
@@ -264,8 +273,17 @@ def _orders(
 
 def _targets(files: Sequence[BaseFile], change_bytes: int) -> list[Target]:
     """Return the targets of one table. The key ranges of the targets do not overlap, so each added row goes into one
-    file."""
-    filled = [one for one in files if one.file.rows]
+    file.
+
+    Small files with new versions of rows from all parts of the table get no added rows, unless there are no others."""
+    filled = [one for one in files if one.file.rows and not is_small_versions(one.file)]
+    if filled:
+        versions = [Target(one.file, None) for one in files if is_small_versions(one.file)]
+        return [*_targets_of(filled, files, change_bytes), *versions]
+    return _targets_of([one for one in files if one.file.rows], files, change_bytes)
+
+
+def _targets_of(filled: Sequence[BaseFile], files: Sequence[BaseFile], change_bytes: int) -> list[Target]:
     empty = [Target(one.file, None) for one in files if not one.file.rows]
     extents = [one.extent for one in filled if one.extent is not None]
     if not filled or len(extents) < len(filled):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.jobs.consolidate.touched_rows import BoolArray
@@ -56,6 +57,13 @@ def parts(lengths: tuple[Int64s, Int64s], most_rows: int, most_bytes: int) -> It
         stop = min(max(stop, start + 1), start + most_rows)
         yield start, stop
         start, done = stop, int(ends[stop - 1])
+
+
+def sorted_rows(rows: pa.Table, name: str) -> pa.Table:
+    """Return the rows in the order of the column ``name``."""
+    # Each batch has its own dictionary, so unify the dictionaries first.
+    rows = rows.unify_dictionaries().combine_chunks()
+    return rows.take(pc.sort_indices(rows[name]))
 
 
 def differing(before: pa.RecordBatch, after: pa.RecordBatch) -> set[str]:

@@ -6,6 +6,10 @@ file were changed, but none were added or deleted, only the columns with changes
 the file, and the row group, whose range of keys contains its key. So the statistics of the files still show which file
 can have a key.
 
+If the lake's format has position deletes, a file with few touched rows is not written again. The positions of its
+touched rows are written to a delete file, and the new rows of all such files of a task to one further file. Then only
+the key columns are read, so the other values of the old rows are not compared with the log.
+
 Where the log has only the keys of touched rows, these rows were read again. The rows that were read again are added as
 new rows, and the rows that they replace cannot be compared with the log.
 """
@@ -14,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 
@@ -25,34 +29,38 @@ import pyarrow.compute as pc
 from airflow_provider_cdc.core.parquet.splice import UnknownFooter
 from airflow_provider_cdc.core.parquet.writer import ROW_GROUP_BYTES, ParquetWriter
 from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.staging import StagedFile, Staging, difference
-from airflow_provider_cdc.core.run.table_files import table_files
+from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.run.table_files import TableFiles, table_files
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ValueNotRepresentable
+from airflow_provider_cdc.errors import CopyMismatch, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import decode_published
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
-from airflow_provider_cdc.jobs.consolidate.reread_layers import rows_again
-from airflow_provider_cdc.jobs.consolidate.rewind import DECODED_ROWS, TOUCHED_ROWS, Outcome, Rewind
+from airflow_provider_cdc.jobs.consolidate.rewind import DECODED_ROWS, TOUCHED_ROWS, Outcome
 from airflow_provider_cdc.jobs.consolidate.touched_rows import (
-    MarkedFile,
     TouchedKeys,
     has_one_pattern,
     in_portions,
     mark,
 )
-from airflow_provider_cdc.jobs.roll_forward.hints import DAMAGED, FOREIGN
+from airflow_provider_cdc.jobs.roll_forward.deletes import deletes_suffice
+from airflow_provider_cdc.jobs.roll_forward.hints import FOREIGN
 from airflow_provider_cdc.jobs.roll_forward.image_buffer import HELD_BYTES, Images, Place
-from airflow_provider_cdc.jobs.roll_forward.key_ranges import Bound, Range, divided, group_extent
+from airflow_provider_cdc.jobs.roll_forward.incoming_rows import IncomingRows
+from airflow_provider_cdc.jobs.roll_forward.key_ranges import group_ranges
+from airflow_provider_cdc.jobs.roll_forward.merge import NEW_VERSIONS
 from airflow_provider_cdc.jobs.roll_forward.orders import Roll
-from airflow_provider_cdc.jobs.roll_forward.row_group_merge import Left, differing, parts
+from airflow_provider_cdc.jobs.roll_forward.rolled_file import RolledFile
+from airflow_provider_cdc.jobs.roll_forward.row_group_merge import Left, differing, parts, sorted_rows
 from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.sources.api.source import Source
 
 MOST_SORTED_BYTES = 2**30
 """The largest table that is sorted. Arrow cannot sort 2 GiB of text, and row groups need not be sorted."""
+
+ADDED_TWICE = "the log adds a row with a key that the copy already has"
 
 
 @dataclass(frozen=True)
@@ -67,10 +75,12 @@ class RollTask:
     skips: bool = False
 
     def __call__(self, order: Roll) -> Outcome:
+        entry = self.tables[order.table]
+        files = table_files(self.staging, entry, self.source.arrow_schema(entry.table))
         # All files of one task become valid together, so flush them to disk together.
-        with self.staging.reading(), self.staging.folder.together() as folder:
+        with self.staging.reading(), files.together() as files_together:
             try:
-                return _Rolling(replace(self, staging=Staging(folder)), order).done()
+                return _Rolling(self, order, files_together).done()
             except ValueNotRepresentable as error:
                 if not self.skips:
                     raise
@@ -80,24 +90,27 @@ class RollTask:
 class _Rolling:
     """Executes one order of type `Roll`."""
 
-    def __init__(self, task: RollTask, order: Roll) -> None:
+    def __init__(self, task: RollTask, order: Roll, files: TableFiles) -> None:
         self._task = task
         self._order = order
         entry = task.tables[order.table]
         self._table: Table = entry.table
-        self._writer = table_files(task.staging, entry, task.source.arrow_schema(entry.table))
+        self._writer = files
         self._schema: pa.Schema = self._writer.published
         self._key = self._schema.names if entry.table.keyless else list(entry.table.key)
         self._first: pa.DataType = self._schema.field(self._key[0]).type
         self._folder = task.bases[order.table]
         self._files = [
-            MarkedFile(self._folder, target.file, self._schema) for target in order.targets if target.file is not None
+            RolledFile(self._folder, target.file, self._schema) for target in order.targets if target.file is not None
         ]
         # In these cases, the changes do not show which new row replaces a removed row.
         self._replaces = entry.table.keyless or order.layers is not None
         self._added: dict[int, list[pa.RecordBatch]] = {}
         self._images: Images | None = None
         self._nulled: dict[str, int] = {}
+        self._incoming = IncomingRows(
+            order, self._table, self._writer, task.change, task.staging.folder, self._changes, self._decoded
+        )
 
     def done(self) -> Outcome:
         try:
@@ -105,7 +118,7 @@ class _Rolling:
         except (OSError, pa.ArrowException):
             # An unreadable file may be damaged.
             for file in self._files:
-                self._check_whole(file)
+                file.check_whole()
             raise
 
     def _done(self) -> Outcome:
@@ -117,14 +130,18 @@ class _Rolling:
         written = self._gather()
         replaced = 0
         files = iter(self._files)
-        for number, target in enumerate(self._order.targets):
-            added = self._added.get(number, [])
-            file = None if target.file is None else next(files)
-            if file is not None and not file.marks and not added:
-                kept_files.append(file.staged)
-            elif file is not None:
-                written += self._rewritten(file, added)
-                replaced += 1
+        with self._writer.writer("staged", NEW_VERSIONS) as new_versions:
+            for number, target in enumerate(self._order.targets):
+                added = self._added.get(number, [])
+                file = None if target.file is None else next(files)
+                if file is not None and not file.marks and not added:
+                    kept_files.append(file.staged)
+                elif file is not None and self._deletes_suffice(file, added):
+                    kept_files.append(self._deleted(file, added, new_versions))
+                elif file is not None:
+                    written += self._rewritten(file, added)
+                    replaced += 1
+        written += new_versions.files
         written += self._new()
         return Outcome(
             self._order.table,
@@ -140,7 +157,7 @@ class _Rolling:
         and return these files."""
         held = 0
         with self._writer.writer("staged", "part-new") as beyond:
-            for number, rows in self._incoming(into_files=True):
+            for number, rows in self._incoming.rows(into_files=True):
                 held += rows.nbytes
                 if held <= HELD_BYTES:
                     self._added.setdefault(number, []).append(rows)
@@ -151,6 +168,9 @@ class _Rolling:
     def _changes(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         task = self._task
         return net_change_files.read(task.staging.folder, task.change.files, columns, table=self._order.table)
+
+    def _decoded(self, images: pa.BinaryArray) -> pa.RecordBatch:
+        return decode_published(self._task.source, self._table, images, self._nulled)
 
     def _touched(self) -> Iterator[TouchedKeys]:
         keyless = self._table.keyless
@@ -175,73 +195,54 @@ class _Rolling:
         self._images = Images(images_by_place, partial(self._changes, ["key", "before", "after"]))
         return len(keys)
 
-    def _incoming(self, *, into_files: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the rows that the window added, each batch with the number of its target.
-
-        :param into_files: yield only rows whose target is an existing file; otherwise, only rows whose target is a new
-            file.
-        """
-        targets = [
-            (number, target.range)
-            for number, target in enumerate(self._order.targets)
-            if target.range is not None and (target.file is not None) == into_files
-        ]
-        if not targets:
-            return
-        if self._order.layers is not None:
-            yield from self._read_again(self._order.layers, targets)
-            return
-        keyless = self._table.keyless
-        row = "before" if keyless else "after"
-        for batch in self._changes(["key", "before", "after", "count"]):
-            if keyless:
-                batch = batch.filter(pc.greater(batch["count"], 0))
-            else:
-                # A row that existed before stays in place, so only rows without a before image are added.
-                batch = batch.filter(pc.and_(batch["after"].is_valid(), batch["before"].is_null()))
-            if not batch.num_rows:
-                continue
-            ranged = has_one_pattern(self._first) and not keyless
-            firsts = row_bytes.first_values(batch["key"], self._first) if ranged else None
-            for number, range in targets:
-                batch_in_range = batch if firsts is None else batch.filter(pa.array(range.holds(firsts)))
-                for rows in self._decoded(batch_in_range[row], batch_in_range["count"]):
-                    yield number, rows
-
-    def _read_again(
-        self, layers: Sequence[Rewind], targets: Sequence[tuple[int, Range]]
-    ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield what `_incoming` yields, for rows that were read again."""
-        task = self._task
-        for rows in rows_again(task.staging.folder, self._writer, task.change, layers, self._key, DECODED_ROWS):
-            for number, range in targets:
-                rows_in_range = rows if range.whole else rows.filter(pa.array(range.holds(rows[self._key[0]])))
-                if rows_in_range.num_rows:
-                    yield number, rows_in_range
-
-    def _decoded(self, images: pa.BinaryArray, counts: pa.Int64Array) -> Iterator[pa.RecordBatch]:
-        for start in range(0, len(images), DECODED_ROWS):
-            part = images.slice(start, DECODED_ROWS)
-            rows = decode_published(self._task.source, self._table, part, self._nulled)
-            if not self._table.keyless:
-                yield rows
-                continue
-            copies = np.repeat(np.arange(rows.num_rows), counts.slice(start, DECODED_ROWS).to_numpy())
-            for first in range(0, len(copies), DECODED_ROWS):
-                yield rows.take(pa.array(copies[first : first + DECODED_ROWS]))
-
     def _new(self) -> list[StagedFile]:
         """Write the rows that go into new files."""
         if all(target.file is not None for target in self._order.targets):
             return []
         with self._writer.writer("staged", "part-new") as writer:
-            for _, rows in self._incoming(into_files=False):
+            for _, rows in self._incoming.rows(into_files=False):
                 writer.write(self._sorted(pa.Table.from_batches([rows])))
         return writer.files
 
-    def _rewritten(self, file: MarkedFile, added: Sequence[pa.RecordBatch]) -> list[StagedFile]:
-        """Write a file again, with the changes to its marked rows, and with the added rows."""
-        self._check_whole(file)
+    def _deletes_suffice(self, file: RolledFile, added: Sequence[pa.RecordBatch]) -> bool:
+        deleted = file.staged.rows - file.staged.live_rows
+        rows_added = sum(rows.num_rows for rows in added)
+        return self._writer.takes_deletes and deletes_suffice(file.staged.rows, deleted, file.marked, rows_added)
+
+    def _deleted(self, file: RolledFile, added: Sequence[pa.RecordBatch], new_versions: ParquetWriter) -> StagedFile:
+        """Write the positions of all deleted rows of a file, and their new versions and the added rows to
+        ``new_versions``. Return the file's record with the new deletes."""
+        gathered: list[pa.Table] = [pa.Table.from_batches([rows]) for rows in added]
+        for rows in () if self._replaces else self._new_versions(file):
+            gathered.append(rows)
+            if sum(table.nbytes for table in gathered) > HELD_BYTES:
+                new_versions.write(self._sorted(pa.concat_tables(gathered)))
+                gathered.clear()
+        if gathered:
+            new_versions.write(self._sorted(pa.concat_tables(gathered)))
+        return self._writer.write_deletes(file.staged, file.deleted_and_marked()) if file.marks else file.staged
+
+    def _new_versions(self, file: RolledFile) -> Iterator[pa.Table]:
+        """Yield the touched rows of a file as they are after the window. Deleted rows are left out.
+
+        :raises CopyMismatch: the copy has a row that the log adds.
+        """
+        assert self._images is not None
+        for group, mask in file.marks.items():
+            place = file.staged.name, group
+            for start, stop in parts(self._images.lengths(place), DECODED_ROWS, ROW_GROUP_BYTES):
+                before, after = self._images.of(place, start, stop)
+                if before.null_count:
+                    keys = file.read(group, self._key).filter(pa.array(mask)).slice(start, stop - start)
+                    batch = keys.combine_chunks().to_batches()[0]
+                    raise self._mismatch(batch, before.is_null(), ADDED_TWICE)
+                if after.null_count < len(after):
+                    yield pa.Table.from_batches([self._decoded(after.drop_null())])
+
+    def _rewritten(self, file: RolledFile, added: Sequence[pa.RecordBatch]) -> list[StagedFile]:
+        """Write a file again, with the changes to its marked rows, and with the added rows. Rows that earlier runs
+        deleted are left out."""
+        file.check_whole()
         part = "-".join(file.staged.base_name.split("-")[:2])
         if not added and self._keeps_groups(file):
             with suppress(UnknownFooter):
@@ -251,9 +252,9 @@ class _Rolling:
             writer.write(self._sorted(rows))
         return writer.files
 
-    def _keeps_groups(self, file: MarkedFile) -> bool:
+    def _keeps_groups(self, file: RolledFile) -> bool:
         """Return whether no row of the file is removed, and no row group grows to more than twice the usual size."""
-        if self._images is None:
+        if self._images is None or file.staged.deletes is not None:
             return False
         for group in file.marks:
             _, afters = self._images.lengths((file.staged.name, group))
@@ -261,7 +262,7 @@ class _Rolling:
                 return False
         return True
 
-    def _size_left(self, file: MarkedFile, group: int) -> int:
+    def _size_left(self, file: RolledFile, group: int) -> int:
         """Return the approximate size in bytes of a row group after the window."""
         size = int(file.parquet.metadata.row_group(group).total_byte_size)
         if self._images is not None and group in file.marks:
@@ -271,7 +272,7 @@ class _Rolling:
             size += int(after - before)
         return size
 
-    def _spliced(self, file: MarkedFile, part: str) -> StagedFile:
+    def _spliced(self, file: RolledFile, part: str) -> StagedFile:
         """Write a file again if rows in it were changed, but none were added or deleted. Encode only the changed
         columns.
 
@@ -287,21 +288,11 @@ class _Rolling:
                 writer.write(columns)
             return writer.close()
 
-    def _check_whole(self, file: MarkedFile) -> None:
-        """Read the whole file, and compare it with its record.
-
-        :raises FileDamaged: the file differs from its record.
-        """
-        if what := difference(self._folder, file.staged.name, file.staged):
-            raise FileDamaged(
-                f"a file of the copy that is rolled forward: {what}",
-                where=self._folder.uri_of(file.staged.name),
-                hint=DAMAGED,
-            )
-
-    def _write_groups(self, file: MarkedFile, added: pa.Table, writer: ParquetWriter) -> pa.Table:
+    def _write_groups(self, file: RolledFile, added: pa.Table, writer: ParquetWriter) -> pa.Table:
         """Write each row group with the added rows in its range. Return the added rows that are in no range."""
-        ranges = self._group_ranges(file) if added.num_rows else None
+        ranges = None
+        if added.num_rows and not self._table.keyless:
+            ranges = group_ranges(file.parquet, self._key[0], self._first)
         for group in range(file.parquet.metadata.num_row_groups):
             pieces: Iterable[pa.Table] = self._staying(file, group)
             if ranges is not None and added.num_rows:
@@ -320,64 +311,51 @@ class _Rolling:
                 writer.write(rows)
         return added
 
-    def _staying(self, file: MarkedFile, group: int) -> Iterator[pa.Table]:
+    def _staying(self, file: RolledFile, group: int) -> Iterator[pa.Table]:
         """Yield the remaining rows of a row group, in their state after the window."""
         mask = file.marks.get(group)
         if mask is None:
-            yield file.read(group)
+            yield file.live(group)
         elif self._replaces:
-            yield file.read(group).filter(pa.array(~mask))
+            gone = file.gone(group)
+            yield file.read(group).filter(pa.array(~mask if gone is None else ~(mask | gone)))
         else:
             for staying_rows in self._left(file, group):
                 yield staying_rows.now(self._schema.names).filter(pa.array(~staying_rows.gone))
 
-    def _group_ranges(self, file: MarkedFile) -> list[Range] | None:
-        """Return the range of keys of each row group; None: unknown, or the row groups are not in the order of keys."""
-        metadata = file.parquet.metadata
-        column = file.parquet.schema_arrow.get_field_index(self._key[0])
-        lows: list[Bound] = []
-        for group in range(metadata.num_row_groups):
-            bounds = group_extent(metadata, group, column, self._first)
-            if bounds is None or (lows and bounds[0] < lows[-1]):  # type: ignore[operator]
-                return None
-            lows.append(bounds[0])
-        return divided(lows) if lows and not self._table.keyless else None
-
     def _sorted(self, rows: pa.Table) -> pa.Table:
         if self._table.keyless or not has_one_pattern(self._first) or rows.nbytes > MOST_SORTED_BYTES:
             return rows
-        # Each batch has its own dictionary, so unify the dictionaries first.
-        rows = rows.unify_dictionaries().combine_chunks()
-        return rows.take(pc.sort_indices(rows[self._key[0]]))
+        return sorted_rows(rows, self._key[0])
 
-    def _left(self, file: MarkedFile, group: int) -> Iterator[Left]:
+    def _left(self, file: RolledFile, group: int) -> Iterator[Left]:
         """Yield the rows of a row group with their state after the window, in parts: the changes may be far larger than
         the row group.
 
         :raises CopyMismatch: a row differs from the old row in the log.
         """
         assert self._images is not None
-        names, rows = self._schema.names, file.read(group)
+        names, rows, earlier = self._schema.names, file.read(group), file.gone(group)
         marked, place = np.flatnonzero(file.marks[group]), (file.staged.name, group)
         begin = 0
         for start, stop in parts(self._images.lengths(place), DECODED_ROWS, ROW_GROUP_BYTES):
             end = int(marked[stop]) if stop < len(marked) else rows.num_rows
             part, marked_rows = rows.slice(begin, end - begin), marked[start:stop] - begin
+            gone = np.zeros(part.num_rows, np.bool_) if earlier is None else earlier[begin:end].copy()
             begin = end
             batch = part.take(pa.array(marked_rows)).combine_chunks().to_batches()[0]
             before, after = self._images.of(place, start, stop)
             if before.null_count:
-                raise self._mismatch(batch, before.is_null(), "the log adds a row with a key that the copy already has")
+                raise self._mismatch(batch, before.is_null(), ADDED_TWICE)
             logged = decode_published(self._task.source, self._table, before, {})
             differs = pc.not_equal(row_bytes.encode(batch, names), row_bytes.encode(logged, names))
             if differs.true_count:
                 raise self._mismatch(batch, differs, "a row of the copy differs from the old row in the log")
             stays = after.is_valid()
-            gone = np.zeros(part.num_rows, np.bool_)
             gone[marked_rows] = after.is_null().to_numpy(zero_copy_only=False)
             now = batch.slice(0, 0)
             if stays.true_count:
-                now = decode_published(self._task.source, self._table, after.filter(stays), self._nulled)
+                now = self._decoded(after.filter(stays))
             yield Left(
                 part,
                 marked_rows[~gone[marked_rows]],

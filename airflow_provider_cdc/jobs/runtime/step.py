@@ -224,4 +224,6 @@ def _clean_places(run: Run) -> None:
     """Remove the data files that the run wrote at their final place and did not publish."""
     decision, sink = decision_of(run), sink_of(run.manifest)
     for entry in run.manifest.tables:
-        sink.clean(run.run_id, entry.table.copy_name, decision.files.get(str(entry.table.name), ()))
+        name = str(entry.table.name)
+        files = decision.files_of(name) if name in decision.files else ()
+        sink.clean(run.run_id, entry.table.copy_name, [part for file in files for part in file.parts])

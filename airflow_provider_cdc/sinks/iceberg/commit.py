@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
@@ -70,13 +70,15 @@ class TableCommit:
     """The copy of one table, with its files, as it will be committed.
 
     ``wanted`` has all data files of the copy by URI, each with its record. The record is None for a file that the copy
-    takes over from the snapshot of the run ``base``.
+    takes over from the snapshot of the run ``base``. ``deletes`` has the records of the position-delete files, by the
+    URI of the data file.
     """
 
     copy: Copy
     place: Place
     wanted: Mapping[str, DataFile | None]
     base: str = ""
+    deletes: Mapping[str, DataFile] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,7 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
             "main" if takes_head else None,
             [base] if base else [],
             manifests_of(run_id),
+            commit.deletes,
         )
     except KeyError as error:
         raise FileDamaged(

@@ -7,14 +7,29 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.typedef import Record
 
 from airflow_provider_cdc.core.parquet.file_stats import FileStats
+from airflow_provider_cdc.core.parquet.position_deletes import PATH_ID
 from airflow_provider_cdc.core.run.staging import StagedFile
 
 
 def data_file(uri: str, file: StagedFile) -> DataFile:
     """Return Iceberg's record of the data file at ``uri``. The table is not partitioned."""
+    return _record(uri, file, FileStats.decoded(file.stats), DataFileContent.DATA)
+
+
+def delete_file(uri: str, file: StagedFile, of: str) -> DataFile:
+    """Return Iceberg's record of a position-delete file.
+
+    :param of: the URI of the data file whose rows are deleted. Both bounds of ``file_path`` are the whole URI, so
+        readers of other data files skip the delete file.
+    """
     stats = FileStats.decoded(file.stats)
+    stats.lower[PATH_ID] = stats.upper[PATH_ID] = of.encode()
+    return _record(uri, file, stats, DataFileContent.POSITION_DELETES)
+
+
+def _record(uri: str, file: StagedFile, stats: FileStats, content: DataFileContent) -> DataFile:
     record = DataFile.from_args(
-        content=DataFileContent.DATA,
+        content=content,
         file_path=uri,
         file_format=FileFormat.PARQUET,
         partition=Record(),

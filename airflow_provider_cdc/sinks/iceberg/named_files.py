@@ -40,10 +40,12 @@ class NamedFiles:
 def delete_unnamed(table: Table, names: Iterable[str], named: NamedFiles | None = None) -> None:
     """Delete files in the table's folder, except files that a snapshot names. Files that no longer exist are
     ignored."""
-    candidates = set(names)
-    if not candidates:
-        return
-    candidates -= (named or NamedFiles()).of(table, table.metadata.snapshots)
+    candidates, named = set(names), named or NamedFiles()
+    # The newest snapshot usually names most of the candidates, and then no other snapshot has to be read.
+    for snapshot in reversed(table.metadata.snapshots):
+        if not candidates:
+            return
+        candidates -= named.of(table, [snapshot])
     folder = folder_of(table)
     with ThreadPoolExecutor(_DELETERS) as deleters:
         list(deleters.map(lambda name: _delete(folder, name), sorted(candidates)))

@@ -1,4 +1,4 @@
-"""Makes a snapshot of an Iceberg table that has exactly the data files that a run publishes.
+"""Makes a snapshot of an Iceberg table that has exactly the data files, and the deleted rows, that a run publishes.
 
 This module uses private classes of PyIceberg 0.12, so ``pyproject.toml`` pins this version.
 ``tests/sinks/iceberg/test_pyiceberg_members.py`` checks each member that is used.
@@ -9,21 +9,23 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import cast
 
-from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, ManifestFile
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.table import Transaction
-from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles
 
-MERGED_AT = 8
-"""The number of small manifests that are merged into one."""
+from airflow_provider_cdc.sinks.iceberg.delete_manifests import MERGED_AT, delete_entries, replace_deletes
+
 _MANIFEST_BYTES = 8 * 2**20
 
 
 class ReplaceFiles(_OverwriteFiles):
-    """Makes one snapshot that removes data files from the head of a branch, and adds other data files.
+    """Makes one snapshot that removes data files and position deletes from the head of a branch, and adds others.
 
     Without a branch, the snapshot has no parent and only the added files.
 
@@ -42,6 +44,18 @@ class ReplaceFiles(_OverwriteFiles):
             snapshot_properties=dict(properties),
         )
 
+        self._kept_deletes: list[str] = []
+        self._added_deletes: list[DataFile] = []
+        self._removed_deletes: list[DataFile] = []
+
+    def set_deletes(self, kept: Iterable[str], added: Iterable[DataFile]) -> None:
+        """Determine the position-delete files of the snapshot. All others are removed.
+
+        :param kept: the URIs of delete files of the head that stay as they are.
+        :param added: delete files that apply to all data files of the snapshot that they name.
+        """
+        self._kept_deletes, self._added_deletes = list(kept), list(added)
+
     def _current_branch_head_id(self) -> int | None:
         # PyIceberg would treat a missing branch as the main branch.
         return None if self._target_branch is None else super()._current_branch_head_id()
@@ -50,8 +64,6 @@ class ReplaceFiles(_OverwriteFiles):
         return [] if self._target_branch is None else super()._existing_manifests()
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
-        # Drop the delete files, which other programs wrote: with them, the snapshot would lack some rows of its data
-        # files.
         data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]
         merger: _ManifestMergeManager[_OverwriteFiles] = _ManifestMergeManager(_MANIFEST_BYTES, MERGED_AT, True, self)
         merged = merger.merge_manifests(data)
@@ -61,7 +73,26 @@ class ReplaceFiles(_OverwriteFiles):
             if path not in named:
                 with suppress(Exception):
                     self._io.delete(path)
-        return merged
+        return [*merged, *self._delete_manifests()]
+
+    def _delete_manifests(self) -> list[ManifestFile]:
+        """Return the manifests of the delete files. Delete files that the copy does not name are dropped, also those of
+        other programs: with them, the snapshot would lack some rows of its data files."""
+        parent = self._parent_snapshot_id
+        head = None if parent is None else self._transaction.table_metadata.snapshot_by_id(parent)
+        manifests = [] if head is None else head.manifests(self._io)
+        entries = delete_entries(self._io, manifests)
+        kept = set(self._kept_deletes)
+        self._removed_deletes = [
+            entry.data_file for files in entries.values() for entry in files if entry.data_file.file_path not in kept
+        ]
+        return replace_deletes(self, manifests, entries, kept, self._added_deletes)
+
+    def _summary(self, snapshot_properties: Mapping[str, str] = MappingProxyType({})) -> Summary:
+        # The summary counts the files in these two collections. The manifests are written by now.
+        self._added_data_files = [*self._added_data_files, *self._added_deletes]
+        self._deleted_data_files = {*self._deleted_data_files, *self._removed_deletes}
+        return super()._summary(dict(snapshot_properties))
 
     def produced(self) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
         """Write the manifests, and return the updates and requirements to commit."""
@@ -69,18 +100,22 @@ class ReplaceFiles(_OverwriteFiles):
         return updates, requirements
 
 
-def data_files_of(transaction: Transaction, snapshot: Snapshot | None) -> dict[str, DataFile]:
-    """Return the data files of a snapshot, by URI."""
-    if snapshot is None:
-        return {}
+@dataclass(frozen=True)
+class SnapshotFiles:
+    """The data files and the delete files of a snapshot, by URI."""
+
+    data: Mapping[str, ManifestEntry]
+    deletes: Mapping[str, ManifestEntry]
+
+
+def files_of(transaction: Transaction, snapshot: Snapshot | None) -> SnapshotFiles:
+    """Return the files of a snapshot; None: the snapshot has no files."""
     io = transaction._table.io
-    return {
-        entry.data_file.file_path: entry.data_file
-        for manifest in snapshot.manifests(io)
-        if manifest.content == ManifestContent.DATA
-        for entry in manifest.fetch_manifest_entry(io, discard_deleted=True)
-        if entry.data_file.content == DataFileContent.DATA
-    }
+    files: dict[ManifestContent, dict[str, ManifestEntry]] = {ManifestContent.DATA: {}, ManifestContent.DELETES: {}}
+    for manifest in snapshot.manifests(io) if snapshot is not None else ():
+        for entry in manifest.fetch_manifest_entry(io, discard_deleted=True):
+            files[manifest.content][entry.data_file.file_path] = entry
+    return SnapshotFiles(files[ManifestContent.DATA], files[ManifestContent.DELETES])
 
 
 def replace_files(
@@ -90,28 +125,46 @@ def replace_files(
     branch: str | None,
     known: Iterable[Snapshot] = (),
     name: str = "",
+    deletes: Mapping[str, DataFile] = MappingProxyType({}),
 ) -> tuple[int, tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
-    """Make a snapshot whose data files are exactly ``wanted``.
+    """Make a snapshot whose data files are exactly ``wanted``, and whose delete files are exactly ``deletes``.
+
+    A delete file applies to a data file only if its sequence number is not less than that of the data file. A data file
+    that the head lost is added with a new sequence number, and then its delete file needs a new one, too. So a delete
+    file of the head stays as it is only if it and its data file are both in the head, and its sequence number
+    suffices. Otherwise, it is added again.
 
     :param wanted: the records of the files, by URI. None: the head of the branch or one of the ``known`` snapshots has
         the record.
     :param branch: the branch whose head the snapshot becomes; None: the snapshot is on no branch, and only a tag names
         it.
     :param name: the prefix of the names of the snapshot's manifests.
+    :param deletes: the records of the position-delete files, by the URI of the data file.
     :raises KeyError: the record of a file is in none of the snapshots.
     """
     head = transaction.table_metadata.snapshot_by_name("main") if branch is not None else None
-    present = data_files_of(transaction, head)
+    files = files_of(transaction, head)
+    present = files.data
     missing = [uri for uri, record in wanted.items() if record is None and uri not in present]
-    earlier: dict[str, DataFile] = {}
+    earlier: dict[str, ManifestEntry] = {}
     for snapshot in known if missing else ():
-        earlier.update(data_files_of(transaction, snapshot))
+        earlier.update(files_of(transaction, snapshot).data)
     producer = ReplaceFiles(transaction, properties, branch, f"{name}{uuid.uuid4().hex}")
-    for uri, record in present.items():
+    for uri, entry in present.items():
         if uri not in wanted:
-            producer.delete_data_file(record)
+            producer.delete_data_file(entry.data_file)
     for uri, wanted_record in wanted.items():
         if uri not in present:
-            producer.append_data_file(wanted_record if wanted_record is not None else earlier[uri])
+            producer.append_data_file(wanted_record if wanted_record is not None else earlier[uri].data_file)
+    kept = {record.file_path for uri, record in deletes.items() if _applies(files, uri, record.file_path)}
+    producer.set_deletes(kept, [record for record in deletes.values() if record.file_path not in kept])
     updates, requirements = producer.produced()
     return producer.snapshot_id, updates, requirements
+
+
+def _applies(files: SnapshotFiles, data_file: str, delete_file: str) -> bool:
+    """Return whether a delete file of a snapshot applies to a data file of the snapshot."""
+    data, deletes = files.data.get(data_file), files.deletes.get(delete_file)
+    if data is None or deletes is None or data.sequence_number is None or deletes.sequence_number is None:
+        return False
+    return deletes.sequence_number >= data.sequence_number

@@ -63,9 +63,9 @@ from airflow_provider_cdc.sinks.iceberg.commit import (
 )
 from airflow_provider_cdc.sinks.iceberg.cut_of_run import rows_of_run
 from airflow_provider_cdc.sinks.iceberg.cuts import GRACE, NAME, CutRow, commit_cut, copy_in, find_cuts, newest_rows
-from airflow_provider_cdc.sinks.iceberg.data_files import data_file
+from airflow_provider_cdc.sinks.iceberg.data_files import data_file, delete_file
 from airflow_provider_cdc.sinks.iceberg.named_files import delete_unnamed
-from airflow_provider_cdc.sinks.iceberg.producer import data_files_of
+from airflow_provider_cdc.sinks.iceberg.producer import files_of
 from airflow_provider_cdc.sinks.iceberg.removal import finish_removal, remove_snapshot, withdraw
 from airflow_provider_cdc.sinks.iceberg.tables import (
     DATA,
@@ -195,8 +195,9 @@ class IcebergSink:
         loaded, snapshot, head = self._head(table)
         if loaded is None or snapshot is None or head is None:
             return None
-        files = data_files_of(Transaction(loaded), snapshot)
-        return LatestCopy.of(table, head, head.path, sorted(files))
+        files = files_of(Transaction(loaded), snapshot)
+        # The data files alone have deleted rows, too, so no reader may read them as they are.
+        return LatestCopy.of(table, head, head.path, () if files.deletes else sorted(files.data))
 
     @answered("catalog")
     def publish(self, publication: Publication) -> dict[TableName, PublishedCopy]:
@@ -230,7 +231,7 @@ class IcebergSink:
             raise ManifestError("the run has no place for the data files of this table", where=str(change.table))
         folder = Storage(place.folder)
         present = folder.sizes()
-        for file in (*change.added, *change.kept):
+        for file in (part for data in (*change.added, *change.kept) for part in data.parts):
             size = present.get(file.base_name)
             if size != file.bytes:
                 # A program that removes orphan files may have deleted files of a run that waited for days.
@@ -244,8 +245,13 @@ class IcebergSink:
             if file.rows:
                 uri = f"{location}/{file.base_name}"
                 wanted[uri] = data_file(uri, file)
+        deletes = {
+            uri: delete_file(f"{location}/{file.deletes.base_name}", file.deletes, uri)
+            for file in (*change.added, *change.kept)
+            if file.deletes is not None and (uri := f"{location}/{file.base_name}") in wanted
+        }
         copy = replace(record_of(publication, change, _uri_of(change)), files=())
-        return TableCommit(copy, place, wanted, change.base)
+        return TableCommit(copy, place, wanted, change.base, deletes)
 
     @answered("catalog")
     def copy_folder(self, run_id: str, table: TableName) -> Storage:

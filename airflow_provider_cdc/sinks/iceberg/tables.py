@@ -173,10 +173,10 @@ def prepare_table(catalog: Catalog, lake: Storage, identifier: Identifier, table
         element_ids,
         {
             _IDENTIFIER: "\x1f".join(identifier),
-            _LOCATION: f"{str(existing.location()).rstrip('/')}/{DATA}",
             _UUID: str(existing.metadata.table_uuid),
             _SCHEMA: evolved.model_dump_json(),
         },
+        f"{str(existing.location()).rstrip('/')}/{DATA}",
     )
 
 
@@ -207,7 +207,8 @@ def recorded_uuid(place: Place) -> str:
 
 def recorded_location(place: Place) -> str:
     """Return the location of the data files in the notation of the table's metadata."""
-    return place.details[_LOCATION]
+    # Versions without position deletes recorded the location with the other details.
+    return place.location or place.details[_LOCATION]
 
 
 def recorded_schema(place: Place) -> Schema:

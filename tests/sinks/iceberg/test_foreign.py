@@ -16,7 +16,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, FileDamaged, ManifestError
-from airflow_provider_cdc.sinks.iceberg.producer import data_files_of
+from airflow_provider_cdc.sinks.iceberg.producer import files_of
 from tests.sinks.catalogs import plain_catalog
 from tests.sinks.iceberg.runs import iceberg_table, rows_at
 from tests.sinks.test_contract import ORDERS, POSTGRES, TABLES, Lake
@@ -30,11 +30,11 @@ def compact(table: Table) -> None:
     """Write all rows into one file, as a compaction does: a snapshot whose operation is replace."""
     rows = table.scan().to_arrow()
     transaction = Transaction(table)
-    before = data_files_of(transaction, table.metadata.snapshot_by_name("main"))
+    before = files_of(transaction, table.metadata.snapshot_by_name("main")).data
     # PyIceberg makes no summaries of replacements.
     producer = _OverwriteFiles(operation=Operation.OVERWRITE, transaction=transaction, io=table.io)
-    for file in before.values():
-        producer.delete_data_file(file)
+    for entry in before.values():
+        producer.delete_data_file(entry.data_file)
     producer.append_data_file(plain_copy(table, rows))
     updates, requirements = producer._commit()
     added = cast(AddSnapshotUpdate, updates[0])

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pyiceberg.catalog import Catalog
+from pyiceberg.manifest import ManifestWriterV2
 from pyiceberg.table import Transaction
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles, _SnapshotProducer
 
@@ -20,6 +21,10 @@ from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFil
         (_OverwriteFiles._deleted_entries, ""),
         (_OverwriteFiles._process_manifests, "manifests"),
         (_OverwriteFiles._current_branch_head_id, ""),
+        (_OverwriteFiles._summary, "snapshot_properties"),
+        (_OverwriteFiles.new_manifest_output, ""),
+        (ManifestWriterV2.__init__, "spec schema output_file snapshot_id avro_compression"),
+        (ManifestWriterV2.content, ""),
         (_OverwriteFiles.append_data_file, "data_file"),
         (_OverwriteFiles.delete_data_file, "data_file"),
         (
@@ -38,6 +43,8 @@ def test_it_is_there_with_its_parameters(member: Any, parameters: str) -> None:
 def test_attributes_are_there() -> None:
     assert issubclass(_OverwriteFiles, _SnapshotProducer)
     source = inspect.getsource(_SnapshotProducer.__init__)
+    assert "self._compression = " in source
+    assert isinstance(inspect.getattr_static(ManifestWriterV2, "_meta"), property)
     assert "self._target_branch = " in source
     assert "self._parent_snapshot_id = self._current_branch_head_id()" in source
     for attribute in ("self._updates = ", "self._requirements = ", "self._table = "):
