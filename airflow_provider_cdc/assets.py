@@ -115,7 +115,7 @@ def outlets_of(
     :param in_part: whether parts of tables may be copied. Parts have separate assets.
     :raises ConfigurationError: Airflow's setting of the production targets is malformed.
     """
-    # Check the setting now. Otherwise, a malformed setting would stop the run only when it is published.
+    # Check the setting now. Otherwise, a malformed setting would not stop the run until the run publishes its copies.
     production_targets("source")
     # The values of templates and of mapped groups are known only when the tasks run.
     if in_part or on_table_error != "fail" or not isinstance(tables, (list, tuple)):

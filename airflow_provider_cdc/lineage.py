@@ -89,7 +89,7 @@ def _dataset(uri: str) -> tuple[str, str]:
     parts = urlsplit(uri)
     if not parts.netloc:
         return parts.scheme, unquote(parts.path)
-    # The query of a URI names another target, or the past. So an asset with a query is a different dataset from the
-    # plain asset.
+    # The query part of an asset's URI means another target, or a copy of the past. So an asset with a query part is a
+    # different dataset from the plain asset.
     query = f"?{parts.query}" if parts.query else ""
     return f"{parts.scheme}://{parts.netloc}", unquote(parts.path.removeprefix("/")) + query

@@ -153,7 +153,7 @@ def _source(element: Value, defaults: Mapping[str, Value], problems: list[Proble
 
 def _preferred(kind: str, ours: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options of this kind of source whose nightly defaults differ from the defaults of a single run."""
-    # Sources of some kinds retain the log of past days only if an option requests it.
+    # Some kinds of source keep the log of past days only if the option ``standing_slot`` is set.
     goes_back = "as_of" in ours and (kinds.KINDS[kind].keeps_past or bool(given.get("standing_slot")))
     preferred = {"as_of": INTERVAL_END} if goes_back else {}
     return preferred | ({"refresh": "auto"} if "refresh" in ours else {})

@@ -40,13 +40,13 @@ async def source_in_event_loop(conn_id: str) -> Source:
     try:
         connection = await BaseHook.aget_connection(conn_id)
     except AirflowNotFoundException as error:
-        # Airflow also raises this error if its own server does not answer. This is the likely reason, because the
-        # connection existed when the task was deferred.
+        # Airflow also raises this error if its own server does not answer. Here, a missing answer is the likely reason,
+        # because the connection existed when the task was deferred.
         missing = _none(conn_id)
         raise SourceUnavailable(missing.message, where=missing.where, hint=missing.hint) from error
-    # Import the driver in another thread, because the import is slow and must not block other triggers. The rest must
-    # stay in this thread: reading the connection's extra uses Airflow's streams to its supervisor, which belong to this
-    # event loop.
+    # Import the driver in another thread, because the import is slow and must not block other triggers. The other calls
+    # must run in this thread. They read the connection's extra through Airflow's streams to its supervisor, and these
+    # streams belong to this event loop.
     hook = await asyncio.to_thread(_hook_for, connection, conn_id)
     return open_source(hook.settings_of(connection))
 

@@ -66,8 +66,8 @@ def announcement_of(context: Context, run: Run, source_conn_id: str, latest: Map
     if announced is not None and announced.announced:
         reported = announced.announced
     elif announced is not None or context["ti"].try_number != 1:
-        # The earlier try has no record. Either an old version of this package ran the try, and old versions had only
-        # plain assets, or the record could not be written.
+        # The earlier try left no record of its announcements. Either the record could not be written, or an old version
+        # of this package ran the try. Old versions had only plain assets.
         plain = {table: copy_asset(source_conn_id, names[table], None, latest=True).uri for table in latest}
         reported = (wanted_events, {table: Announced(uri, latest=True) for table, uri in plain.items()})
     since = context["dag_run"].run_after - SKEW

@@ -88,7 +88,7 @@ def collected(problems: list[Problem], where: str) -> Iterator[None]:
     except TerminalError as error:
         problems.append(Problem(error.where or where, error.message, error.hint))
     except TransientError:
-        # A retry may solve this error, but cannot solve the problems that were found before.
+        # A retry may resolve this error, but not the problems that were already found. So report those problems.
         if problems:
             raise PreflightError(problems) from None
         raise

@@ -67,8 +67,8 @@ def _release_if_over(instance: Any, source: Source, left: LeftByRun, scratch: st
         )
         return
     folder = run_folder(scratch, left.run_id)
-    # The manifest is needed because it says whether to keep the slot (`keep_slot`). If the run had another scratch, its
-    # manifest is in another folder.
+    # The manifest is needed because it says whether to keep the slot (`keep_slot`). If the run used another scratch
+    # folder, its manifest is not in this folder.
     if str(getattr(state, "value", state)) not in _OVER or not Run.exists(folder):
         return
     try:

@@ -107,7 +107,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
         from airflow_provider_cdc.sinks.preparation import lake_format
 
-        # Preflight has checked that ``plan_only`` is a boolean. A template may have rendered it to text.
+        # Preflight has checked that ``plan_only`` is a boolean, but a template may have rendered the boolean to text.
         if str(self.plan_only).lower() == "true":
             raise AirflowSkipException("plan_only is set, so nothing is copied: see the plan in the log of preflight")
         self.allowed.check(self.source_conn_id, self.target, self.scratch)
@@ -146,8 +146,8 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             )
 
         self._recording = True
-        # Accept only the boolean that preflight returned. A text would mean that a template has replaced the value of
-        # preflight.
+        # Accept only the boolean that preflight returned. If the value is a text, a template has replaced the value
+        # that preflight returned.
         if self.may_miss_past is True and options.as_of:
             run = record_or_miss(source, plans, options, record)
         else:

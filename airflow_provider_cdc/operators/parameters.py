@@ -86,7 +86,7 @@ class Allowed:
 
 
 def _lake(target: str, source_conn_id: str) -> LakeUri | None:
-    # Ignore an invalid target here. The code that uses the target rejects it.
+    # Do not report an invalid target here, because the code that uses the target rejects an invalid target.
     try:
         return LakeUri.parse(lake_of(target, source_conn_id))
     except ConfigurationError:

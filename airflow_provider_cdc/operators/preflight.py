@@ -90,7 +90,8 @@ class PreflightOperator(TargetOperator):
         self.render_template_as_native_obj = True
         for name, value in options.items():
             setattr(self, name, value)
-        # Compare the template before it is rendered, because a rendered time does not show whether the DAG supplied it.
+        # Compare the option before Airflow renders its template. A rendered time does not show whether it comes from
+        # the DAG or from a user.
         self.as_of_is_supplied = options["as_of"] == INTERVAL_END
         # These arguments are not templated, because a user who triggers a run could change the values of templates.
         self.allowed = Allowed(source_conn_ids, targets)

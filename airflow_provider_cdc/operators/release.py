@@ -179,7 +179,8 @@ def release_of_task(context: Context) -> None:
         if isinstance(getattr(task, "run_uri", None), str):
             run = task.own_run(context)
         elif not hasattr(task, "target"):
-            # The XCom ``run_uri`` is missing: lock_and_record was skipped or marked, or the XCom was removed.
+            # The XCom ``run_uri`` is missing, because lock_and_record was skipped, a user set the state of
+            # lock_and_record, or the XCom was removed.
             _log.info(
                 "Cannot tell which run this task belongs to (no XCom run_uri). The run's slot and publication "
                 "are released when the DAG run ends"

@@ -38,7 +38,7 @@ def snippets_of(table: Table, lake: str, copy: str) -> Iterator[Snippet]:
     try:
         plain = uri.plain
     except ConfigurationError:
-        # These libraries would interpret the path as a pattern.
+        # Show no more snippets, because their libraries would interpret this path as a pattern.
         return
     if not plain.isprintable():
         return

@@ -97,7 +97,8 @@ def _replace_by_claim(target: Storage, folder: str, latest: Copy) -> bool:
         for claim in (*claims, *([current] if current else [])):
             if claim.run_id != best.run_id and is_newer(claim, best):
                 best = claim
-        # Only a read after the last write shows that no newer head was overwritten.
+        # Return only if the head was read after the last write. Such a read shows that the write has not replaced a
+        # newer head.
         if current is not None and current.run_id == best.run_id:
             return best.run_id == latest.run_id
         target.write_json(f"{folder}/{LATEST}", encode_copy(best))

@@ -136,15 +136,16 @@ class ParquetSink:
     def remove(
         self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()
     ) -> list[str]:
-        # Remove the changes first. If the removal stops half-way, the remaining files of the copy then show that
-        # changes may be left.
+        # Remove the changes first. Then, if the removal stops half-way, the remaining files of the copy show that some
+        # changes may be left, too.
         errors = self.remove_feed(run_id, table, feed)
         place = place_of(table, run_id)
         hidden = f"{folder_name(table)}/{_REMOVED}{run_id}"
         file_names = {file.base_name for file in files}
         if self._own(place, file_names) and not self._strange(place, file_names):
-            # Readers that list the folder see the copy in full or not at all, if the store can rename folders. A
-            # recreated run with this id publishes nothing in this folder while it contains files of the first run.
+            # If the store can rename folders, readers that list the folder see either the whole copy or no copy. If a
+            # run with this id is created again, it publishes nothing in this folder as long as the folder contains
+            # files of the first run.
             self._lake.rename_folder(place, hidden)
         for folder in (place, hidden):
             errors += self._remove_files(folder, file_names)
@@ -197,14 +198,15 @@ class ParquetSink:
 
     def _copy_of(self, table: TableName, head: Copy) -> LatestCopy:
         # The record names the folder that the run wrote to. This reader may see the lake at another path, or may read a
-        # copy of the lake. So look in the given lake first.
+        # copy of the lake. So look in the folder of the given lake first.
         folder = self.copy_folder(head.run_id, table)
         present = _visible(folder)
         if head.path and not present:
             folder = Storage(head.path)
             present = _visible(folder)
         path = folder.uri
-        # Records of earlier versions do not name files. Their copies have all files in the folder.
+        # Earlier versions of this package wrote records without file names. For such a record, the copy consists of all
+        # files in the folder.
         listed_files = sorted(str(file["name"]) for file in head.files) or present
         if not listed_files or not {*listed_files} <= {*present}:
             raise ManifestError(
@@ -318,8 +320,8 @@ class ParquetSink:
             try:
                 return replace_latest(self._lake, folder, latest)
             except StorageUnavailable:
-                # The store may have completed a write without confirming it. A repeated call is safe, because it reads
-                # before it writes.
+                # The store may have completed a write without confirming it. The call can be repeated safely, because
+                # it reads the head before it writes the head.
                 return replace_latest(self._lake, folder, latest)
         except StorageUnavailable as error:
             raise CommitUnknown(

@@ -77,14 +77,14 @@ def _default(one: Option, defaults: Mapping[str, Any]) -> Any:
         return default
     known = allowed()[_ALLOWED[one.name]]
     if one.name == "source_conn_id" and default and not any(glob(pattern, default) for pattern in known):
-        # Drop a default that is not allowed, because it would make the whole DAG invalid.
+        # Ignore a default value that is not allowed, because it would make the whole DAG invalid.
         default = None
     return known[0] if default is None and len(known) == 1 == len(_named(known)) else default
 
 
 def _template(one: Option, default: Any) -> str:
     name = f"params.{one.name}"
-    # If the option accepts None, pass None on.
+    # If the option accepts None, keep None and do not replace it with the default.
     if default is None or one.accepts.holds(None):
         return f"{{{{ {name} }}}}"
     return f"{{{{ {default!r} if {name} is none else {name} }}}}"

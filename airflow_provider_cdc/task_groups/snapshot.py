@@ -190,8 +190,8 @@ class SnapshotTaskGroup(TaskGroup):
         options = {option.argument: arguments[option.name] for option in declared()}
         _check_arguments(kwargs)
         super().__init__(group_id=group_id, prefix_group_id=prefix_group_id, **kwargs)
-        # RETRYING has the lowest precedence. If it were passed to the constructor of the group, it would override the
-        # default arguments of the DAG.
+        # RETRYING has the lowest precedence. If RETRYING were passed to the constructor of the group, it would override
+        # the default arguments of the DAG.
         self.default_args: dict[str, Any] = {**RETRYING, **(self.dag.default_args or {}), **self.default_args}
         allowed: dict[str, Any] = {"source_conn_ids": source_conn_ids, "targets": targets}
         with self:
@@ -252,10 +252,11 @@ class SnapshotTaskGroup(TaskGroup):
         return PartialGroup(cls, shared)
 
     def _release_when_the_run_ends(self) -> None:
-        # Both callbacks are needed, because a DAG run may succeed although this group did not. For example, its tasks
-        # were marked, or a later task runs even after a failure of the group. Airflow calls a DAG's callbacks in its
-        # DAG processor. `dag.test` calls the callbacks in the process of the tasks, and raises an error if a param has
-        # no default. The callbacks are useless in `dag.test`, because they would be killed together with the tasks.
+        # Both callbacks are needed, because a DAG run may succeed even if this group did not succeed. For example, a
+        # user may set the states of the group's tasks, or a later task may run even after a failure of the group.
+        # Airflow calls a DAG's callbacks in its DAG processor. `dag.test` calls the callbacks in the process of the
+        # tasks, and raises an error if a param has no default. The callbacks are useless in `dag.test`, because they
+        # would be killed together with the tasks.
         if not runs_dag_code():
             return
         dag: Any = self.dag

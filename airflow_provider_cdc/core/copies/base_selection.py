@@ -281,7 +281,7 @@ def _candidate(
         raise _NotFit("the last copy is incomplete: the commit of its run does not list it")
     if what := damage_of(run.folder, plan.table):
         raise _NotFit(f"the last copy is damaged: {what}")
-    # Reject a removed copy now. Otherwise, a later step would reject it, in this run and in every following run.
+    # Reject a removed copy now. Otherwise, a later step of this run and of every following run would reject the copy.
     check_not_removed(run, [plan.copy_name])
     table = _entry(run, plan.table).table
     if table.selection != plan.selection:

@@ -43,5 +43,5 @@ def damage_of(folder: Storage, table: TableName) -> str:
 
 
 def _name(table: TableName) -> str:
-    # A folder for each table, because the longest table name plus a file extension would be too long for a file name.
+    # Use a folder for each table, because the longest table name plus a file extension is too long for a file name.
     return f"damaged/{folder_name(table)}/note.json"

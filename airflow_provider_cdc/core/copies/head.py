@@ -112,7 +112,7 @@ def is_of_another(copy: Copy, latest: Copy) -> bool:
     if not latest.source or copy.run_id == latest.run_id:
         return False
     another = is_of_another_source(copy, latest.source, parsed_position_of(latest))
-    # If another server takes over, a run that began before the takeover may end later than a run that began after it.
+    # When another server takes over, a run of the earlier server may end later than a run of the new server.
     if another and copy.source:
         another = is_of_another_source(latest, copy.source, parsed_position_of(copy))
     return another

@@ -89,8 +89,8 @@ def histories_of(
     """
     if not isinstance(source, TellsHistory):
         return {}
-    # Read the copies before asking the server. If the server's history continues, it then has all transactions of these
-    # copies.
+    # Read the copies before asking the server. Then, if the server reports that its history continues, the server has
+    # all transactions that these copies contain.
     before = _copies_before(heads, scratch, plans, present, initial.position)
     shown = {plan.table: trace_of(copy) for plan in plans if (copy := before[plan.table]) and _is_own(copy, present)}
     # Most tables were copied by the same run, so check each trace once.
@@ -113,8 +113,8 @@ def histories_of(
 
 
 def _is_lost(copy: Copy, finding: Finding) -> bool:
-    # Copies of earlier versions have no mark. For such copies, the server's identity decides whether they can be rolled
-    # forward.
+    # Copies that were made by earlier versions of this package have no mark. Whether a copy without a mark can be
+    # rolled forward depends on the server's identity.
     return finding.relation is Relation.OTHER or (finding.relation is Relation.UNKNOWN and bool(trace_of(copy).mark))
 
 
@@ -129,8 +129,8 @@ def _history(copy: Copy | None, finding: Finding, mark: str, run_id: str, begun_
         return History(new_id, number + 1, run_id, superseded=(*ended, one)[-KEPT:])
     if finding.relation is Relation.SAME and last is not None:
         return last
-    # Keep the history number, so that positions are still compared. This is safe, because the server has all
-    # transactions up to the copy's position.
+    # Keep the history number, so that the positions of earlier and later copies are still compared. The comparison is
+    # safe, because the server has all transactions up to the copy's position.
     return History(new_id, number, run_id, finding.why, ended)
 
 

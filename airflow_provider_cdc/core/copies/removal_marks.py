@@ -34,7 +34,7 @@ class Mark:
 def mark(run: Run, table: TableName, by: str) -> None:
     """Mark a run's copy of a table permanently as removed."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
-    # A folder for each table, because the longest table name plus a file extension would be too long for a file name.
+    # Use a folder for each table, because the longest table name plus a file extension is too long for a file name.
     name = f"{_marks_of(run)}/{folder_name(table)}/{_MARK}"
     # The first mark counts, because no new reader has been directed to the copy since the time of the first mark.
     if not run.folder.exists(name):
@@ -71,7 +71,7 @@ def _marks_of(run: Run) -> str:
 
 def marked_folders(run: Run) -> set[str]:
     """Return the folder names of the tables whose copies are marked as removed."""
-    # The paths of marks of earlier versions do not contain the manifest's digest.
+    # Earlier versions of this package wrote marks to a path that does not contain the manifest's digest.
     names = [name for place in (_marks_of(run), MARKS) for name in run.folder.folders(place)]
     return {name.rpartition("/")[2] for name in names if _is_mark(run.folder, name)}
 

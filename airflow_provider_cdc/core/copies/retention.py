@@ -251,7 +251,7 @@ def lifeless(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now:
         run_tables = {entry.table.copy_name for entry in manifest.tables}
         if is_published(other) or not run_tables <= {*tables} or _is_foreign(other, run):
             continue
-        # If a run has its commit, a try that resumes may still publish it.
+        # If the commit of a run is recorded, a resumed try may still publish the run.
         if other.committed and not is_stuck(other, lake):
             continue
         if _silent_since(other, now - LIFELESS):
@@ -287,7 +287,7 @@ def remove_remains(folder: Storage) -> None:
     """Remove the remainder of a run's folder."""
     for name in folder.files():
         folder.delete_file(name)
-    # The marks identify this folder as a remainder, so they are deleted last.
+    # Delete the marks last, because they identify this folder as a remainder.
     for name in folder.folders():
         # Ignore a missing folder, because another run may remove the same folder.
         with suppress(FileNotFoundError):

@@ -333,7 +333,7 @@ class _Reader:
         while at is not None:
             if starts := [int(one.meta["start"]) for one in at.walk() if "start" in one.meta]:
                 return _refused(self._text, min(starts), what)
-            # Words such as NULL have no offset, so use the offset of the parent node.
+            # The node of a word such as NULL has no offset, so use the offset of its parent node.
             at = at.parent
         return ConfigurationError(what, hint=HINT)
 

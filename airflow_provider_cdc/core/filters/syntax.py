@@ -79,7 +79,8 @@ def _text(term: Term, around: int) -> str:
         text = f" {term.op} ".join(_text(operand, binds) for operand in term.terms)
     else:
         text = _leaf(term)
-    # An AND within an AND, and an OR within an OR, also get parentheses. Only a NOT within a NOT does not need them.
+    # Put parentheses around an AND within an AND, and around an OR within an OR, too. A NOT within a NOT is written
+    # without parentheses.
     return f"({text})" if term.terms and binds <= around and not binds == around == _BINDS[NOT] else text
 
 

@@ -152,7 +152,8 @@ _NAME = "[a-z0-9_]{0,30}"
 _Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
 _Texts = Annotated[list[_Text], msgspec.Meta(min_length=1)]
 _Count = Annotated[int, msgspec.Meta(ge=1)]
-# Any finite float from 0. With only a lower bound, msgspec would accept infinity. NaN is never accepted.
+# Any finite float from 0. The upper bound is needed because msgspec would otherwise accept infinity. msgspec never
+# accepts NaN.
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 _TEXT = {"type": "string", "minLength": 1}
@@ -226,7 +227,8 @@ class _AcceptedPoint(Accepted):
 AS_OF = _AcceptedPoint(
     "a time with its zone, a date, a GTID set or an LSN, or empty",
     Any,
-    # A time of day has a colon, or at least a letter before it; a GTID set has colons; an LSN has a slash.
+    # A time of day contains a colon, or at least follows a letter (as in 2026-01-31T00Z). A GTID set contains colons,
+    # and an LSN contains a slash.
     {
         "type": ["string", "null"],
         **expecting(

@@ -356,8 +356,8 @@ def _decode_entries(data: bytes) -> Iterator[tuple[_Tsid, _Bounds]]:
 
 
 def _decode_tag(data: bytes, at: int) -> tuple[str, int]:
-    # The length is a variable-length integer of the server. If its lowest bit is 0, it has one byte, which is enough
-    # for any tag.
+    # The length is encoded as a variable-length integer of the server. If the lowest bit of the first byte is 0, the
+    # integer has only this byte. One byte is enough for the length of any tag.
     size = data[at] if at < len(data) else 0
     raw = data[at + 1 : at + 1 + size // 2]
     tag = raw.decode("latin-1")

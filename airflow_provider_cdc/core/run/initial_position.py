@@ -125,8 +125,8 @@ def begin(
         lake_format=lake_format.name,
         group=group,
     )
-    # A concurrent attempt may already have begun the run, and may have read chunks since. If so, continue that run,
-    # because rows that were read before a position must never be rewound to this position.
+    # A concurrent attempt may already have begun the run, and may have read chunks since. In that case, continue the
+    # begun run. A row must never be rewound to a position that was recorded after the row was read.
     run: Run | None = None
     while run is None or run.digest != records.digest_of(manifest):
         current = _current(folder)
@@ -194,8 +194,8 @@ def _other_options(run: Run, plans: Sequence[TablePlan], options: StepOptions) -
     """Describe the options that differ from the options at the beginning of the run."""
     recorded_options, given_options = values_of(run.manifest.options), values_of(options)
     if run.manifest.missed_past is not None and options.as_of:
-        # Compare the requested point. An earlier try recorded another point, because the run cannot be exact at the
-        # requested point.
+        # Compare the requested points. The run cannot be exact at the requested point, so an earlier try recorded
+        # another point.
         recorded_options["as_of"] = run.manifest.missed_as_of
     differences = [
         f"{name}: {recorded_options[name]!r}, now {given_options[name]!r}"

@@ -139,7 +139,7 @@ class Run:
         """
         record = StepRecord(task_id, token or uuid.uuid4().hex, self.rests_on, records.encode(found))
         self.folder.create_json(self._name(task_id), records.encode(record))
-        # Return the result as read back from JSON, because every later reader gets it in this form.
+        # Return the result after reading it back from JSON, because every later reader gets the result in this form.
         self._load(task_id)
         return self.found(type(found))
 

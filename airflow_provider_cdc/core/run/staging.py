@@ -46,8 +46,8 @@ class Staging:
         most: dict[str, int] = {"file_bytes": sys.maxsize} if one_file else {}
         writer = ParquetWriter(self.folder, _own(name), schema, **most, compression=compression)
         try:
-            # The caller may read the rows from the source in this context. Errors of the source are CdcErrors, which
-            # `told` does not change.
+            # The caller may read rows from the source in this context. The source raises errors of the class CdcError,
+            # and `told` does not convert these errors.
             with told(self.folder.uri_of(name)):
                 yield writer
                 writer.close()

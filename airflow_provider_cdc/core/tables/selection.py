@@ -36,7 +36,8 @@ class Selection:
         """A digest of the condition and the columns; empty: the whole table."""
         if self.whole:
             return ""
-        # Without the lengths, two names could have the same text as one longer name.
+        # Include the length of each part. Otherwise, two column names could give the same text as one longer column
+        # name.
         parts = [self.condition, *self.columns]
         text = "".join(f"{len(part)}:{part}" for part in parts)
         return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

@@ -16,7 +16,8 @@ from airflow_provider_cdc.errors import ConfigurationError
 class TableName:
     """A schema-qualified table name. As text, for example in records, it is ``schema.table``, without quotes."""
 
-    # This is not a dataclass, because a record would store a dataclass as an object with two fields, not as text.
+    # Do not make this class a dataclass, because a record would then store a name as an object with two fields, and not
+    # as text.
     def __init__(self, schema: str, name: str) -> None:
         self._parts = schema, name
 
@@ -39,8 +40,8 @@ class TableName:
     def __repr__(self) -> str:
         return f"TableName{self._parts!r}"
 
-    # Names of different parts of one table are not equal, and can be sorted. This is also true for a mixture of
-    # `TableName` and `CopyName`.
+    # Names of different parts of one table are not equal, and can be sorted. A `TableName` and a `CopyName` can also be
+    # compared with each other in this way.
     def __eq__(self, other: object) -> bool:
         return self._identity == other._identity if isinstance(other, TableName) else NotImplemented
 

@@ -29,7 +29,7 @@ def rows_again(
     :param layers: the layers, in the order in which they were read.
     """
     for layer in layers:
-        # No later layer replaces rows of the last layer.
+        # No layer follows the last layer, so no rows of the last layer are replaced.
         later = _touched_after(run, change, layer) if layer is not layers[-1] else None
         for file in layer.files:
             parquet = pq.ParquetFile(files.folder.path(file.name), filesystem=files.folder.filesystem)

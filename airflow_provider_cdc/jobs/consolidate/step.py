@@ -74,14 +74,15 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
     run = Run.load(folder)
     if done_before:
         check_own_copies(run)
-        # Publish again, because heads may have been removed since the step was done.
+        # Publish again, because a head may have been removed after an earlier try had completed this step.
         _publish(run, decision_of(run))
     clean(run)
     # note_copies needs the run's slot to prove that the history is unchanged, so call it before the slot is released.
     noted = record_copies(run, settings)
     release_slot(run, settings)
     if noted:
-        # A standing slot without a record of this run's copies might drop the log that the next run needs.
+        # Advance the standing slot only if this run's copies are recorded. Otherwise, the server might drop log that
+        # the next run needs.
         release_past(run, settings)
     retain(run, open_source(settings))
     return result
@@ -338,7 +339,7 @@ def _orders(
         tasks = min(len(files[index]), step.slots * TASKS_PER_SLOT, 1 + size // REWIND_BYTES)
         orders += [Rewind(index, tuple(files[index][task::tasks])) for task in range(tasks)]
         if index in layers:
-            # No later layer replaces rows of the last layer, so no touched row has to be removed from the last layer.
+            # No layer follows the last layer, so no touched row has to be removed from the last layer.
             orders += [layer for layer in layers[index][:-1] if layer.files]
             continue
         if befores := change.befores(index):
@@ -348,7 +349,8 @@ def _orders(
 
 
 def _weight(order: Rewind | Restore) -> float:
-    # Restore orders always have work to do. Most files of a rewind order may turn out to be untouched.
+    # Start with the restore orders, because each of them has work to do. In a rewind order, most files may have no
+    # touched rows.
     return sum(file.bytes for file in order.files) if isinstance(order, Rewind) else math.inf
 
 

@@ -56,7 +56,8 @@ class TouchedKeys:
     def of(cls, batches: Sequence[pa.RecordBatch], keyless: bool, first: pa.DataType) -> TouchedKeys:
         rows = pa.Table.from_batches(batches).combine_chunks()
         keys = rows["key"].chunk(0)
-        # A rewind removes the rows that the window added. A roll-forward removes the rows that the window removed.
+        # When rewinding, remove the rows that were added within the window. When rolling forward, remove the rows that
+        # were deleted within the window.
         remaining_counts = np.abs(rows["count"].to_numpy()) if keyless else None
         return cls(keys, remaining_counts, row_bytes.first_values(keys, first) if has_one_pattern(first) else None)
 

@@ -101,8 +101,8 @@ class FeedTask:
 
     def _told(self, table: Table, rows: pa.Table, schema: pa.Schema, first: int) -> pa.Table:
         if table.selection.where is not None:
-            # A row that begins to fulfil the condition is inserted into the copied part. A row that no longer fulfils
-            # the condition is deleted from this part.
+            # If a changed row begins to meet the condition, report an insert into the copied part. If it no longer
+            # meets the condition, report a delete from the copied part.
             rows = rows.combine_chunks()
             for name in ("before", "after"):
                 images = copied_images(self.source, table, _array(rows[name]))

@@ -121,7 +121,7 @@ def slices_of(window: WindowChanges, table: int, counts: Sequence[GroupCount], s
         groups.append(one.place)
         rows += one.rows
         is_last = number == len(counting) - 1
-        # As in `_in_order`: the late changes precede the first change after their commit.
+        # Late changes come before the first change after their commit, as in `_in_order`.
         while waiting and (is_last or waiting[0].at.order < one.last):
             late.append(waiting.pop(0))
             rows += prepared[late[-1].segment, late[-1].pending]

@@ -70,7 +70,8 @@ def window_changes(tables: Sequence[int], read: Sequence[SegmentRecord], decisio
     :param decisions: the commits of transactions that were prepared in one of the segments.
     """
     commits = {at.order: at for record in read for at in record.summary.commits.values()}
-    # Tables may be left out. If a segment was read without any of these tables, it has no commit positions.
+    # Tables may be left out. If a segment was read without any of these tables, the record of the segment has no commit
+    # positions.
     late = [Late(*prepared, commits[order]) for prepared, order in decisions.items() if order in commits]
     pieces = [Piece(record.segment, record.changes) for record in sorted(read, key=lambda record: record.segment)]
     return WindowChanges(tuple(tables), tuple(pieces), tuple(sorted(late, key=lambda one: one.at.order)))

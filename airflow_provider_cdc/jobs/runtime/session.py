@@ -28,7 +28,8 @@ def open_session(name: str) -> SparkSession:
     :raises ConfigurationError: PySpark is a mixture of two versions, or an existing session does not encrypt.
     """
     check_pyspark()
-    # Start the JVM first. Without it, PySpark does not know the submitted settings, and would treat a cluster as local.
+    # Start the JVM first. Without a JVM, PySpark does not know the submitted settings, and would treat a cluster as
+    # local.
     start_jvm(SparkContext)
     submitted = SparkConf()
     builder = SparkSession.builder.appName(name).config(ENCRYPTION, "true")

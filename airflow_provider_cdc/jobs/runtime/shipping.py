@@ -14,8 +14,8 @@ SHIPPED = ("core", "sources", "sinks", "jobs")
 
 # The zip's own __init__ unpacks the zip once per machine and version into the user's cache, and modules are imported
 # from there. Modules in a zip would be compiled in every process. Compiled kernels are cached by the path of their
-# source, and a zip has another path in each Spark application. If the user has no cache folder, unpack the zip next to
-# the zip file, in the application's own folder on each machine.
+# source, and a zip has another path in each Spark application. If the user has no cache folder, unpack the zip into the
+# folder that contains the zip file. On each machine, this folder belongs to the application.
 _INIT = '''"""airflow-provider-cdc, as sent to executors: see jobs/runtime/shipping.py."""
 
 import os

@@ -115,7 +115,7 @@ class Step:
         :param make: makes the orders, and does its own retries. Do not add retries around `plan`, because they would
             multiply the time until a failure.
         """
-        # If the run was started again, tries that were presumed dead may still follow the earlier plan.
+        # If the run was started again, an earlier try that was presumed dead may still be running with its own plan.
         for file_name in (name, f"{name.removesuffix('.json')}-{self.stamp}.json"):
             if not self.folder.exists(file_name):
                 # If two tries make a plan at the same time, only the work of one of them is lost.
@@ -205,7 +205,7 @@ def _found_by_another(run: Run, task_id: str) -> StepResult | None:
     try:
         run.refresh()
     except (CdcError, OSError):
-        # Report the original error, not this one.
+        # Do not report this second error, because the caller reports the original error.
         return None
     return run.steps.get(task_id)
 

@@ -167,7 +167,7 @@ class _Job:
         yield from self._unseen(self._collected)
 
     def cancel(self) -> None:
-        # If Spark itself has ended, report the first error and not this one.
+        # If Spark itself has ended, ignore the error of the cancellation, because an earlier error is reported.
         with suppress(Py4JError, OSError):
             self._context.cancelJobGroup(self._group)
 
@@ -177,7 +177,7 @@ class _Job:
             return failure
         text = str(failure)
         if _TRACE in text and not any(sign in text for sign in _MACHINE):
-            # An order returns its error as a value, so this error was raised outside of the orders.
+            # Orders do not raise errors, but return them as values. So this error was raised outside of an order.
             *_, last = re.findall(r"^\w[\w.]*(?:Error|Exception)\b.*", text.partition(_TRACE)[2], re.MULTILINE) or [
                 text
             ]
@@ -240,7 +240,7 @@ def _spare_modules() -> None:
     """
     global _spared_modules
     if len(sys.modules) != _spared_modules:
-        # Collect first, because garbage that is frozen is never freed.
+        # Run the garbage collector first, because garbage that is frozen is never freed.
         gc.collect()
         gc.freeze()
         _spared_modules = len(sys.modules)

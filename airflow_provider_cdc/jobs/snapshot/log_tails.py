@@ -40,7 +40,7 @@ class Tails:
     def read(self, log_end: LogEnd | None = None) -> Iterator[pa.RecordBatch]:
         for tail in self.tails:
             yield from tail.read(log_end)
-        # All later changes of each tail must be ordered after all changes that any tail has read so far.
+        # Order every later change after all changes that any tail has read so far.
         order = self.order
         for tail in self.tails:
             tail.go_on_from(order)

@@ -87,7 +87,7 @@ class ReadAgain:
             try:
                 doubtful.append(self._table(index, table_rows, rows_again))
             except ValueNotRepresentable as error:
-                # Only a read in the exported snapshot may skip the table. If an earlier pass skipped the table, the
+                # Skip the table only when reading in the exported snapshot. If an earlier pass skipped the table, its
                 # keys would not be read again.
                 if not (self.skips and self.view):
                     raise
@@ -122,8 +122,8 @@ class ReadAgain:
                 seen = np.zeros(some.num_rows, np.int64)
                 wanted_keys = some["key"].chunk(0)
                 for batch in reader.find(some["before"].chunk(0)):
-                    # The source may return rows whose keys are equal in its collation but have other bytes. Rows with
-                    # other bytes belong to other keys.
+                    # The source may also return rows whose keys have other bytes, but are equal in the source's
+                    # collation. Such rows belong to other keys.
                     places = pc.index_in(row_bytes.encode(batch, table.key), value_set=wanted_keys)
                     found_there, stopping_values = copied(table, batch, reader.odd)
                     for value in stopping_values:

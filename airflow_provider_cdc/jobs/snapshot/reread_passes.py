@@ -131,7 +131,8 @@ def read_again(
         except TransientError as error:
             patience.wait(error)
         except ValueNotRepresentable as error:
-            # A key had an odd value for some time. Keys identify rows, so the table cannot be copied.
+            # For some time, a key had a value that cannot be represented. The table cannot be copied, because its keys
+            # must identify its rows.
             failed_table = (
                 table_of(error, (str(tracked_table.table.name) for tracked_table in tracked))
                 if step.manifest.options.skips
@@ -185,7 +186,7 @@ def _read_again(
             seen_keys = _look_up(step, shared, keys.waiting, bound, 0, meanwhile)
             in_view(shared)
             seconds = time.monotonic() - opened
-        # A task has no incarnation if none of its tables can be copied.
+        # If none of the tables of a task can be copied, the task reports no incarnation of the server.
         if (incarnations() | {seen_key.incarnation for seen_key in seen_keys if seen_key.incarnation}) - {
             bound.incarnation
         }:

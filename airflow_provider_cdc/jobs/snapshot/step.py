@@ -83,7 +83,7 @@ def _snapshot(step: Step) -> SnapshotResult:
         check_still(step.source, entry.table)
     if rolled := sum(bool(entry.base) for entry in step.tables):
         say(f"snapshot: {counted(rolled, 'table')} rolled forward from the last copies instead of read")
-    # A run that reads touched rows again does this for all of its tables, including the tables that are rolled forward.
+    # If a run reads touched rows again, it does so for all of its tables, including the tables that are rolled forward.
     tables = [entry.table for entry in step.tables if not entry.base or entry.at_upper]
     if not tables:
         return _nothing_read(step)
@@ -103,8 +103,8 @@ def _snapshot(step: Step) -> SnapshotResult:
         if step.manifest.at_upper and not _stale(done, bound):
             seen = _read_again(step, plan, done)
             bound = seen.bound if seen else step.source.bound_reads()
-        # A crash can undo changes that were read. The log does not have these changes, so parts that were read before
-        # the crash cannot be rewound.
+        # A crash of the server can undo changes that the run has already read. The log does not have these changes, so
+        # parts that were read before the crash cannot be rewound.
         stale = _stale(done, bound)
         if not stale and (seen or not step.manifest.at_upper):
             break

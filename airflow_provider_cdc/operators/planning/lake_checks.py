@@ -169,8 +169,8 @@ def _leftover(scratch: Storage, name: str, horizon: datetime) -> Leftover | None
     except (ManifestError, ValueError):
         # The folder has no readable manifest, so its run and age are unknown.
         return None
-    # The name of a run has only the run's scheduled time, not the time at which the run began. A backfill for last year
-    # may have begun just now.
+    # Do not use the time in the run's name. This time is the scheduled time, and a backfill run that is scheduled for
+    # last year may have begun just now.
     if is_published(run) or began.astimezone(UTC) > horizon:
         return None
     placed: list[str] = []

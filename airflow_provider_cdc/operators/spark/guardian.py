@@ -101,7 +101,8 @@ def _reap() -> dict[int, int]:
 def _parent(pid: int) -> int:
     """Return the id of the parent of a process, or 0 if the process does not exist."""
     try:
-        # Split after the last bracket: the process name, in brackets, may contain any character.
+        # Split the text after the last closing parenthesis. The process name is in parentheses, and may contain any
+        # character.
         return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
     except OSError:
         return 0

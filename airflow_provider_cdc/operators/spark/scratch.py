@@ -56,8 +56,8 @@ def _prefix() -> str:
 
 def _sweep(parent: Path) -> None:
     for folder in filter(_is_own, parent.glob(f"{_prefix()}*")):
-        # Another user could have created any kind of file with the name of the lock. A pipe must not block this
-        # process, and a link must not be followed.
+        # Another user could have created any kind of file with the name of the lock. If the file is a pipe, opening it
+        # must not block this process. If the file is a link, it must not be followed.
         with suppress(OSError), open(folder / LOCK, "rb", opener=_unhindered) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)

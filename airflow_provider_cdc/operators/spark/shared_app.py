@@ -21,7 +21,7 @@ SAME = (
     "run_uri",
     "spark_conn_id",
     "conf",
-    # The place where the task would run, and the user as whom it would run.
+    # Attributes that decide where, and as which user, the task would run.
     "queue",
     "pool",
     "pool_slots",
@@ -40,7 +40,7 @@ PLAIN = {
     "max_active_tis_per_dag": None,
     "max_active_tis_per_dagrun": None,
     PRE_EXECUTE_HOOK: None,
-    # A time limit for one step must not apply to several steps together.
+    # A time limit is meant for the one step of its task, so it must not apply to several steps together.
     "execution_timeout": None,
 }
 """The step of a task can be run early only if the task's attributes have these values."""
@@ -65,7 +65,7 @@ def _is_anticipated(following: Any, task: Any, first: Any) -> bool:
     return (
         # Exclude subclasses that a DAG's author wrote, because they may do additional work.
         type(following).__module__.startswith(f"{airflow_provider_cdc.__name__}.")
-        # All other upstream tasks of the following task have ended, because the running task has waited for them, too.
+        # The running task has already waited for all other upstream tasks of the following task.
         and following.upstream_task_ids - {task.task_id} <= task.upstream_task_ids
         and not following.on_execute_callback
         and not following.is_setup

@@ -107,7 +107,8 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         # Params must keep their types, even if the DAG renders templates to text.
         self.render_template_as_native_obj = True
         self.source_conn_id = source_conn_id
-        # Read this name before rendering, because the rendered value no longer shows which task pushed it.
+        # Read this task id before Airflow renders ``run_uri``, because the rendered value does not show which task
+        # pushed the XCom.
         self._recorded_by: str = getattr(getattr(run_uri, "operator", None), "task_id", "")
         self.run_uri: Any = run_uri
         self.spark_conn_id = spark_conn_id
@@ -193,8 +194,8 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
             catalog = lake_settings(Run.load(run).manifest.options.lake, self.source_conn_id).catalog
             self._submit(context, run, properties, driver_environment(settings, master, catalog), then)
         except (AirflowException, SparkFailed) as error:
-            # If the step of this task is done, a later step made the application fail. The task of the later step
-            # repeats that step.
+            # If the step of this task is done, the application failed in a later step. The failed step is repeated by
+            # its own task.
             if not then or Run.load(run).steps.get(self.step) is None:
                 raise
             self.log.warning("%s is done, but its Spark application failed in a later step: %s", self.step, error)
@@ -274,7 +275,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
 
     def on_kill(self) -> None:
         self._ended_by_airflow = True
-        # If there is no hook yet, no process was started.
+        # Without a hook, this task has not started a process yet.
         guarding = submitted_process(self._hook)
         if guarding is not None:
             # Send SIGTERM and not SIGKILL, because the guardian must survive long enough to kill its children and clean

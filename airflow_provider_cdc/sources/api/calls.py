@@ -66,7 +66,7 @@ def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan
         point = going_back(source).record_past(asked_point, plans, options, run_id)
     if isinstance(source, KeepsWindow) and any(plan.base for plan in plans):
         point = source.keep_window(point, plans, options, run_id)
-    # Do not record the position if some copies are exact only at the end of their reads, because they are not exact at
+    # Do not record this position if some copies are exact only at the end of their reads. These copies are not exact at
     # this position.
     if options.standing_slot and isinstance(source, KeepsPast) and not any(plan.at_upper for plan in plans):
         _note_position(source, point, options)

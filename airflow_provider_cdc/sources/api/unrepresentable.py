@@ -76,8 +76,7 @@ def check_noted(table: Table, rows: pa.RecordBatch, odd: Collection[OddValue]) -
     :raises ValueNotRepresentable: a noted value identifies rows. Or a column has more than `MOST` noted values, and the
         table has no condition that could exclude rows.
     """
-    # In a keyless table with a condition, the condition selects the rows first. Only then are the rows identified by
-    # their values.
+    # In a keyless table with a condition, values identify a row only after the condition has selected the row.
     by_condition = table.selection.where is not None
     of_column: dict[str, list[OddValue]] = {}
     for value in odd:
@@ -109,7 +108,7 @@ def _shown(value: pa.Scalar) -> str:
     try:
         plain = value.as_py()
     except (OverflowError, ValueError):
-        # Python's dates begin with the year 1, so use the text that Arrow makes of a date.
+        # Python cannot represent dates before the year 1, so use Arrow's text for such a date.
         plain = value.cast(pa.string()).as_py()
     text = f"x'{plain.hex()}'" if isinstance(plain, bytes) else repr(plain) if isinstance(plain, str) else str(plain)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -82,8 +82,8 @@ class NetChange:
             try:
                 memory: Any = np.empty(max(words, _USUAL_WORDS), np.int64)
             except MemoryError:
-                # On this system, reserved addresses count as used memory (vm.overcommit_memory=2, ulimit -v), so
-                # reserve only what is needed.
+                # This system counts reserved addresses as used memory (vm.overcommit_memory=2, ulimit -v), so reserve
+                # only the words that are needed now.
                 memory = np.empty(words, np.int64)
             memory[: self.state[USED]] = self.arena[: self.state[USED]]
             self._memory = memory

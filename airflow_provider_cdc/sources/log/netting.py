@@ -263,7 +263,7 @@ def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, key
             group = after_group(table) if after else table
             found, slot, hashed = _find(net, group, (record + HEADER) << 3, key_bytes)
             if counts[table] and after and found >= 0:
-                # This row is the last row of the key, because any other transaction that changed the key ended earlier.
+                # Any other transaction that changed the key ended earlier, so this row is the latest row of the key.
                 net.state[WASTED] += _next(arena, found) - found
                 arena[found] = DEAD
                 arena[record] = group

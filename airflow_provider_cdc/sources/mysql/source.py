@@ -194,7 +194,7 @@ class MysqlSource:
             return log_mark.relations(here, connection, traces)
 
     def check_tables(self, tables: Sequence[Table]) -> None:
-        # The log also shows all logged DDL, but the log is read only later.
+        # This check finds DDL early. The log also shows all logged DDL, but the log is read only later.
         with session(self.settings) as connection:
             schema.check_unchanged(connection, tables)
             if self._identity is not None:

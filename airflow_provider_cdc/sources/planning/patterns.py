@@ -116,7 +116,8 @@ def resolve(
         names |= matching
         if not matching:
             problem = unmatched(text, pattern.text, matches)
-            # If the pattern matches a view or a partition, the pattern is not misspelt.
+            # Suggest other names only if the pattern matches nothing. A pattern that matches a view or a partition is
+            # not misspelt.
             problems[problem if matches else _suggesting(problem, _alike(text, kinds, copied))] = None
     if not names and any(text.startswith(_NOT) for text in patterns):
         if named:

@@ -93,7 +93,7 @@ def _where_true(term: Term, columns: Columns) -> str | None:
         return None if term.literals[0].text == "TRUE" else "1 = 0"
     column = columns(term.column)
     if term.op == IS_NULL and (column is None or column.odd):
-        # An odd value counts as null in this package, but not on the server.
+        # A value that cannot be represented counts as null in this package, but not on the server.
         return None
     return _leaf(term, column)
 

@@ -68,7 +68,7 @@ def select(
         problems += wrong
     if problems:
         raise PreflightError(problems)
-    # If a plan already had its selection, the text of the plan's reason already includes the selection.
+    # If the selection of a plan is unchanged, the plan's reason already mentions the selection.
     return [
         plan
         if plan.selection == before.selection

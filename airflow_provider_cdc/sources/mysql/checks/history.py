@@ -64,7 +64,7 @@ def _log_kept(context: RunContext) -> Iterable[Problem]:
 def _same_transactions(context: RunContext) -> Iterable[Problem]:
     if MARK in context.expected:
         # The log must have exactly the transactions that were committed between the start of the run and the run's
-        # position. It must not have other transactions with the same GTIDs.
+        # position. The log must not have other transactions with the same GTIDs instead.
         check_mark(context.here, context.files, LogMark.parse(context.expected[MARK]))
     return ()
 

@@ -182,8 +182,8 @@ def _last_break(
     """Find the statements since ``prefix`` that prevent a copy as of an earlier time. Return the last of these
     statements and its commit time."""
     last = None
-    # Limit the number of scans. Rows of a parent table may be deleted every second, and each such deletion requires
-    # another scan of the log.
+    # Limit the number of scans. Each deletion from a parent table requires another scan of the log, and an application
+    # may delete such rows every second.
     for _ in range(_BREAKS):
         if not is_before(prefix.place, end):
             break
@@ -229,8 +229,8 @@ class _Look(PreparedWalker):
 
     def _bad_rows(self, code: int, table: TableName) -> None:
         # Ignore SHAPE, because the log also has the statement that changed the columns, and the search finds that
-        # statement. Ignore DIFFERENCES, because only row images after a change can contain partial JSON. Only tables
-        # without a key need these images, and not every event of this type contains partial JSON.
+        # statement. Ignore DIFFERENCES, because only row images after a change can contain partial JSON. These images
+        # are needed only for tables without a key. Besides, not every event of this type contains partial JSON.
         if code not in (walk_state.SHAPE, walk_state.DIFFERENCES):
             super()._bad_rows(code, table)
 

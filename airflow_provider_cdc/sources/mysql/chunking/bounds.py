@@ -35,7 +35,7 @@ def increasing(connection: Connection, axes: Sequence[Axis], bounds: Sequence[Bo
             greater += _answers(connection, some)
         if all(greater):
             return increasing_indexes
-        # If a bound was dropped, the next bound must still be compared with the last kept bound.
+        # Keep a bound that follows a dropped bound, because it still has to be compared with the last kept bound.
         increasing_indexes = [
             index
             for index, is_greater, last_was in zip(increasing_indexes, greater, [True, *greater[:-1]], strict=True)

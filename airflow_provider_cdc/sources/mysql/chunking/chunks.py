@@ -194,7 +194,8 @@ class _Planner:
         for some in batches(self._connection, questions, _size, _BATCH):
             rows = _run(self._connection, " UNION ALL ".join(sql for sql, _ in some), _params(some))
             bounds |= {(number, side): tuple(key) for number, side, *key in rows}
-        # The only row of a cell may be deleted between the two queries.
+        # A cell may have only one row, and this row may be deleted after the query for the first key and before the
+        # query for the last key.
         return [
             (bounds[number, 0], bounds[number, 1]) if {(number, 0), (number, 1)} <= bounds.keys() else None
             for number in range(len(cells))

@@ -70,8 +70,8 @@ def _has_others(connection: Connection, table: Table, part: str) -> bool:
     except pymysql.MySQLError as error:
         if error.args[0] not in _ALTERED:
             raise
-    # Partitions may have been added or dropped meanwhile. The check is repeated before the position is fixed. After
-    # that, the log shows such changes.
+    # Partitions may have been added or dropped meanwhile. The check is repeated before the position is fixed. If
+    # partitions are added or dropped later, the log shows these changes.
     return False
 
 
@@ -91,8 +91,8 @@ def _ends_in_others(connection: Connection, table: Table, part: str) -> bool:
             end = query(connection, f"SELECT {stored} {first}", [1])
             if not end or query(connection, f"SELECT 1 {rows} WHERE {condition} LIMIT 1", end[0]):
                 continue
-            # For a value that is not equal to itself, such as a date that is not in the calendar, this query does not
-            # test anything.
+            # The query with WHERE also finds no row if the value is not equal to itself, for example a date that is not
+            # in the calendar. So check that the value is equal to itself.
             if query(connection, f"SELECT {condition} {first}", [*end[0], 1]) == [(1,)]:
                 return True
     return False

@@ -27,8 +27,8 @@ _MOMENTS = (Family.DATE, Family.DATETIME, Family.TIMESTAMP)
 _IS_NO_DATE = "MONTH({0}) = 0 OR DAYOFMONTH({0}) = 0 OR DAYOFMONTH({0}) > DAYOFMONTH(LAST_DAY({0}))"
 _CHARACTERS = 1000
 """The maximum number of characters that are checked in each text."""
-# The server converts an unassigned code to a question mark. In these character sets, no other character contains the
-# byte of the question mark.
+# The server converts an unassigned code to a question mark. In these character sets, the byte of the question mark does
+# not occur in any other character.
 _IS_NO_TEXT = (
     "LENGTH(CAST({0} AS BINARY)) - LENGTH(REPLACE(CAST({0} AS BINARY), 0x3F, '')) < "
     "LENGTH(CAST(CONVERT({0} USING utf8mb4) AS BINARY)) "
@@ -98,8 +98,8 @@ def _statement(table: Table, columns: Sequence[ColumnType]) -> str:
             f"ORDER BY {', '.join(f'{quote(name)} {way}' for name in table.key)} LIMIT {ROWS})"
             for way in ("ASC", "DESC")
         ]
-        # Each row has a unique key, so UNION removes a row only if the row is in both samples: at the beginning and at
-        # the end of the key.
+        # One sample is from the beginning of the key, the other from its end. Each row has a unique key, so UNION
+        # removes only the duplicates of rows that are in both samples.
         some = " UNION ".join(ends)
     counts = [f"SUM(COALESCE({_is_odd(column)}, FALSE))" for column in columns]
     return f"SELECT /*+ MAX_EXECUTION_TIME({_MILLISECONDS}) */ COUNT(*), {', '.join(counts)} FROM ({some}) AS looked_at"

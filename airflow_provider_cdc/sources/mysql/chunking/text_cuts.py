@@ -66,8 +66,8 @@ class TextCuts:
     def _learn(self, characters: str) -> None:
         count_before = len(self._seen)
         self._seen |= set(characters)
-        # At first, only two keys have been seen, so also use the most common characters. Later, such guesses would only
-        # waste cuts.
+        # At first, only two keys have been seen, so also use the most common characters. Later, cuts at such guessed
+        # characters would be useless.
         guessed = set(_USUAL) if not self._alphabet else set()
         if len(self._seen) == count_before and not guessed:
             return
@@ -105,9 +105,10 @@ class TextCuts:
             # Keys may not sort in the order of their characters, for example if the collation has contractions.
             start, stop = 0, base**digits - 1
         points = {start + (stop - start) * piece // pieces for piece in range(1, pieces)}
-        # Remove trailing spaces. A CHAR column ignores them, so a cut with trailing spaces would be at another place.
+        # Remove trailing spaces. A CHAR column ignores trailing spaces, so a cut that ends in spaces would be at
+        # another place.
         texts = {(first[:shared] + self._text(point, digits)).rstrip(" ") for point in points}
-        # Always propose the last key, so that the range shrinks with every collation.
+        # Always propose the last key as a cut. Then the range shrinks, whichever collation the column has.
         return sorted(texts - {""} | {last})
 
     def _text(self, number: int, digits: int) -> str:

@@ -207,8 +207,8 @@ def _unpack_times(data: Bytes, starts: Int32s, rows: int, fraction: int, out: In
         start = int(starts[row])
         value = 0
         if start >= 0:
-            # The value is one signed number with the fraction in its low bits, so parse it as a whole. In a negative
-            # time, the fields borrow from each other.
+            # The value is one signed number with the fraction in its low bits, so parse it as a whole. The fields of a
+            # negative time cannot be parsed separately, because a field may borrow from the next higher field.
             whole = load_be(data, start, 3 + fraction) - (0x80_0000 << (8 * fraction))
             size = -whole if whole < 0 else whole
             fields = size >> (8 * fraction)

@@ -110,7 +110,7 @@ def decode_images(
     noted: list[OddValue] = []
 
     def place_for(column: ColumnType) -> list[OddValue] | None:
-        # A value that is published as text does not stop the run. But the conditions on the table treat such a value as
+        # A value that is published as text does not stop the run, but the condition on the table treats the value as
         # null.
         return noted if column.policy == "error" or odd is not None else None
 

@@ -152,7 +152,8 @@ def locate_rows(
                 length = load8(buffer, position)
                 position += 1
                 if length > 250 and not temporal:
-                    # In a length-encoded integer, an integer of 2, 3 or 8 bytes follows the byte 252, 253 or 254.
+                    # In a length-encoded integer, the byte 252, 253 or 254 means that an integer of 2, 3 or 8 bytes
+                    # follows.
                     size = 2 if length == 252 else 3 if length == 253 else 8 if length == 254 else 0
                     if size == 0 or size > end - position:
                         position = -1

@@ -59,7 +59,7 @@ class StatementReader:
         self._name = str(table.name)
         self._types = column_types(table)
         looked_at = table.selection.where.columns if table.selection.where is not None else ()
-        # A value that is published as text does not stop the run. But the condition on the table treats such a value as
+        # A value that is published as text does not stop the run, but the condition on the table treats the value as
         # null.
         self._noted = [column.policy == "error" or column.name in looked_at for column in self._types]
         self._widths = np.array([column.row_width for column in self._types], np.int32)

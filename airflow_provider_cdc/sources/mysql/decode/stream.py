@@ -72,7 +72,7 @@ class ResultStream:
                 where=self._where,
                 hint="check for a proxy between this machine and the server",
             ) from error
-        self._payload(_SMALL)  # the EOF packet, which the driver did not ask the server to omit
+        self._payload(_SMALL)  # the EOF packet (the driver does not set CLIENT_DEPRECATE_EOF)
         if definitions != [_expected(column) for column in columns]:
             raise SchemaChanged(
                 "the columns of the statement's result differ from the recorded columns of the table",

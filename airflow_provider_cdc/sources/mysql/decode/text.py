@@ -120,7 +120,7 @@ def _decoded(
     out_offsets = pa.allocate_buffer((rows + 1) * 4)
     out_ends = np.frombuffer(out_offsets, np.int32)
     # A character that is stored in one to three bytes takes at most three bytes in UTF-8. A character that is stored in
-    # four bytes takes at most four.
+    # four bytes takes at most four bytes in UTF-8.
     size = len(data) * (3 if known.unit == 1 else 2 if known.unit == 2 else 1)
     _check_size(where, size)
     out = pa.allocate_buffer(size)

@@ -146,7 +146,7 @@ def _copy_numbers(
             negative = position < end and load8(data, position) == _MINUS
             if negative:
                 position += 1
-            # The offset of the point; if the scale is 0, the offset of the end.
+            # The offset of the decimal point. If the scale is 0, this is the offset of the end.
             point = end - scale - 1 if scale else end
             if point < position or point == end - scale == position:
                 return row

@@ -20,7 +20,7 @@ from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import OLDEST, Statement
 from airflow_provider_cdc.sources.mysql.tables.charsets import CHARSETS
 
-# By event type: the length in bytes of the post-header that the kernel and this module expect.
+# Maps an event type to the post-header length, in bytes, that the kernel and this module expect.
 _POST_HEADERS = {
     codes.QUERY: codes.QUERY_POST_HEADER_BYTES,
     codes.ROTATE: 8,
@@ -104,7 +104,7 @@ def table_map(body: bytes) -> TableMap:
     return TableMap(number, TableName(schema, table), types, metadata)
 
 
-# By code: the size in bytes of the value of a status variable. None: a length byte precedes the value.
+# Maps the code of a status variable to the size of its value in bytes. None: a length byte precedes the value.
 _STATUS_BYTES = {
     0: 4,
     1: 8,
@@ -212,8 +212,8 @@ def _charset(charset: bytes | None) -> str:
         known_to_driver: Any = charset_by_id(collation)
         return str(known_to_driver.name)
     except LookupError:
-        # The driver does not know some of the collations with numbers from 255 on, but all of these collations belong
-        # to utf8mb4. The number 0 means that the event has no collation.
+        # All collations with a number of 255 or more belong to utf8mb4, but the driver does not know all of them. The
+        # number 0 means that the event has no collation.
         return "utf8mb4" if collation >= _FIRST_LATE_COLLATION else "ascii" if not collation else ""
 
 

@@ -137,8 +137,9 @@ def previous_gtids(connection: Connection, file: str) -> GtidSet:
     :raises LogGone: the file has no Previous_gtids event, or it was purged.
     """
     try:
-        # The event is the second event in the file. Without LIMIT, the statement would read all events. It fails at an
-        # event that is larger than max_allowed_packet, as a compressed transaction may be.
+        # The event is the second event in the file. Without LIMIT, the statement would read all events. The statement
+        # fails if it reads an event that is larger than max_allowed_packet, and a compressed transaction may be such an
+        # event.
         rows = query(connection, "SHOW BINLOG EVENTS IN %s LIMIT 2", (file,))
     except pymysql.MySQLError as error:
         if error.args[0] != _NO_SUCH_FILE:

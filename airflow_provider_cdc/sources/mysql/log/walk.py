@@ -207,7 +207,8 @@ def walk(
         body = at + HEADER_BYTES
         body_end = at + length - checksum
         kind = load8(data, at + KIND_AT)
-        # The checksum was verified at the event's first row, or the later read of the rows verifies it.
+        # Do not verify the checksum twice: it was verified at the first row of the event, or the later read of the rows
+        # verifies it.
         compared = state[ROW] != 0 or (state[ONLY_LOOKS] and is_rows(kind))
         if checksum and not compared and load32(data, body_end) != crc32(crc_tables, data, at, body_end):
             return BAD_CHECKSUM
@@ -290,8 +291,8 @@ def walk(
                         return OTHERS_CASCADES
                     if parent >= 0 and state[ROW] == 0:
                         upper = parent_words[parent * TABLE_WORDS + UPPER]
-                        # If a transaction was prepared up to the bound, it is not known yet whether it counts. If it
-                        # was prepared after the bound, it does not count, because its commit is even later.
+                        # Whether a transaction that was prepared up to the bound counts is not known yet. A transaction
+                        # that was prepared after the bound does not count, because it commits even later.
                         if upper == 0 or contains(sets, upper, state[SOURCE], state[NUMBER]):
                             code = keeps_keys(data, kind, body_end, state, parent, parents, ranges)
                             if code != MORE:

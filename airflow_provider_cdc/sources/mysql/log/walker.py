@@ -174,8 +174,8 @@ class LogWalker:
         elif kind == codes.FORMAT_DESCRIPTION:
             described = self._read(events.format_description, body)
             # If reading starts after the beginning of the file, the server generates this event. If the other events
-            # have no checksums, the generated event has the checksum of the original event in the file, which does not
-            # match the generated event.
+            # have no checksums, the generated event ends with the checksum of the original event in the file. This
+            # checksum does not match the generated event.
             made_up = self.state[walk_state.POSITION] != codes.FIRST_POSITION
             checksum = int.from_bytes(event[-codes.CHECKSUM_BYTES :], "little")
             if (described.checksums or not made_up) and zlib.crc32(event[: -codes.CHECKSUM_BYTES]) != checksum:
@@ -259,7 +259,7 @@ class LogWalker:
             raise refusals.out_of_place(codes.QUERY, self.where)
         elif phase == walk_state.OPEN and statement.text.startswith("ROLLBACK"):
             # The server logs a rolled-back transaction only if a part of the transaction could not be rolled back. The
-            # log does not show which part.
+            # log does not show which part was rolled back.
             if state[walk_state.TRACKED]:
                 raise refusals.not_understood("ROLLBACK after row changes", self.where)
             if statement.text == "ROLLBACK":
@@ -353,7 +353,7 @@ class LogWalker:
         state[outside] = 0, -1, -1, 0
         stream = self._zstd.stream_reader(body[payload.start : payload.stop], read_across_frames=True)
         rest = 0
-        # Stop early if the transaction is ignored and is known not to be an XA transaction.
+        # Stop decompressing once it is known that the transaction is ignored and is not an XA transaction.
         while not (state[walk_state.PHASE] == walk_state.OPEN and state[walk_state.IGNORED]):
             if 2 * rest > len(self._inner):
                 if rest > codes.MAX_EVENT_BYTES:

@@ -72,8 +72,8 @@ class XaLedger:
         if prepared.error is not None and counts.any():
             raise prepared.error
         change = self._change
-        # Each record may need a second entry. A record has at least HEADER words, so the size of the range limits the
-        # number of records in it.
+        # Each record may need a second slot in the hash table. A record has at least HEADER words, so the size of the
+        # range limits the number of records in it.
         most = (prepared.stop - prepared.start) // HEADER
         if not change.has_slots(most):
             self.reserve(most, 0)

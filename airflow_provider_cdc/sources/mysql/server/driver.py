@@ -355,8 +355,8 @@ class _Method:
 
     def _caching(self) -> Any:
         # The server requests the password itself if its cache has no entry for the account, for example after a
-        # restart. Check the trust in every case, so that the success of a connection does not depend on the state of
-        # the server's cache.
+        # restart. Always check whether the server may see the password. Otherwise, the success of a connection would
+        # depend on the server's cache.
         if not self._connection.pinned_key() or self._connection._secure:
             self._connection.may_show_password(self._name)
         packet = self._say(_auth.scramble_caching_sha2(self._secret, self._nonce))

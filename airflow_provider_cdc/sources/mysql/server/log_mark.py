@@ -131,7 +131,7 @@ def _compared(settings: ConnectionSettings, files: Mapping[str, int], mark: LogM
         )
     if _is_cut(files, mark):
         return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches position {place.position:,}")
-    # Read the beginning of the file last. If the file still exists at this time, it also existed during the other
+    # Read the beginning of the file last. If this last read finds the file, the file also existed during the other
     # reads.
     last = _last(settings, place) if mark.last != _NOTHING else _NOTHING
     reaches = mark.last != _NOTHING or _reaches(settings, place)

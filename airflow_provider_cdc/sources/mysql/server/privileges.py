@@ -118,7 +118,7 @@ class Privileges:
 
     def _unopenable(self, name: TableName) -> Problem:
         # If a session with another sql_mode has opened such a table, the server may keep the table open for all
-        # sessions. In this case, no error occurs here.
+        # sessions. As long as the table is open, this session gets no error for the table.
         expressions = query(
             self._connection,
             "SELECT DISTINCT PARTITION_EXPRESSION FROM information_schema.PARTITIONS "
@@ -173,8 +173,8 @@ class Privileges:
 def _parse(line: str) -> _Grant | None:
     match = _GRANT.fullmatch(line)
     if match is None:
-        # The line grants a role or a privilege on a routine. The privileges of the role are in other lines, and
-        # privileges on routines are not needed.
+        # The line grants a role or a privilege on a routine. The server lists the privileges of a role in other lines,
+        # and this package needs no privileges on routines.
         return None
     verb, privileges, schema, table = match.groups()
     whole = frozenset(item.strip() for item in _split(privileges) if not _COLUMNS.search(item))

@@ -31,12 +31,12 @@ from airflow_provider_cdc.sources.mysql.server.session import (
 # after a single restart, it had this value all the time.
 _FIXED = ("innodb_native_foreign_keys", "log_replica_updates", "lower_case_table_names", "version")
 FIXED_PREFIX = "fixed."
-# The log does not show the values of these settings. The time at which a setting was last set shows whether it was set
-# during a run.
+# The log does not show the values of these settings. To detect whether a setting was changed during a run, compare the
+# time at which the setting was last set.
 WATCHED = ("binlog_error_action", "binlog_order_commits", "replica_preserve_commit_order")
 # A run that begins now records a place in the log. So the reader of the log also finds later transactions without a
 # GTID. A past position is looked up by GTIDs. So the reader may start after transactions without a GTID and miss them.
-# To exclude this, gtid_mode must be unchanged since the past position.
+# To prevent such missed transactions, require that gtid_mode has not changed since the past position.
 WATCHED_IN_THE_PAST = (*WATCHED, "gtid_mode")
 _DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 LAST_SET = "last_set."
@@ -92,8 +92,8 @@ def begun_at(identity: Mapping[str, str]) -> LogPlace | None:
 
 def started(connection: Connection) -> str:
     """Return the start time of the server. If the time differs, the server was started again."""
-    # Uptime is the number of whole seconds from the start of the server to the start of the statement. So the
-    # difference of the two times is constant.
+    # Uptime is the number of whole seconds from the start of the server to the start of the statement. So the current
+    # time minus Uptime is constant.
     return str(value(connection, _STARTED))
 
 
@@ -115,7 +115,8 @@ def check_log(connection: Connection, initial: GtidSet) -> None:
     :raises SourceReplaced: the server's history does not contain ``initial``.
     :raises LogGone: the log was purged past ``initial``.
     """
-    # Read gtid_purged first. If the server purges log between the two reads, the reader of the log reports it.
+    # Read gtid_purged before gtid_executed. If the server purges log between the two reads, the reader of the log
+    # detects the missing log later.
     purged, executed = (
         GtidSet.parse(value(connection, f"@@global.{name}")) for name in ("gtid_purged", "gtid_executed")
     )

@@ -280,8 +280,8 @@ def _tls_arguments(settings: ConnectionSettings, trust: Trust) -> dict[str, Any]
             context.verify_mode = ssl.CERT_NONE
         else:
             context = ssl.create_default_context(cafile=tls.get("ca") or None)
-            # Public certificate authorities sign certificates for any host. So if no own authority is given, the host
-            # name must be checked.
+            # Public certificate authorities sign certificates for any host. So check the host name, unless the settings
+            # give another certificate authority (``ca``).
             context.check_hostname = mode == VERIFY_IDENTITY or not tls.get("ca")
             # Switch off the strict check of Python 3.13, because it rejects the certificates that MySQL generates.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT

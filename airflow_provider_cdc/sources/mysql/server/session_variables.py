@@ -108,7 +108,7 @@ PINNED: Mapping[str, Pinned] = {
     ),
     "range_optimizer_max_mem_size": Pinned("0", "each chunk would be read by a scan of the whole table"),
     "cte_max_recursion_depth": Pinned("1000", "a lower limit would end the recursive query that reads labels of enums"),
-    # Limits that would end this package's statements, and timeouts
+    # Limits and timeouts that apply to the statements of this package
     "sql_big_selects": Pinned("1", "max_join_size would prevent reads of large tables"),
     "sql_buffer_result": Pinned("0", "each chunk would be written to a temporary table before its first row is sent"),
     "max_execution_time": Pinned("0", "the server would end long reads"),

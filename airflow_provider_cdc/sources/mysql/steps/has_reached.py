@@ -22,8 +22,8 @@ def has_reached(settings: ConnectionSettings, target: AsOf, seen: Reach | None =
             f"{target} is an LSN, and the source is MySQL", where=settings.address, hint="give a GTID set or a time"
         )
     with session(settings) as connection:
-        # Read the set of executed transactions first. Then a later comparison shows commits during the search of the
-        # log.
+        # Read the set of executed transactions before searching the log. A later comparison with this set shows whether
+        # transactions were committed during the search.
         ((executed, now),) = query(
             connection, "SELECT @@global.gtid_executed, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
         )

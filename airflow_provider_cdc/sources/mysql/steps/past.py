@@ -113,7 +113,7 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
         prefix = prefix_of(settings, as_of)
         # The creation time in a log file can be wrong, because a session can set its own current time (SET timestamp).
         moments = [prefix.latest or datetime.fromtimestamp(int(prefix.place.stamp or 0), UTC), prefix.following]
-        # The position is the state of the server from this time until the next commit.
+        # The server is in the state of the position from the earlier of these times until the next commit.
         return Past(prefix, min(filter(None, moments)), prefix.following)
     assert isinstance(as_of, datetime)
     until = time.monotonic() + wait_seconds

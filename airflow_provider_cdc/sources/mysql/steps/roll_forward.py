@@ -76,7 +76,7 @@ def refusals_since(
         begin = LogPlace.parse(identity[LOG_PLACE])
         refused |= _broken(settings, connection, begin, start, end, fit) if fit else {}
         # Check for replaced tables last. If a logged statement replaced a table, the search of the log has already
-        # found it, and the reason names the statement.
+        # found the statement and named it in the reason.
         fit = [table for table in fit if table.name not in refused]
         replaced = replaced_since(settings, connection, begin, fit, until=end)
         return refused | {name: f"since the copy {why}" for name, why in replaced.items()}
@@ -167,7 +167,8 @@ class _Survey(PreparedWalker):
             effect = meaning(statement, self._names)
 
     def _bad_rows(self, code: int, table: TableName) -> None:
-        # Do not check whether a prepared transaction counts, because reading a table in full is always correct.
+        # Do not check whether a prepared transaction counts. If it does not count, a table is read in full without
+        # need, which is always correct.
         unlogged = code == walk_state.OTHERS_CASCADES
         if affected_tables := [
             unread_table

@@ -94,8 +94,8 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         server_identity = identity(settings, connection)
         if problems := problems_of(SETTINGS, Moment.EACH_STEP, ServerContext(connection)):
             raise PreflightError(problems)
-        # Read the table identities after the place in the log and before the position. Because of this order, a later
-        # comparison finds changed identities, and the log from the place on shows whether a change was logged.
+        # Read the table identities after the place in the log and before the position. Then a later comparison finds
+        # every table whose identity has changed since. The log from the place on shows whether the change was logged.
         identities = read_identities(connection, [plan.table for plan in plans])
         if locked:
             with _table_lock(connection, locked, lock) as held:

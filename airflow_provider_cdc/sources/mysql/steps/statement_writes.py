@@ -46,8 +46,8 @@ def check_writes(settings: ConnectionSettings, summaries: Sequence[SegmentSummar
         privileges = Privileges(connection)
         for table, write in writes:
             _check(connection, privileges, table, write)
-        # Read the end of the log after the queries. Then every change that could have affected the results of the
-        # queries is before this end.
+        # Read the end of the log after the queries. Every change that could have affected the results of the queries is
+        # then before this end of the log.
         end, files = end_of_log(settings, connection), log_files(connection)
         check_place(settings, files, end)
     later = _redefined_between(settings, summaries[-1].segment, end, list(files))

@@ -44,7 +44,8 @@ _RULES = ("CASCADE", "SET NULL", "SET DEFAULT")
 _NATIVE = "innodb_native_foreign_keys"
 _LOGGED = "cascades_logged"
 """Key in a table's details: foreign keys change its rows, and the log is expected to contain these changes."""
-# These options do not depend on how the parent itself is copied, because here its stored values are only compared.
+# Use these options for every parent table, even if the parent itself is copied with other options. Here, the stored
+# values of the parent are only compared.
 _ANY_VALUE = TableOptions(unrepresentable="string")
 
 
@@ -112,7 +113,7 @@ def unlogged_because(connection: Connection) -> str | None:
         return "MySQL logs cascades only since 9.6"
     if native == "ON":
         return f"the server does not log cascades with {_NATIVE}=ON"
-    # A replica does not know whether its source logs cascades.
+    # A replica does not show whether the server that it replicates from logs cascades.
     return "this replica may have a source that does not log cascades" if is_replica(connection) is not False else None
 
 

@@ -123,7 +123,8 @@ CHARSETS = {
     "sjis": Charset(2, "shift_jis", corrections={0x815F: 0x5C}, ambiguous=True),
     "cp932": Charset(2, "cp932", corrections=_without(0x80, 0xA0, 0xFD, 0xFE, 0xFF), ambiguous=True),
     "ujis": Charset(3, "euc_jp", corrections={0xA1C0: 0x5C, **_users_own()}, ambiguous=True),
-    # The characters of the standard, mapped as in Windows, and the extensions of NEC and IBM.
+    # This character set has the characters of the standard, which are mapped as in Windows, and the extensions of NEC
+    # and IBM.
     "eucjpms": Charset(
         3,
         "euc_jp",

@@ -133,7 +133,8 @@ def _is_below(connection: Connection, name: TableName, method: str, expression: 
     # RANGE partitions use integers. With "<= end - 1", the result is the same whether or not the server rounds.
     end = bound if method == "RANGE COLUMNS" else f"{bound} - 1"
     sign = "<" if method == "RANGE COLUMNS" else "<="
-    # Do not use WHERE, because the server would then skip the partitions to which such values do not belong.
+    # Do not compare in a WHERE clause. The server would then skip all partitions that should not contain values beyond
+    # the end, even if they do.
     statement = (
         f"SELECT /*+ MAX_EXECUTION_TIME({_MOST_MILLISECONDS}) */ COALESCE(MAX({expression}) {sign} {end}, TRUE) "
         f"FROM {table_sql(name)}"
@@ -141,7 +142,8 @@ def _is_below(connection: Connection, name: TableName, method: str, expression: 
     try:
         return query(connection, statement) == [(1,)]
     except pymysql.MySQLError:
-        # The query takes too long, or the table has just been altered. In both cases, the fact is unknown.
+        # The query takes too long, or the table has just been altered. In both cases, it is unknown whether all values
+        # are below the end.
         return False
 
 

@@ -305,7 +305,7 @@ class _DdlWalker(PreparedWalker):
     """Collects the statements that may change the identity of tables, even those that stop a run; ignores rows."""
 
     def __init__(self, segment: LogSegment, tables: Sequence[Table]) -> None:
-        # Pass an empty GTID set as the position, because all statements after the place count.
+        # Pass an empty GTID set as the position, so that every statement after the start of the segment counts.
         super().__init__(segment.name, segment.start, segment.stop, GtidSet())
         self.found: dict[TableName, list[LoggedDdl]] = {table.name: [] for table in tables}
         # Interpret statements for each table separately, because `meaning` reports only one table of a statement.
@@ -324,8 +324,8 @@ class _DdlWalker(PreparedWalker):
             Effect.TOUCHES,
         )
         for name, names in self._each.items():
-            # If a name does not have this plain form, the server may treat other names as equal to it, or the statement
-            # may spell the name differently.
+            # Search the text only for a plain name. For any other name, the server may treat different spellings as
+            # equal, or the statement may write the name in another form.
             plain = text.isascii() and name.name.isascii() and name.name.replace("_", "a").isalnum()
             if plain and names_all and name.name.lower() not in text:
                 continue

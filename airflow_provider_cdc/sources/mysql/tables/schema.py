@@ -116,7 +116,8 @@ def check_unchanged(connection: Connection, tables: Sequence[Table]) -> None:
 
     :raises SchemaChanged: a table has other columns or another key.
     """
-    # Prefer the recorded key index. Otherwise a new unique index, which does not affect the run, could become the key.
+    # Prefer the recorded key index. Otherwise, the check could choose a new unique index as the key, although such an
+    # index does not affect the run.
     key_indexes = {table.name: table.key_index for table in tables}
     for table, now in zip(tables, read_tables(connection, list(key_indexes), key_indexes), strict=True):
         if what := difference(table, now):

@@ -169,7 +169,7 @@ class ColumnType:
 
 
 _INTEGERS = {
-    # name: TABLE_MAP and result type code, bytes in an image, bytes in a row, Arrow types
+    # type name: type code in TABLE_MAP and in results, bytes in a row image, bytes in a result row, Arrow types
     "tinyint": (1, 1, 1, pa.int8(), pa.uint8()),
     "smallint": (2, 2, 2, pa.int16(), pa.uint16()),
     "mediumint": (9, 3, 4, pa.int32(), pa.uint32()),
@@ -178,7 +178,8 @@ _INTEGERS = {
 }
 _FLOATS = {"float": (4, 4, pa.float32()), "double": (5, 8, pa.float64())}
 _TEMPORALS = {
-    # name: family, TABLE_MAP code, result type code, bytes in an image without the fraction, Arrow type
+    # type name: family, type code in TABLE_MAP, type code in results, bytes in a row image without the fraction, Arrow
+    # type
     "datetime": (Family.DATETIME, 18, 12, 5, pa.timestamp("us")),
     "timestamp": (Family.TIMESTAMP, 17, 7, 4, pa.timestamp("us", "UTC")),
     "time": (Family.TIME, 19, 11, 3, pa.duration("us")),
@@ -241,7 +242,7 @@ def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
 
 
 def _is_told_apart(table: Table, column: ColumnType) -> bool:
-    # Rows of a table without a key are only counted, so rows with the same text can count as equal.
+    # In a table without a key, rows are only counted. So two rows with the same text may count as equal.
     return column.name in table.key and column.family is Family.TEXT and is_ambiguous(column.charset)
 
 

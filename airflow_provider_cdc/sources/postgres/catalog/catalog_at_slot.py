@@ -93,8 +93,8 @@ def changed_since(seen: Seen | None, table: Table) -> str:
     if {column.partition("/")[0] for column in seen.columns} != {str(one.details["number"]) for one in table.columns}:
         return "it has other columns in the later snapshot"
     tree = set(table.details["tree"])
-    # If the log reports changes of partitions under the root's name, it does not show that a partition was attached. In
-    # such a log, the rows of the attached partition look as if the table had always had them.
+    # If the log reports changes of partitions under the root's name, it does not show that a partition was attached.
+    # The rows of the attached partition then look like rows that the table always had.
     if not tree <= seen.tree or (table.details.get("as_root", True) and seen.tree != tree):
         return "partitions were attached or detached, and the copy would be exact at a later position"
     return ""

@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
-# Only a move to another schema creates a new version of a relation's dependency on its schema.
+# The pg_depend row for a relation's schema gets a new version only when the relation is moved to another schema.
 _VERSIONS = """
 SELECT c.oid, c.xmin::text, d.xmin::text FROM pg_class c LEFT JOIN pg_depend d ON d.classid = 'pg_class'::regclass
     AND d.objid = c.oid AND d.objsubid = 0 AND d.refclassid = 'pg_namespace'::regclass

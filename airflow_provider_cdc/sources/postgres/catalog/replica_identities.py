@@ -20,9 +20,10 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 FULL = "f"
 _GENERATED_COLUMNS_SINCE = 180_000
 
-# For each relation, the columns that identify old rows. With FULL, the result is null (all columns). Without a replica
-# identity, it is empty. A relation with FULL and a virtual column counts as having no replica identity, because the
-# server rejects an application's UPDATE and DELETE statements while a publication includes such a relation.
+# For each relation, the columns that identify old rows. For the replica identity FULL, the result is null (all
+# columns). For a relation without a replica identity, the result is empty. A relation with the replica identity FULL
+# and a virtual column counts as having no replica identity. The reason is that the server rejects an application's
+# UPDATE and DELETE statements while a publication includes such a relation.
 IDENTIFYING = """
 SELECT c.oid, c.relreplident, CASE WHEN c.relreplident = 'f' AND NOT EXISTS (
     SELECT FROM pg_attribute v WHERE v.attrelid = c.oid AND v.attgenerated = 'v' AND NOT v.attisdropped

@@ -30,7 +30,7 @@ _HINT = (
 _KINDS = {"f": "a foreign table", "S": "a sequence", "t": "a TOAST table"}
 _READ = frozenset("rpvm")
 
-# Node types of PostgreSQL 15 to 18. Several of them have a shorter name in version 15. The list omits nodes whose
+# Node types of PostgreSQL 15 to 18. Several node types have a shorter name in PostgreSQL 15. The list omits nodes whose
 # result is random (TABLESAMPLE) or depends on the user or the clock (SQLVALUEFUNCTION). It also omits nodes that take
 # locks (ROWMARKCLAUSE), run checks of domains (COERCETODOMAIN), or parse XML or JSON by special settings and rules. It
 # does not include nodes that later versions add.

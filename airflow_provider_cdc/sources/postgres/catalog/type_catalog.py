@@ -8,10 +8,10 @@ from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.sources.postgres.catalog.types import NAMES_OF_OBJECTS
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
-# initdb created the types with lower OIDs. These types cannot change.
+# Types with lower OIDs were created by initdb, and cannot change.
 _FIRST_OWN_OID = 16384
 
-# For each type: the type beneath all domains, and the type modifier of the innermost domain.
+# For each type: the base type (after all nested domains are resolved), and the type modifier of the innermost domain.
 _BASES = """
 WITH RECURSIVE chain(root, oid, typmod) AS (
     SELECT w, w, -1 FROM unnest(%s::oid[]) w
@@ -43,7 +43,7 @@ WITH RECURSIVE part(root, oid) AS (
 #   is NOT NULL. While a table has a column of the type, the server rejects statements that change the type of a field.
 #   A dropped field stays in the catalog.
 # - The row of the type in pg_type is not compared, because no statement changes how a type is printed. Stored values do
-#   not depend on privileges, owners or names, or on the default or NOT NULL of a domain.
+#   not depend on privileges, owners or names. They do not depend on the default or NOT NULL of a domain, either.
 _DEFINITIONS = f"""{_PARTS}
 SELECT p.root, bool_or(t.oid = ANY(%s::oid[])),
     md5(string_agg(concat_ws('|', t.oid, t.typtype, t.typtypmod, t.typoutput::oid,
@@ -56,7 +56,7 @@ FROM part p JOIN pg_type t ON t.oid = p.oid GROUP BY p.root
 """
 
 # A transaction that alters an enum or a composite type holds one of these locks until other sessions see the change.
-# The transaction also holds a lock on each of its transaction ids. If it has no id yet, it has not committed.
+# The transaction also holds a lock on each of its transaction ids. A transaction that has no id yet has not committed.
 _ALTERING = f"""{_PARTS}
 SELECT DISTINCT x.transactionid::text FROM part p JOIN pg_type t ON t.oid = p.oid JOIN pg_locks l ON l.granted
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())

@@ -68,8 +68,8 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "search_path": "pg_catalog, pg_temp",
     "standard_conforming_strings": "on",
     "xmlbinary": "base64",
-    # This setting does not affect how values are printed. If it were on, the server would silently omit rows that a
-    # policy hides.
+    # The setting row_security does not affect how values are printed. With row_security=on, the server would silently
+    # omit rows that a policy hides.
     "row_security": "off",
 }
 """The settings of every session that reads tables or the log. They include all settings that determine how output

@@ -320,8 +320,8 @@ def _select(table: Table, leaf: Leaf) -> str:
     return f"SELECT {columns} FROM ONLY {leaf.sql} WHERE ctid OPERATOR(pg_catalog.>=) '(0,0)'::pg_catalog.tid"
 
 
-# Each row has an index or an extended statistics object of a relation, and a user-defined function. The expressions or
-# the condition of the index or object call this function, directly or through an operator.
+# Each row names an index or an extended statistics object of a relation, and a user-defined function that this object
+# calls. The call is in an expression or in the condition of the object, and it is direct or through an operator.
 _EXPRESSIONS = """
 SELECT CASE d.classid WHEN 'pg_class'::regclass THEN concat('index ', d.objid::regclass)
     ELSE concat('statistics ', (SELECT format('%%I.%%I', n.nspname, s.stxname) FROM pg_statistic_ext s

@@ -33,7 +33,8 @@ FROM pg_partition_tree(%s) p JOIN pg_inherits i ON i.inhrelid = p.relid WHERE p.
 
 # For each user-defined type and all of its parts: the versions of its labels, of its fields, and of its casts to JSON.
 # JSON functions look up these casts, although the view does not name them. JSON contains the names of fields, and the
-# text of a row contains all fields. So labels, fields and casts must not change, even if the change is undone.
+# text of a row contains all fields. So labels, fields and casts must not change at all, not even if the change is
+# undone later.
 _TYPES = """
 WITH RECURSIVE part(oid) AS (
     SELECT unnest(%s::oid[])
@@ -107,8 +108,8 @@ class Definition:
         for several, single in _OPERATORS.findall(tree):
             self.operators |= {int(oid) for oid in f"{several} {single}".split()}
         self.types |= _oids(_TYPE, tree)
-        # The result type of the conversion follows the converted expression, and the nodes in this expression may have
-        # result types, too.
+        # In the tree, the result type of a conversion comes after the converted expression. The nodes of this
+        # expression may have result types, too.
         for conversion in _CONVERSION.finditer(tree):
             self.converted_to |= _results(tree, conversion.end())
         self.has_system_columns = self.has_system_columns or bool(_SYSTEM_COLUMN.search(tree))

@@ -34,7 +34,8 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
         return [Chunk(0)]
     if table.details["kind"] == VIEW:
         # Read a view in one chunk. Two queries of the view may return different results if its definition allows
-        # several results. For example, the order of an array may differ, or the choice of one of several rows.
+        # several results. For example, the elements of an array may have another order, or the view may choose another
+        # one of several rows.
         return [Chunk(0, (table_leaves[0].oid, 0), None, table.rows)]
     blocks = dict(
         query(

@@ -27,9 +27,9 @@ SELECT pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_conf
     pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_indexonlyscan', 'off', true)
 """
 
-# For each column of an index: the column's name, its equality operator, and its collation. In a B-tree (403), equality
-# is strategy 3. A key WITHOUT OVERLAPS has a GiST index. In a GiST index, strategy 3 may be the overlap operator, and
-# each operator class has its own strategy number for equality.
+# For each column of an index: the column's name, its equality operator, and its collation. In a B-tree index (access
+# method 403), the equality operator has strategy number 3. A key WITHOUT OVERLAPS has a GiST index. In a GiST index,
+# strategy 3 may be the overlap operator, and each operator class has its own strategy number for equality.
 _EQUALITIES = """
 SELECT a.attname::text, n.nspname::text, o.oprname::text, b.nspname::text, l.collname::text
 FROM pg_catalog.pg_index i CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) k(place)
@@ -54,7 +54,8 @@ SELECT (COALESCE(pg_catalog.to_regclass({root})::oid, 0) OPERATOR(pg_catalog.=) 
     AND pg_catalog.has_table_privilege({oid}::oid, 'SELECT') AND NOT pg_catalog.row_security_active({oid}::oid))::text
 """
 
-# OFFSET prevents the planner from reversing the join. So this plan also starts with the keys.
+# OFFSET prevents the planner from reversing the join. So this plan, too, takes the keys first and then looks up each
+# key.
 _LEAVES = """
 SELECT t.leaf::text, w.n::text FROM (VALUES {rows}) AS w(n, {names})
 CROSS JOIN LATERAL (SELECT t.tableoid::oid AS leaf FROM {root} AS t WHERE {condition} OFFSET 0) AS t
@@ -87,8 +88,8 @@ class KeyLookup:
                 where=self._name,
                 hint="the table changed since the run began: trigger a new run",
             )
-        # The collation is given on both sides of the comparison, because the server first removes duplicate keys. For
-        # that, it compares the keys by their own collation.
+        # The collation is given on both sides of the comparison, because the server first removes duplicate keys. To
+        # find duplicates, the server compares the keys by the collation that is given for the keys.
         self._collations = [collations[name] for name in table.key]
         # The cast is needed because the server does not compare a domain over an enum with the enum. A cast without a
         # modifier computes nothing, so the server can still use the index.

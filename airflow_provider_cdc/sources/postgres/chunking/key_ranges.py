@@ -100,8 +100,8 @@ def _through_index(connection: Connection, leaf: Leaf, pushed: str) -> int | Non
     except psycopg.Error as error:
         if not is_unplannable(error):
             raise
-        # The leaf is read under another search_path. Such a leaf is divided only into blocks, without regard to the
-        # pushed-down condition.
+        # This leaf must be read under another search_path (`users_code`). Divide such a leaf only into ranges of
+        # blocks, and ignore the pushed-down condition.
         return None
     return max(1, int(plan["Plan"]["Plan Rows"])) if {*_nodes(plan["Plan"])} <= _THROUGH_INDEX else None
 
@@ -131,7 +131,7 @@ def _ends(connection: Connection, table: Table, leaf: Leaf) -> tuple[Any, Any]:
     try:
         return read(low), read(high)
     except (TypeError, ValueError):
-        # There is no row within the bounds, or Python cannot represent the value.
+        # Either no row is within the bounds, or Python cannot represent the value.
         return None, None
 
 

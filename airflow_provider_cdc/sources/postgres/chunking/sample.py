@@ -28,7 +28,8 @@ _IS_ODD: Mapping[Family, str] = {
     Family.DATE: "NOT isfinite({0})",
     Family.DECIMAL: "{0} = 'NaN'::numeric",
     Family.TIME: "{0} = '24:00:00'::time",
-    # Arrow counts microseconds from 1970 in 64 bits. The server counts from 2000, so its maximum is later.
+    # Arrow counts microseconds from 1970 in 64 bits. The server counts from 2000, so it can store later times than
+    # Arrow.
     Family.TIMESTAMP: "(NOT isfinite({0}) OR {0} > '294247-01-10 04:00:54.775807'::{1})",
 }
 

@@ -6,8 +6,9 @@ from airflow_provider_cdc.core.kernels.compile import inner
 
 DAY_MICROS = 86_400_000_000
 
-# ADBC adds the difference of the two epochs (2000 and 1970) to the stored value, and ignores overflow. So the two
-# infinities, and timestamps beyond Arrow's range, become numbers below every value that PostgreSQL can store.
+# ADBC adds the difference of the two epochs (2000 and 1970) to the stored value, and ignores overflow. So infinity,
+# minus infinity, and timestamps beyond Arrow's range become lower numbers than the earliest date that PostgreSQL can
+# store.
 FIRST_DAY = -2_440_588
 """The first date that PostgreSQL stores, 4714-11-24 BC, in days since 1970."""
 FIRST_MICRO = FIRST_DAY * DAY_MICROS

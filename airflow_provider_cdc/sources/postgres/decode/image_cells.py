@@ -153,7 +153,7 @@ def _parse_integers(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, low
             if end - at < 1 or end - at > 19:
                 return row
             # Compute the value as a negative number, because the lowest integer has no positive counterpart. If the
-            # value does not fit, it becomes positive at some digit.
+            # value is too large for the type, the computed number becomes positive.
             while at < end:
                 digit = load8(data, at) - 0x30
                 if digit < 0 or digit > 9:

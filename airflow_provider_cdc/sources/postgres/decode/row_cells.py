@@ -169,8 +169,8 @@ def _copy_numerics(
         if digits > 0:
             first = load16be(data, at + 8)
             whole = 4 * weight + (1 if first < 10 else 2 if first < 100 else 3 if first < 1000 else 4)
-            # The number of decimal places after the last digit. If it is negative, there are digits beyond the scale.
-            # These digits must be zeros.
+            # The number of decimal places after the last digit. If this number is negative, the value has digits beyond
+            # the scale. These digits must be zeros.
             shift = scale + 4 * (weight - digits + 1)
             if whole > whole_digits or shift < -3 or shift > 38:
                 return row

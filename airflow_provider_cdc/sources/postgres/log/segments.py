@@ -109,7 +109,7 @@ class PostgresSegmentReader:
         where = self.summary.segment.name
         with mapped_errors(where), slot_errors(where):
             for _ in self._read():
-                # The only segment may be long, so emit the net change in parts.
+                # The log of a slot is read as a single segment, which may be long. So emit the net change in parts.
                 if change.used_bytes > NET_BYTES:
                     yield from self._net_change()
                     change.clear()
@@ -188,7 +188,7 @@ def take(
     connection: ReadingConnection, copy: str, publication: str, start: Lsn, stop: Lsn, *, marked: bool = False
 ) -> Generator[pa.Array]:
     """Yield and consume the messages of this session's temporary slot ``copy``, whose position is ``start``."""
-    # The size of the messages is about the size of the log that is decoded.
+    # The messages are about as large as the part of the log that is decoded.
     most = FIRST_PART if int(stop) - int(start) > PART_BYTES else _LARGEST_INT
     more = ", 'messages', 'true'" if marked else ""
     while True:

@@ -86,7 +86,7 @@ class PostgresLogTail:
             else:
                 end = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
             check_slot(connection, self._slot, self._initial, end)
-        # If no end is given, every transaction that the server returns counts.
+        # Without a given end, use every transaction that the server returns.
         self._walker.state[walk_state.STOP] = int(end) if log_end is not None else _EVERYTHING
         with mapped_errors(where), slot_errors(where):
             for _ in self._walk(end):

@@ -154,12 +154,12 @@ def _net_change(
     if at != end:
         return BAD_LENGTH
 
-    # This is an upper bound for the size. The old row is written as a row, as a key, and as unchanged values in the new
-    # key or row. The new row is written once.
+    # This is an upper bound for the size. The values of the old row may be written three times: as the old row, as its
+    # key, and as unchanged values of the new row or its key. The new row is written once.
     span = end - (old if old >= 0 else new)
     words = _ROW_SLACK + ((3 * span) >> 3)
     if forward:
-        # Reserve room for both keys once more, and for the new row.
+        # Reserve additional room for the new row, and for a second copy of both keys.
         words *= 2
     if not has_room(net, MOST_RECORDS, words):
         state[WANTED] = words
@@ -356,7 +356,7 @@ def walk(
             if state[PHASE] != OPEN:
                 return OUT_OF_PLACE
         elif kind == _MESSAGE:
-            # Messages that applications wrote change no rows and may occur anywhere.
+            # A message that an application wrote to the log changes no rows, and may occur anywhere.
             if end - at < _LEAST_MESSAGE_BYTES:
                 return BAD_LENGTH
             if load64be(data, at + 2) >= state[MARKED]:

@@ -41,8 +41,9 @@ BETWEEN, OPEN = 0, 1
 # `relations`: an open-addressing hash table of the relations that the log has described. Each entry has two words: the
 # OID plus one (0: free), and the index of the tracked table, or UNTRACKED. If the relation's columns must be reordered
 # or left out, the upper half of the index is 1 plus a place in ``orders``; otherwise it is 0. A partition may have
-# another column order than its root, and some columns of a table may not be read. At that place, ``orders`` has the
-# number of the relation's columns and then, for each column of the table, its place in the relation or `NOT_READ`.
+# another column order than its root, and some columns of a table may not be read. At that place, ``orders`` first has
+# the number of the relation's columns. For each column of the table, it then has the column's place in the relation, or
+# `NOT_READ`.
 UNTRACKED = -1
 NOT_READ = -1
 

@@ -185,7 +185,7 @@ class LogWalker:
             # PostgreSQL 18 sends this message for some transactions that were rolled back, although it has sent no
             # other message of the transaction. If a transaction is larger than logical_decoding_work_mem, the server
             # drops its collected changes, and then treats its savepoints as streamed. No change was sent, so there is
-            # nothing to undo. Within an open transaction, the message counts as unknown.
+            # nothing to undo. Within an open transaction, this message is rejected as an unknown message.
             if len(message) != pgoutput.STREAM_ABORT_BYTES:
                 raise self._damaged(_DAMAGE[walk_state.BAD_LENGTH])
             return

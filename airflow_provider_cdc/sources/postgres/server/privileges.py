@@ -40,8 +40,8 @@ class Privileges:
     def server_problems(self, settings: ConnectionSettings, *, publishing: bool) -> list[Problem]:
         """Return the missing privileges that are needed to create a slot and, if ``publishing``, a publication."""
         problems = []
-        # On managed services, the role attribute REPLICATION does not show whether the user may replicate. So open a
-        # replication connection to find out. If the server has no free connection, another check reports that.
+        # On managed services, the role attribute REPLICATION does not show whether the user may replicate. So try to
+        # open a replication connection. If the server has no free connection, another check reports that.
         with suppress(TransientError):
             try:
                 connect(settings, replication=True).close()

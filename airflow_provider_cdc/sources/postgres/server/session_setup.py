@@ -93,8 +93,8 @@ def statement(settings: ConnectionSettings) -> str:
         # PostgreSQL before 17 does not have this setting.
         """CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
         THEN pg_catalog.set_config('transaction_timeout', '0', false) END""",
-        # A run does not need to wait until standbys have its publication. The setting is changed here and not by a
-        # start-up option, so that preflight can see the value that applies to other sessions.
+        # A run does not need to wait until standby servers have its publication. Change synchronous_commit here and not
+        # by a start-up option, so that preflight can see the value that applies to other sessions.
         "pg_catalog.set_config('synchronous_commit', 'local', false)",
     ]
     if isinstance(settings, RunSettings):

@@ -27,10 +27,10 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import Joined
 
 _NEVER = Lsn(2**64 - 1)
 
-# The catalog rows of the table, of its columns (including dropped columns), of its NOT NULL constraints, and of the
-# labels of its enums. The constraints are needed because VALIDATE CONSTRAINT changes only the constraint's row. All
-# transactions older than the slot's catalog_xmin have ended before the position of the slot. For the other
-# transactions, the log from the slot's position on shows where they were committed.
+# The catalog rows for a table, its columns (including dropped columns), its NOT NULL constraints, and the labels of its
+# enums. The rows for constraints are needed because VALIDATE CONSTRAINT changes no other row. All transactions older
+# than the slot's catalog_xmin have ended before the position of the slot. The log from the slot's position on contains
+# the commits of the other transactions.
 _LATE = """
 SELECT v.xid::text, bool_or(v.is_label) FROM (
     SELECT c.xmin, false FROM pg_class c WHERE c.oid = %(table)s
@@ -87,9 +87,9 @@ def already_so(
 
     wanted = {xid for _, late, _ in open_questions for xid in late}
     ends: dict[str, Lsn] = {}
-    # For each position: the earliest begin of the transactions that committed after it.
+    # Maps each position to the lowest `begin` of the commits after the position.
     begins: dict[Lsn, Lsn] = {question.position: _NEVER for question, _, has_labels in open_questions if has_labels}
-    # Transactions that commit after a table joined began after it joined.
+    # A transaction that commits after a table joined the standing slot also began after the table joined.
     last = max(question.position for question, _, _ in open_questions)
     if begins:
         last = max(last, *(Lsn.parse(question.joined.position) for question, _, _ in open_questions))
@@ -107,7 +107,8 @@ def already_so(
         # The server lacks test_decoding.
         return unchanged
     for question, late, has_labels in open_questions:
-        # Labels whose transaction is not in the log were changed before the position of the slot.
+        # If the transaction that changed a label is not in the log, the label was changed before the position of the
+        # slot.
         labels_since = max([confirmed, *(ends.get(xid, _NEVER) for xid, is_label in late.items() if is_label)])
         if all(ends.get(xid, _NEVER) <= question.position for xid in late) and (
             not has_labels or begins[question.position] >= labels_since

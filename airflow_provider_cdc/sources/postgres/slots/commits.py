@@ -25,11 +25,11 @@ PLUGIN = "test_decoding"
 PART_BYTES = 256 * 2**20
 """Bytes of log that one call decodes. The server stores the result of a call on its disk until the call returns."""
 
-# The server reports BEGIN at the position of the transaction's first record. It streams a large transaction in blocks,
-# and reports the first block at the position of the transaction's first change.
+# The server reports BEGIN at the position of the transaction's first record. If a transaction is large, the server
+# streams the transaction in blocks. It reports the first block at the position of the transaction's first change.
 #
 # The text of a change or message may be so long that the server cannot match it with a regular expression (256 MB). So
-# the rows are selected by their beginning. A replication origin may set any commit time, also infinity.
+# select the rows by the first characters of their text. A replication origin may set any commit time, also infinity.
 _COMMITS = """
 SELECT lsn::text, CASE WHEN data ^@ 'COMMIT ' OR data ^@ 'committing ' THEN (extract(epoch FROM LEAST(GREATEST(
         substring(data FROM '\\(at (.*)\\)$')::timestamptz, '0001-01-02 UTC'), '9999-12-30 UTC')) * 1000000)::int8 END,
@@ -82,7 +82,8 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
         try:
             advance(connection, copy, start)
         except LogGone as error:
-            # The slot still had the log since ``start`` when the caller checked.
+            # When the caller checked the slot, the slot still had the log since ``start``. So another run has advanced
+            # the slot meanwhile.
             raise SourceUnavailable(
                 f"another run advanced the slot in the meantime: {error.message}",
                 where=f"replication slot {slot}",
@@ -90,7 +91,7 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
             ) from error
         at, end = start, Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
         while at < end:
-            # Each call decodes some transactions again: those that were open at the position where the call begins.
+            # Each call decodes again all transactions that were open at the position where the call begins.
             part = max(PART_BYTES, _decoded_again(connection, copy))
             begins: dict[str, Lsn] = {}
             for lsn, when, xid in query(connection, _COMMITS, (copy, str(min(end, Lsn(int(at) + part))))):

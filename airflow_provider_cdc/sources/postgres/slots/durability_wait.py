@@ -22,7 +22,7 @@ _POLL_SECONDS = 0.01
 # Header sizes of a log page, and of the first page of a segment. Source: access/xlog_internal.h.
 _PAGE_HEADER, _SEGMENT_HEADER = 24, 40
 
-# The insert position is read before the flush position, so the flush position may be after the insert position.
+# The flush position is read after the insert position, so it may be the later one of the two positions.
 _STATE = f"""
 SELECT pg_catalog.pg_current_wal_insert_lsn()::text, pg_catalog.pg_current_wal_flush_lsn()::text,
     pg_catalog.current_setting('wal_block_size'),

@@ -65,8 +65,8 @@ def prefix_at(
                 until = commit.end
                 break
             position, latest = commit.end, max(latest, commit.at)
-    # The end of a commit and the position of a join are both ends of records. So a commit that ends after the join also
-    # begins at or after the join.
+    # The end of a commit is the end of a log record, and so is the position of a join. So if the record of a commit
+    # ends after a join, this record also begins at or after the join.
     points = [Lsn.parse(join.position) for join in joins if join.at <= when]
     end = max([position, *(point for point in points if until is None or point < until)])
     return Prefix(end, Mark(str(position), latest), until is not None)

@@ -65,7 +65,7 @@ def settle(
     :raises LockNotGranted: some transactions did not end within ``seconds``. The message lists these transactions.
     """
     # A snapshot lists running transactions only up to the latest transaction that has ended. So begin and end a new
-    # transaction here, which is later than all other transactions.
+    # transaction here. This transaction is later than all other transactions.
     query(connection, "SELECT pg_current_xact_id()")
     ((began, committing, waiting),) = query(connection, _BEGAN, {})
     if only is not None:
@@ -80,17 +80,19 @@ def settle(
 
 
 # The reported state of a subscription's worker is not reliable. In the state "idle in transaction", the worker may
-# commit changes that it applies in parallel. In the state "idle", it may run COMMIT PREPARED. But while the worker
-# waits for the publisher, it does neither.
+# commit changes that it applies in parallel. In the state "idle", it may run COMMIT PREPARED. While the worker waits
+# for the publisher, it commits in neither of these ways.
 _WORKER = "{0}.backend_type LIKE 'logical replication%%worker'"
 _WAITS_FOR_MORE = "{0}.wait_event IN ('LogicalApplyMain', 'LogicalParallelApplyMain', 'applytransaction')"
 _MAY_COMMIT = f"""CASE WHEN {_WORKER} THEN {_WAITS_FOR_MORE} IS NOT TRUE
     ELSE {{0}}.state IS NULL OR {{0}}.state NOT LIKE '{{1}}%%' END"""
-# A worker also does not report its query. The COMMIT PREPARED of a worker counts as a separate transaction.
+# The worker of a subscription does not report its query, so use the start of its transaction. The COMMIT PREPARED of a
+# worker counts as a separate transaction.
 _STATEMENT = f"concat({{0}}.pid, ' ', CASE WHEN {_WORKER} THEN {{0}}.xact_start ELSE {{0}}.query_start END)"
 
-# A prepared transaction has no session. Its COMMIT PREPARED has begun only if some session runs a COMMIT PREPARED. The
-# query that the server reports for a session may be hidden from this user, truncated, or invalid as text.
+# A prepared transaction has no session. The commit of a prepared transaction can have begun only if some session runs a
+# COMMIT PREPARED. The query that the server reports for a session may be hidden from this user, truncated, or invalid
+# as text.
 _BEGAN = f"""
 SELECT pg_current_snapshot()::text, ARRAY(
     SELECT {_STATEMENT.format("w")} FROM pg_stat_activity w

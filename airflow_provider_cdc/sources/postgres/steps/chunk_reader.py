@@ -175,8 +175,8 @@ class _Reader:
             self._rows.ask(prepare)
 
     def _end(self) -> None:
-        # Both statements release the lock on the relation. The next check relies on this, because it finds out from the
-        # transaction's locks which relation was read.
+        # Both statements release the lock on the relation. The next check relies on the release, because it uses the
+        # transaction's locks to find out which relation was read.
         self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper is not None else "COMMIT")
 
     def _undo(self) -> None:
@@ -297,11 +297,11 @@ def check_in_place(
     """
     relation = f"to_regclass({literal(leaf.sql)})"
     # A query of the catalog uses the session's snapshot. This snapshot may be older than the table definition that a
-    # SELECT uses. The expansion of the row type uses the same definition as a SELECT.
+    # SELECT uses. The expression r.* uses the same table definition as a SELECT.
     types = ", ".join(f"pg_typeof(r.{quote(column.name)})::oid" for column in table.columns)
     # The name of a schema cannot be locked. So during the read, the qualified name may have referred to another
-    # relation. To exclude this, check which relation the transaction has locked. Use r.* instead of r, because the
-    # table may have a column with the name r.
+    # relation. To find out which relation was read, check which relation the transaction has locked. Use r.* instead of
+    # r, because the table may have a column with the name r.
     read = f"SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = {leaf.oid}"
     ((oid, filenode, names, found, was_read),) = ask(
         f"SELECT {relation}::oid::text, pg_relation_filenode({relation})::text, row_to_json(r.*)::text, "

@@ -74,11 +74,11 @@ def record_past(
         name = slots.name_of_try(run_id)
         try:
             copy_slot(connection, past, name, position)
-            # Wait only after the slot exists. Commits before the position may not have been visible yet when the
-            # position was resolved.
+            # Wait only after the slot exists. When the position was resolved, some transactions that committed before
+            # the position may not have been visible yet.
             transaction_waits.settle(settings, connection, options.lock.slot_wait_seconds)
-            # Check the tables only after this wait. If a table is now the same as when it joined, it was also the same
-            # at the position.
+            # Check the tables only after this wait. If a table is the same now as when it joined the standing slot, it
+            # was also the same at the position.
             tables = _planned_tables(connection, plans, past.name)
             fixed = Moment.POSITION_FIXED
             if problems := _problems_since(fixed, settings, connection, past, tables, plans, position, as_of):
@@ -88,7 +88,8 @@ def record_past(
             relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
             server_identity["publication_relations"] = relations
             server_identity["publication_state"] = run_publication.publication_state(connection, past.name, relations)
-            # Check the tables last. If they are unchanged, the publication was also unchanged when its state was read.
+            # Check the tables last. If this check finds no change, the publication was also unchanged when its state
+            # was read.
             if _problems_since(fixed, settings, connection, past, tables, plans, position, as_of):
                 raise SourceUnavailable(
                     "the publication was altered while the position was fixed",
@@ -97,7 +98,7 @@ def record_past(
                 )
             durability_wait.wait(partial(query, connection), settings.address)
         except BaseException:
-            # No later run would find the slot, so drop it. Raise the first error, even if this fails.
+            # No later run would find the slot, so drop it. Raise the first error, even if the slot cannot be dropped.
             try:
                 slots.drop(settings, name)
             except CdcError as also:
@@ -201,8 +202,8 @@ def resolve(
                     hint="request an earlier time, or wait longer (as_of_wait_seconds), then retry the task",
                 )
             time.sleep(_POLL_SECONDS)
-        # Add a mark, so that the log that was already read need not be read again. Then cause a later commit, without
-        # changing data.
+        # Add a mark, so that the next search does not read the same log again. Then emit a message, to commit a later
+        # transaction without changing data.
         marks = (*past.marks, prefix.mark)
         query(connection, "SELECT pg_logical_emit_message(true, %s, '')", (APPLICATION,))
     if prefix is None:

@@ -72,7 +72,8 @@ def refusals_since(
             return all_for(why)
         if to is not None and past.resolve(settings, connection, standing, to, options, final=False) < start:
             return all_for("the copy is at a later position")
-        # Each additional position needs one more slot and, if rows are read again, a temporary copy of that slot.
+        # Each additional position needs one more slot. If rows are read again, it also needs a temporary copy of this
+        # slot.
         needed = _SLOTS_AGAIN + 2 * (bases - 1) if keys_only else _SLOTS + bases - 1
         limit, used = slots.room(connection, "max_replication_slots", needed)
         if (free := limit - used) < needed:
@@ -107,8 +108,8 @@ def keep_window(
                 raise PreflightError([Problem(f"standing slot {standing.name}", why, _ANEW)])
             for start, name in slot_names.items():
                 past.copy_slot(connection, standing, name, start)
-            # If a table is now in the state in which it joined, it was also in this state at the run's position. So the
-            # log has all of its changes up to this position.
+            # If a table is the same now as when it joined the standing slot, it was also the same at the run's
+            # position. So the log has all changes of the table up to the run's position.
             tables, keys_only = read_tables(connection, list(starts)), any(plan.at_upper for plan in plans)
             made_by = {plan.table: slots.name_of(plan.base) for plan in plans if plan.base}
             if altered := _altered(settings, connection, standing, starts, made_by, tables, None, keys_only):
@@ -121,7 +122,7 @@ def keep_window(
                 state = run_publication.publication_state(connection, standing.name, relations)
                 identity |= {"standing_relations": relations, "standing_state": state}
     except BaseException:
-        # No later run would find the slots, so drop them. Raise the first error, even if this fails.
+        # No later run would find the slots, so drop them. Raise the first error, even if a slot cannot be dropped.
         try:
             for name in slot_names.values():
                 slots.drop(settings, name)
@@ -185,8 +186,8 @@ def _altered(
         else {}
     )
     states = states_of(connection, standing.name, tables)
-    # At the position of the copy and now, the partitions of a tree are known. At a position in between they are
-    # unknown, unless the tree has no room for more partitions.
+    # The partitions of a tree are known at two points: at the position of the copy, and now. At a position in between,
+    # the partitions are unknown, unless the tree has no room for more partitions.
     parents: set[str] = set()
     if to is not None:
         parents = {str(table.name) for table in tables if table.details["kind"] == "p"}
@@ -205,7 +206,7 @@ def _altered(
         elif joined is None:
             reasons[table.name] = f"the standing slot {standing.name} does not cover it yet, only from this run on"
         elif not standing.record.has_copy(name, starts[table.name], made_by[table.name]):
-            # A copy is recorded only by a session that has found the run's own slot on the server. So a recorded copy's
+            # A session records a copy only after it has found the run's own slot on the server. So a recorded copy's
             # position is in the server's present history.
             reasons[table.name] = (
                 f"the standing slot {standing.name} has no record of the copy at {starts[table.name]}: the server's "

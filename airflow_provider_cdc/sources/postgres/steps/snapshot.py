@@ -114,8 +114,8 @@ def record_initial(
             with session(settings) as connection:
                 if problems := problems_of(SETTINGS, Moment.POSITION_FIXED, ServerContext(connection)):
                     raise PreflightError(problems)
-                # Only slots that already exist may be dropped later. The manifest may record the position of a try that
-                # begins later.
+                # List the slots now, because only slots that already exist may be dropped later. If a try begins later,
+                # the manifest may record the position of its slot.
                 earlier = slots.names_of_run(connection, run_id)
                 before = read_tables(connection, [plan.table for plan in plans])
                 if not publication:
@@ -139,8 +139,8 @@ def record_initial(
                 )
                 check_whole(connection, tables)
                 _check_publication(connection, mine, state, plans, tables, own=not publication)
-                # A crash must not undo the schemas that the run relies on. A crash cannot undo the slot's point,
-                # because the point was decoded from log that is on disk.
+                # A crash must not undo the table definitions that the run relies on. The slot's point is safe from a
+                # crash, because the server decoded it from log that is on disk.
                 durability_wait.wait(partial(query, connection), settings.address)
             changes = [
                 f"{old.name}: {what}"

@@ -28,7 +28,7 @@ _OBJECT, _LARGE_OBJECT, _ARRAY, _LARGE_ARRAY = range(4)
 _LITERAL, _INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64, _DOUBLE, _STRING = range(4, 13)
 _OPAQUE = 15
 
-# By type: the size of a value in bytes. 0: the type has no fixed size.
+# For each type: the size of a value in bytes. 0: the type has no fixed size.
 _SIZES = np.array([0, 0, 0, 0, 1, 2, 2, 4, 4, 8, 8, 8])
 
 _NULL = np.frombuffer(b"null", np.uint8)
@@ -71,8 +71,8 @@ def _write_document(data: Any, begin: int, end: int, stack: Any, out: Any, pos: 
     # The value to write: its type, the start of its body, and the limit for its end.
     kind, at, bound = np.int64(data[begin]), begin + 1, end
     is_inlined = False
-    # The container around the value: its type, its start, its end, the end of its entries, the number of its elements,
-    # and the number of elements that are not written yet.
+    # The container that holds the value: its type, start and end, the end of its entries, and its number of elements.
+    # The last variable is the number of elements that are left to write.
     holder, base, limit, bodies, count, left = kind, at, at, at, at, at
     depth = 0
     # Count the unread bytes, to reject documents in which values share bytes. The text of such a document could be

@@ -67,8 +67,8 @@ def shortest(bits: int) -> tuple[int, int]:
     value = _scaled(high, low, middle << shift)
     right = _scaled(high, low, (middle + _U2) << shift)
     if significand & _U1:
-        # Ties round to the even significand, so the interval of a double with an odd significand does not include its
-        # ends.
+        # The ends of the interval are halfway between two doubles, and a tie rounds to the double with the even
+        # significand. So if this significand is odd, exclude the ends.
         scaled_lower += _U1
         right -= _U1
 

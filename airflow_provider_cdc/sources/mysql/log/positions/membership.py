@@ -88,7 +88,7 @@ def contains(sets: SetArrays, which: int, source: int, number: int) -> bool:
     entry = 2 * (len(sets.tsids) // TSID_BYTES * which + source)
     start = low = sets.ranges[entry]
     high = sets.ranges[entry + 1]
-    # Count the bounds that are not greater than the number. If the number is inside an interval, the count is odd.
+    # Count the bounds that are not greater than the number. An odd count means that the number is inside an interval.
     while low < high:
         middle = (low + high) >> 1
         if sets.bounds[middle] <= number:

@@ -176,7 +176,8 @@ def _files(connection: Connection) -> tuple[list[str], GtidSet]:
     """Return the files of the log, and the transactions that were never in a log file. Such transactions exist if
     gtid_purged was set, for example when a backup was restored. The log has no changes of these transactions, so they
     belong to every position."""
-    # Read gtid_purged before the list of files. Any transaction that is purged between the two reads was in a log file.
+    # Read gtid_purged before the list of files. Then the set cannot include transactions that the server purges between
+    # the two reads. Such transactions were in a log file.
     purged = GtidSet.parse(value(connection, "@@global.gtid_purged"))
     files = list(log_files(connection))
     while True:

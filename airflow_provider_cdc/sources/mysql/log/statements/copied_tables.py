@@ -29,8 +29,8 @@ def is_recomputed(table: Table) -> bool:
     """Return whether published values may change when the server copies the table row by row."""
     return any(
         column.details.get("generated") == "stored"
-        # Only the policy ``string`` publishes dates that are not in the calendar. With another policy, it does not
-        # matter whether the server replaces such a date.
+        # Only the policy ``string`` publishes dates that are not in the calendar. With any other policy, it does not
+        # matter whether the server replaces dates that are not in the calendar.
         or (table.options.unrepresentable == "string" and getattr(parse(column.type), "name", "") in _DATES)
         for column in table.columns
     )

@@ -123,14 +123,15 @@ def _tokens(statement: Statement) -> Iterator[Token]:
             if len(number) == 6 and statement.server_version < _SIX_DIGITS_SINCE:
                 number, at = number[:5], at - 1
             if int(number or 0) > statement.server_version:
-                # A server of this version would skip the comment, and would have marked the comment in the log.
+                # A server of this version skips such a comment, and marks a skipped comment in the log. But this
+                # comment is not marked.
                 raise UnreadableError
             versioned = True
         elif kind == "end_of_versioned":
             if not versioned:
                 if not text.startswith("*", at):
-                    # No comment is open at this end mark, so the server must have parsed an earlier comment
-                    # differently.
+                    # This mark ends a comment, but no comment is open. So the server must have parsed an earlier
+                    # comment differently.
                     raise UnreadableError
                 # For the server, this star is a separate token, and the slash after it begins a comment.
                 yield Token("*")

@@ -93,15 +93,15 @@ class _Parser(Reader):
             if self.word() not in ("SELECT", "SET", "VALUES"):
                 raise UnreadableError
         self._check_numbers()
-        # A name that is only similar to a copied table's name may be the name of a view. So omit only names that are
-        # equal to a copied table's name.
+        # Omit only names that are equal to a copied table's name. A name that is merely similar may be the name of a
+        # view.
         return Write(table, tuple(name for name in self._rest() if not tracked.has(name)))
 
     def table(self) -> TableName:
         name = super().table()
         if "." in name.schema:
-            # Reject a schema name with a point: in the summary, the text of the whole name would be the name of another
-            # table.
+            # Reject a schema name that contains a dot. In the summary, the qualified name would look like the name of
+            # another table.
             raise UnreadableError
         return name
 
@@ -164,7 +164,7 @@ class _Parser(Reader):
     def _check_parenthesis(self) -> None:
         """Check that the current parenthesis does not begin a call of an unknown function."""
         before = self.tokens[self.at - 1]
-        # After a point, even a reserved word is a name.
+        # After a dot, even a reserved word is an identifier.
         qualified = self.at > 1 and self.tokens[self.at - 2] == _POINT
         if not before.can_name or (before.word in _BEFORE_PARENTHESES and not qualified):
             return

@@ -25,8 +25,7 @@ def _make_tables() -> Bytes:
     tables = [first]
     for _ in range(_SLICES - 1):
         tables.append(tables[-1] >> 8 ^ first[tables[-1] & 0xFF])
-    # Zero bytes after a CRC change a byte of this CRC in the same way as they change one of the last four bytes of
-    # data.
+    # Zero bytes that follow a CRC have the same effect on a byte of this CRC as on one of the last four bytes of data.
     moved = list(reversed(tables[:4]))
     for _ in range(_STRAND_BYTES - 4):
         moved = [table >> 8 ^ first[table & 0xFF] for table in moved]

@@ -30,7 +30,7 @@ SILENT_SECONDS = 300
 """A timeout. The server sends its data without pauses, so if it is silent for this long, the connection counts as
 lost."""
 
-# The words of the state of `unpack`, and the return codes of `unpack`.
+# Indexes into the state array of `unpack`, and return codes of `unpack`.
 RAW_AT, RAW_END, DATA_END, LEFT, CONTINUED, SEQUENCE = 0, 1, 2, 3, 4, 5
 MORE, END, ERROR, BROKEN, FULL = 0, 1, 2, 3, 4
 

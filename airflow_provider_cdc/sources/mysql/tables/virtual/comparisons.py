@@ -102,7 +102,8 @@ def _check_collation(name: str, texts: Sequence[Value]) -> None:
             )
         return
     if any(value.kind == "bytes" for value in texts):
-        # Texts are compared with bytes byte by byte, so the character set of the texts must be known.
+        # To compare a text with a byte string, the server compares the bytes of the text. So the character set of the
+        # text must be known.
         alike = all(value.kind != "text" or value.ascii or value.collation in _KNOWN_CHARSETS for value in texts)
     else:
         alike = joined(texts).collation in (COLUMN, BINARY)

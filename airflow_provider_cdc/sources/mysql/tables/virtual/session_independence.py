@@ -61,8 +61,8 @@ class Judge:
         self._columns = columns
         self._expressions = expressions
         self._odd = odd
-        # A column can use only those generated columns that come before it in the table. So in table order, no
-        # recursion is needed.
+        # A column can use only those generated columns that come before it in the table. So no recursion is needed if
+        # the columns are handled in table order.
         self._reasons: dict[str, str | None] = {}
         for column in columns.values():
             if column.details.get("generated") == "virtual":
@@ -124,8 +124,8 @@ class Judge:
     def _of_column(self, name: str) -> Value:
         column = self.column(name)
         if column.details.get("generated") == "virtual":
-            # A run reports no problem for a column that it does not read. But it may read another column that uses this
-            # column.
+            # A run reports no problem for a column that it does not read. But another column that the run reads may use
+            # this column.
             reason = self._reasons.get(column.name, NOT_UNDERSTOOD)
             if reason is not None:
                 raise Dependent(f"the expression uses the VIRTUAL column {column.name}: {reason}")

@@ -136,7 +136,8 @@ def of_column(column: Column, *, odd: bool) -> Value:
     if name == "year":
         return Value("int", unsigned=True, direct=True)
     if name == "bit":
-        # In a numeric context, a value of this type is a number. In a text context, it is bytes.
+        # In a numeric context, a value of this type is a number. In a text context, a value of this type is a byte
+        # string.
         return Value("bytes", unsigned=True, direct=True)
     if name == "decimal":
         return Value("decimal", unsigned=declared.unsigned, direct=True)
@@ -239,7 +240,8 @@ def joined(values: Sequence[Value]) -> Value:
     collations = {value.collation if value.kind == "text" else BINARY for value in texts}
     ascii_only = all(value.ascii or value.is_number or value.is_moment for value in values)
     caseless = all(value.caseless or value.is_number for value in values)
-    # A column's collation overrides all others. The connection's collation overrides those of JSON and literals.
+    # A column's collation overrides all others. The connection's collation overrides the collations of JSON values and
+    # of literals.
     collation = next(one for one in (CAST, COLUMN, SESSION, BINARY, LITERAL) if one in collations)
     return Value("text", collation=collation, ascii=ascii_only, caseless=caseless)
 
