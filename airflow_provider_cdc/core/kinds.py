@@ -62,7 +62,7 @@ KINDS = {
             "PostgreSQL",
             "initial_lsn",
             Lsn.parse,
-            frozenset({"exported", "again", "slots", "standing_slot"}),
+            frozenset({"exported", "again", "slots", "standing_slot", "arrays"}),
             branch="timeline",
         ),
     )

@@ -11,7 +11,14 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHo
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
-from airflow_provider_cdc.sinks.catalog import CUTS_NAMESPACE, FIELDS, KINDS, CatalogSettings, LakeSettings
+from airflow_provider_cdc.sinks.catalog import (
+    CUTS_NAMESPACE,
+    FIELDS,
+    KINDS,
+    CatalogSettings,
+    LakeSettings,
+    settings_of_options,
+)
 
 
 class CdcCatalogHook(BaseHook):
@@ -105,7 +112,7 @@ def lake_settings(options: LakeOptions, source_conn_id: str) -> LakeSettings:
     :raises ConfigurationError: the connection does not describe a catalog.
     """
     catalog = CdcCatalogHook(options.catalog_conn_id).settings() if options.catalog_conn_id else None
-    return LakeSettings(options.format, catalog, options.table_name, source_conn_id)
+    return settings_of_options(options.format, options, catalog, source_conn_id)
 
 
 def _properties(value: Any, where: str) -> dict[str, str]:

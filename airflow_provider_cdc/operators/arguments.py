@@ -89,6 +89,7 @@ class OptionArguments(TypedDict, total=False):
     scratch: str
     consistency: str
     unrepresentable: str
+    arrays: str
     spark_conn_id: str
     shared_app_seconds: float | str
     chunk_rows: int | str
@@ -110,6 +111,10 @@ class OptionArguments(TypedDict, total=False):
     format: str
     catalog_conn_id: str
     table_name: str
+    partition_by: Mapping[str, Sequence[str]] | str | None
+    sort_by: Mapping[str, Sequence[str]] | str | None
+    on_type_change: str
+    on_foreign_commit: str
     on_table_error: str
     missing_past: str
     plan_only: bool | str

@@ -56,13 +56,18 @@ class ParametersContext:
 
 @dataclass(frozen=True)
 class LakeContext:
-    """The target, and the names of the copies that will be published there."""
+    """The target, and the names of the copies that will be published there.
+
+    :param to_past: whether the copies are exact at a point in the past. They may then be older than existing copies,
+        and do not replace them.
+    """
 
     lake: Storage
     sink: Sink
     source: Source
     conn_id: str
     tables: Sequence[TableName]
+    to_past: bool = False
 
 
 def collect(checks: Sequence[Check[C]], context: C, problems: list[Problem]) -> None:
@@ -154,6 +159,11 @@ def _source(context: LakeContext) -> None:
     context.sink.check_source(context.tables, source, position)
 
 
+def _rows(context: LakeContext) -> None:
+    if not context.to_past:
+        context.sink.check_rows(context.tables)
+
+
 _WHEN = (Moment.PREFLIGHT,)
 
 ALLOWED: tuple[Check[ParametersContext], ...] = (
@@ -215,6 +225,14 @@ LAKE: tuple[Check[LakeContext], ...] = (
         _errors_of(_source, "parameter target"),
         (Raised(Moment.BEFORE_COMMIT, "jobs.consolidate.step:_consolidate"),),
     ),
+    Check(
+        "target.rows",
+        "No other program changed rows of the Iceberg tables since the last copies.",
+        _WHEN,
+        "set the table back to the snapshot of the last run, or choose on_foreign_commit = replace",
+        _errors_of(_rows, "parameter target"),
+        (Raised(Moment.BEFORE_COMMIT, "sinks.iceberg.commit:check_foreign"),),
+    ),
 )
 
 PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
@@ -248,6 +266,18 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         raised_by=(
             Raised(Moment.PREFLIGHT, "sources.planning.selections:select"),
             Raised(Moment.EACH_STEP, "sources.planning.selections:check_still"),
+        ),
+    ),
+    Check(
+        "run.layouts",
+        "The options partition_by and sort_by belong to tables that are copied to Iceberg, and name columns, or "
+        "transforms of columns.",
+        (),
+        "correct partition_by and sort_by as the message says",
+        raised_by=(
+            Raised(Moment.PREFLIGHT, "sources.planning.layouts:layouts"),
+            Raised(Moment.POSITION_FIXED, "sinks.iceberg.layout:check_columns"),
+            Raised(Moment.POSITION_FIXED, "sinks.iceberg.layout:check_partitioning"),
         ),
     ),
     Check(

@@ -106,6 +106,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         )
         from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
         from airflow_provider_cdc.sinks.preparation import lake_format
+        from airflow_provider_cdc.sources.planning.layouts import layouts
 
         # Preflight has checked that ``plan_only`` is a boolean, but a template may have rendered the boolean to text.
         if str(self.plan_only).lower() == "true":
@@ -128,6 +129,8 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         elif context["ti"].try_number == 1:
             check_not_of_a_deleted_dag_run(Run.load(folder), options)
 
+        laid_out = layouts([plan.table for plan in plans], list(self.skipped or {}), options.lake)
+
         def record(plans: Sequence[TablePlan], options: StepOptions, missed: MissedPast | None) -> Run:
             return begin(
                 source,
@@ -141,7 +144,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
                 skipped=self.skipped,
                 heads=sink,
                 missed_past=missed,
-                lake_format=lake_format(options.lake.format, sink, run_id, source),
+                lake_format=lake_format(options.lake.format, sink, run_id, source, laid_out),
                 group=group_of(context),
             )
 

@@ -40,6 +40,7 @@ from airflow_provider_cdc.operators.planning.plan_text import View, pace_of, rea
 from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.planning.layouts import layouts
 from airflow_provider_cdc.sources.planning.selections import requested, select
 from airflow_provider_cdc.sources.planning.survey import Survey, survey, survey_past
 
@@ -199,9 +200,12 @@ def _planned(
 
     with collected(problems, "parameter where"):
         found = _selected(source, found, options)
+    with collected(problems, "parameter partition_by"):
+        layouts([plan.table for plan in found.plans], list(found.skipped), options.steps.lake)
     if places is not None:
         names = [plan.copy_name for plan in found.plans]
-        collect(LAKE, LakeContext(places.lake, places.sink, source, options.source_conn_id, names), problems)
+        to_past = bool(options.steps.as_of)
+        collect(LAKE, LakeContext(places.lake, places.sink, source, options.source_conn_id, names, to_past), problems)
         if not problems:
             with collected(problems, "parameter refresh"):
                 found = replace(found, plans=choose(source, places.sink, places.scratch, found.plans, options.steps))

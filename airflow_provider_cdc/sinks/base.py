@@ -21,6 +21,7 @@ from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri
+from airflow_provider_cdc.core.tables.layout import PLAIN, Layout
 from airflow_provider_cdc.core.tables.table import TableName
 
 if TYPE_CHECKING:
@@ -179,11 +180,18 @@ class LakeFeed:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A table that a run will copy: the types of the published columns, and the columns of the key."""
+    """A table that a run will copy: the types of the published columns, and the columns of the key.
+
+    ``identities`` has the identity of each column (`sources.api.optional_capabilities.IdentifiesColumns`), by the
+    column's name. Columns that are not in it are identified by their name. ``layout`` is the requested layout of the
+    table.
+    """
 
     name: TableName
     published: pa.Schema
     key: tuple[str, ...] = ()
+    identities: Mapping[str, str] = field(default_factory=dict)
+    layout: Layout = PLAIN
 
 
 class Sink(Protocol):
@@ -218,6 +226,16 @@ class Sink(Protocol):
 
         :raises ConfigurationError: a copy is of another source.
         """
+
+    def check_rows(self, tables: Sequence[TableName]) -> None:
+        """Check that no other program changed rows of the lake's ``tables`` since their newest copies, unless the run
+        may replace such rows.
+
+        :raises ConfigurationError: another program changed rows.
+        """
+
+    def foreign_change(self, table: TableName) -> str:
+        """Describe how another program changed rows of the lake's table since the newest copy; empty: it did not."""
 
     def latest(self, table: TableName) -> LatestCopy | None:
         """Return the table's latest copy; None: the table has no copy.

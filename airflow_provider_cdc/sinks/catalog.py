@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_cdc.core.options.lake import STOP, LakeOptions
+
 KINDS = ("sql", "rest", "glue", "hive")
 CUTS_NAMESPACE = "cdc"
 TABLE_NAME = "{schema}.{table}"
@@ -71,10 +73,24 @@ class LakeSettings:
 
     If ``catalog`` is None, the catalog is a file in the lake's folder. ``table_name`` is the template for the names of
     tables: ``{schema}`` and ``{table}`` stand for the names at the source, ``{source}`` for the connection to the
-    source.
+    source. The other settings are options of the run (`core.options.lake.LakeOptions`).
     """
 
     format: str = "parquet"
     catalog: CatalogSettings | None = None
     table_name: str = TABLE_NAME
     source: str = ""
+    on_type_change: str = STOP
+    on_foreign_commit: str = STOP
+
+
+def settings_of_options(
+    format: str, options: LakeOptions, catalog: CatalogSettings | None, source_conn_id: str
+) -> LakeSettings:
+    """Return the settings of the lake of a run with the given options.
+
+    :param format: the format of the run.
+    """
+    return LakeSettings(
+        format, catalog, options.table_name, source_conn_id, options.on_type_change, options.on_foreign_commit
+    )

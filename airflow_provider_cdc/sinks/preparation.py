@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Protocol
+from types import MappingProxyType
+from typing import Protocol, runtime_checkable
 
 import pyarrow as pa
 
 from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.run.lake_format import PLAIN_PARQUET, LakeFormat
 from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.tables.layout import PLAIN, Layout
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.sinks.base import Prepared, Sink
@@ -22,20 +24,33 @@ class Source(Protocol):
     def arrow_schema(self, table: Table) -> pa.Schema: ...
 
 
-def lake_format(name: str, sink: Sink, run_id: str, source: Source) -> LakeFormat:
-    """Return the format in which a run of ``source`` publishes with ``sink``."""
+@runtime_checkable
+class IdentifiesColumns(Protocol):
+    """A source that identifies columns by more than their names; see
+    ``sources.api.optional_capabilities.IdentifiesColumns``."""
+
+    def column_identities(self, table: Table) -> dict[str, str]: ...
+
+
+def lake_format(
+    name: str, sink: Sink, run_id: str, source: Source, layouts: Mapping[TableName, Layout] = MappingProxyType({})
+) -> LakeFormat:
+    """Return the format in which a run of ``source`` publishes with ``sink``.
+
+    :param layouts: the layouts of the tables that have one.
+    """
 
     if name == PLAIN_PARQUET.name:
         return PLAIN_PARQUET
 
     def prepare(tables: Sequence[Table], selections: Mapping[TableName, Selection]) -> dict[TableName, Place]:
         selected = [replace(table, selection=selections[table.name]) for table in tables]
-        return sink.prepare(
-            run_id,
-            [
-                Prepared(table.copy_name, published_schema(table, source.arrow_schema(table)), table.key)
-                for table in selected
-            ],
-        )
+        return sink.prepare(run_id, [_prepared(source, table, layouts.get(table.name, PLAIN)) for table in selected])
 
     return LakeFormat(name, prepare)
+
+
+def _prepared(source: Source, table: Table, layout: Layout) -> Prepared:
+    identities = source.column_identities(table) if isinstance(source, IdentifiesColumns) else {}
+    published = published_schema(table, source.arrow_schema(table))
+    return Prepared(table.copy_name, published, table.key, identities, layout)

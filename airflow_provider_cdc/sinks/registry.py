@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sinks.catalog import CatalogSettings, LakeSettings
+from airflow_provider_cdc.sinks.catalog import CatalogSettings, LakeSettings, settings_of_options
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.base import Sink
@@ -56,5 +56,5 @@ def sink_of_run(manifest: Manifest, catalog: CatalogSettings | None) -> Sink:
     :param catalog: the settings of the connection that the option ``catalog_conn_id`` names; None: the option is not
         set.
     """
-    settings = LakeSettings(manifest.lake_format, catalog, manifest.options.lake.table_name, manifest.source_conn_id)
+    settings = settings_of_options(manifest.lake_format, manifest.options.lake, catalog, manifest.source_conn_id)
     return open_sink(settings, Storage(manifest.lake))

@@ -72,6 +72,10 @@ class SnapshotTaskGroup(TaskGroup):
     :param unrepresentable: How to treat values that no Arrow type holds, such as ``0000-00-00``, ``infinity``, or bytes
         that are not a valid character. ``error`` stops the run if such a value is in the copy. ``null`` publishes null
         and counts the values. ``string`` publishes the columns of such values as text, and invalid bytes as ``0x…``.
+    :param arrays: PostgreSQL: How to publish arrays whose elements have an Arrow type. ``text``: as the server prints
+        them. ``list``: as lists, except in columns of the key and in tables without a key. A list has no dimensions and
+        no bounds: ``unrepresentable`` decides about an array of several dimensions, an array whose lower bound is not
+        1, and an array with an element that no Arrow type holds.
     :param missing_past: How to treat a run that cannot be exact at the end of its interval. (The DAG ``nightly``
         supplies this end as ``as_of``.) ``present`` copies the current state, and reports this in the logs, in
         ``_latest.json``, in the event and in the report (``missed_as_of``). ``fail`` stops the run. With ``present``,
@@ -122,6 +126,20 @@ class SnapshotTaskGroup(TaskGroup):
         catalog in the file ``_catalog.db`` of the target. The target must then be on a local disk.
     :param table_name: A template for the names of the Iceberg tables, with the namespace. ``{schema}`` and ``{table}``
         stand for the schema and the table in the source, ``{source}`` for the id of the source's connection.
+    :param partition_by: The partitioning of the Iceberg tables, by table name or pattern: a list of columns and of
+        transforms of columns (``{"shop.orders": ["country", "month(created)", "bucket(16, id)"]}``). The transforms are
+        ``year``, ``month``, ``day`` and ``hour`` of a time, ``bucket(number, column)``, and ``truncate(length,
+        column)`` of a text. It applies when the Iceberg table is created. One task writes at most 200 partitions.
+    :param sort_by: The sort order of the Iceberg tables, by table name or pattern: a list of columns (``{"shop.orders":
+        ["created desc", "id"]}``). It is a property of the table for programs that compact it. The files of a run are
+        not sorted by it.
+    :param on_type_change: How to treat a column whose type changed at the source, if Iceberg cannot widen the column to
+        the new type (``int`` to ``text``): ``stop`` stops the run before it reads a row; ``new_column`` drops the
+        Iceberg column and adds another one with the same name and the new type. Older snapshots keep the old column
+        with its values.
+    :param on_foreign_commit: How to treat an Iceberg table whose rows another program changed since the last copy:
+        ``stop`` stops the run; ``replace`` reads the table in full, and publishes the whole copy in place of all rows.
+        The copy never has rows of both.
     :param on_table_error: How to treat tables that cannot be copied. A table may lack transactions, a key or ``REPLICA
         IDENTITY FULL``, or may have a type or a value that no Arrow type holds. ``fail`` stops the run. ``skip`` leaves
         these tables out, names them in the logs, and lists them with the reasons in the XCom ``skipped``.
@@ -153,6 +171,7 @@ class SnapshotTaskGroup(TaskGroup):
         scratch: str = "",
         consistency: str = "auto",
         unrepresentable: str = "error",
+        arrays: str = "text",
         missing_past: str = "present",
         spark_conn_id: str = "spark_default",
         spark_conf: Mapping[str, Any] | str | None = None,
@@ -176,6 +195,10 @@ class SnapshotTaskGroup(TaskGroup):
         format: str = "parquet",
         catalog_conn_id: str = "",
         table_name: str = "{schema}.{table}",
+        partition_by: Mapping[str, Sequence[str]] | str | None = None,
+        sort_by: Mapping[str, Sequence[str]] | str | None = None,
+        on_type_change: str = "stop",
+        on_foreign_commit: str = "stop",
         on_table_error: str = "fail",
         plan_only: bool | str = False,
         source_conn_ids: Sequence[str] | None = None,

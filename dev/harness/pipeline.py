@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.copies.base_selection import choose
+from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.run.initial_position import begin
 from airflow_provider_cdc.core.run.plan import MissedPast, TablePlan
@@ -22,12 +23,13 @@ from airflow_provider_cdc.jobs.consolidate.step import consolidate
 from airflow_provider_cdc.jobs.extract_delta.step import extract_delta
 from airflow_provider_cdc.jobs.snapshot.step import snapshot
 from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
-from airflow_provider_cdc.sinks.catalog import LakeSettings
+from airflow_provider_cdc.sinks.catalog import settings_of_options
 from airflow_provider_cdc.sinks.preparation import lake_format
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.calls import check_point, record_point, release_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.planning.layouts import layouts
 from airflow_provider_cdc.sources.planning.selections import requested, select
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import SUPERUSER, PostgresServer
@@ -47,6 +49,7 @@ class Pipeline:
         run_id: str = "20260101T000000Z-00000000",
         consistency: str = "auto",
         unrepresentable: str = "error",
+        arrays: str = "text",
         chunk_rows: int = 100_000,
         chunk_pause: float = 0.0,
         lock: LockPolicy | None = None,
@@ -59,6 +62,7 @@ class Pipeline:
         keep: int = 0,
         where: Mapping[str, str] | None = None,
         columns: Mapping[str, Sequence[str]] | None = None,
+        lake: LakeOptions | None = None,
         format: str = "parquet",
     ) -> None:
         self.target = Storage(target)
@@ -69,7 +73,7 @@ class Pipeline:
         self._spark = spark
         self._settings = settings
         self._tables = tables
-        self._table_options = TableOptions(consistency, unrepresentable)
+        self._table_options = TableOptions(consistency, unrepresentable, arrays)
         self._lock = lock or LockPolicy()
         self._options = StepOptions(
             chunk_rows,
@@ -81,11 +85,12 @@ class Pipeline:
             changes=changes,
             keep=keep,
             lock=self._lock,
+            lake=lake or LakeOptions(format),
             on_table_error=on_table_error,
         )
         self._run_id = run_id
         self._selected = where, columns
-        self._lake = LakeSettings(format)
+        self._lake = settings_of_options(self._options.lake.format, self._options.lake, None, "")
         self.sink = open_sink(self._lake, self.target)
 
     def preflight(self) -> list[TablePlan]:
@@ -108,6 +113,7 @@ class Pipeline:
         return self._begin(self.plans, self._options, None).manifest.initial_position
 
     def _begin(self, plans: Sequence[TablePlan], options: StepOptions, missed_past: MissedPast | None) -> Run:
+        laid_out = layouts([plan.table for plan in plans], [], options.lake)
         return begin(
             self.source,
             plans,
@@ -117,7 +123,7 @@ class Pipeline:
             lake=self.target.uri,
             scratch=self.run.parent().uri,
             heads=self.sink,
-            lake_format=lake_format(self._lake.format, self.sink, self._run_id, self.source),
+            lake_format=lake_format(self._lake.format, self.sink, self._run_id, self.source, laid_out),
             missed_past=missed_past,
         )
 

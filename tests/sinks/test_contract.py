@@ -96,11 +96,13 @@ class Lake:
         self.storage = storage
         self.scratch = storage.folder(SCRATCH)
         self.format = format
+        self.options: dict[str, str] = {}
+        """Further settings of the lake."""
 
     @property
     def sink(self) -> Sink:
-        settings = LakeSettings(self.format, settings_of_catalog(self.storage) if self.format == "iceberg" else None)
-        return open_sink(settings, self.storage)
+        catalog = settings_of_catalog(self.storage) if self.format == "iceberg" else None
+        return open_sink(LakeSettings(self.format, catalog, **self.options), self.storage)
 
     def files_of(self, publication: Publication, table: TableName) -> Storage:
         """The folder with the files that a run wrote of a table, before they are published."""

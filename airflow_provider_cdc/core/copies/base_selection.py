@@ -89,6 +89,8 @@ class Copies(Protocol):
 
     def copy_folder(self, run_id: str, table: TableName) -> Storage: ...
 
+    def foreign_change(self, table: TableName) -> str: ...
+
 
 @dataclass(frozen=True)
 class _Candidate:
@@ -279,6 +281,8 @@ def _candidate(
         raise _NotFit("the record of the last copy does not match the run that made it")
     if name not in decision.files:
         raise _NotFit("the last copy is incomplete: the commit of its run does not list it")
+    if what := copies.foreign_change(plan.copy_name):
+        raise _NotFit(what)
     if what := damage_of(run.folder, plan.table):
         raise _NotFit(f"the last copy is damaged: {what}")
     # Reject a removed copy now. Otherwise, a later step of this run and of every following run would reject the copy.
@@ -288,6 +292,8 @@ def _candidate(
         raise _NotFit("the last copy is of another part of the table")
     if table.options.unrepresentable != plan.unrepresentable:
         raise _NotFit(f"the last copy was made with unrepresentable = {table.options.unrepresentable}")
+    if table.options.arrays != plan.arrays:
+        raise _NotFit(f"the last copy was made with arrays = {table.options.arrays}")
     schema = base_schema(_entry(run, plan.table).place, table, source.arrow_schema(table))
     _check_files(copies.copy_folder(run.run_id, plan.copy_name), decision, name, schema)
     return _Candidate(run, table)
@@ -323,6 +329,7 @@ def _alike(before: Table, now: Table) -> bool:
         before.same_shape(now)
         and before.key_index == now.key_index
         and before.options.unrepresentable == now.options.unrepresentable
+        and before.options.arrays == now.options.arrays
     )
 
 

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
-from airflow_provider_cdc.core.options.declare import CONNECTION_OR_EMPTY, FOLDED, TABLE_TEMPLATE, one_of, option
+from airflow_provider_cdc.core.options.declare import (
+    COLUMNS,
+    CONNECTION_OR_EMPTY,
+    FOLDED,
+    TABLE_TEMPLATE,
+    one_of,
+    option,
+)
 
 FORMATS = ("parquet", "iceberg")
+_LISTS = replace(COLUMNS, plain=lambda value: COLUMNS.plain(value) or None)
+STOP, NEW_COLUMN, REPLACE = "stop", "new_column", "replace"
 
 
 @dataclass(frozen=True)
@@ -42,4 +52,43 @@ class LakeOptions:
         help="A template for the names of the Iceberg tables, with the namespace. `{schema}` and `{table}` stand for "
         "the schema and the table in the source, `{source}` for the id of the source's connection.",
         example="text such as raw.{schema}_{table}",
+    )
+    partition_by: Mapping[str, Sequence[str]] | None = option(
+        None,
+        accepts=_LISTS,
+        help="The partitioning of the Iceberg tables, by table name or pattern: a list of columns and of transforms of "
+        'columns (`{"shop.orders": ["country", "month(created)", "bucket(16, id)"]}`). The transforms are `year`, '
+        "`month`, `day` and `hour` of a time, `bucket(number, column)`, and `truncate(length, column)` of a text. It "
+        "applies when the Iceberg table is created. One task writes at most 200 partitions.",
+        example='an object such as {"shop.orders": ["month(created)"]}',
+    )
+    sort_by: Mapping[str, Sequence[str]] | None = option(
+        None,
+        accepts=_LISTS,
+        help="The sort order of the Iceberg tables, by table name or pattern: a list of columns "
+        '(`{"shop.orders": ["created desc", "id"]}`). It is a property of the table for programs that compact it. The '
+        "files of a run are not sorted by it.",
+        example='an object such as {"shop.orders": ["created"]}',
+    )
+    on_type_change: str = option(
+        STOP,
+        accepts=one_of(
+            (STOP, NEW_COLUMN),
+            ("stop: stop the run", "new_column: give such a column a new Iceberg column of its name"),
+        ),
+        help="How to treat a column whose type changed at the source, if Iceberg cannot widen the column to the new "
+        "type (`int` to `text`): `stop` stops the run before it reads a row; `new_column` drops the Iceberg column and "
+        "adds another one with the same name and the new type. Older snapshots keep the old column with its values.",
+        example="stop or new_column",
+    )
+    on_foreign_commit: str = option(
+        STOP,
+        accepts=one_of(
+            (STOP, REPLACE),
+            ("stop: stop the run", "replace: publish the whole copy over it"),
+        ),
+        help="How to treat an Iceberg table whose rows another program changed since the last copy: `stop` stops the "
+        "run; `replace` reads the table in full, and publishes the whole copy in place of all rows. The copy never has "
+        "rows of both.",
+        example="stop or replace",
     )

@@ -40,10 +40,12 @@ from airflow_provider_cdc.core.options.declare import (
     option,
 )
 from airflow_provider_cdc.core.options.lake import LakeOptions
+from airflow_provider_cdc.core.options.lock import LockPolicy as LockPolicy
 from airflow_provider_cdc.errors import PreflightError, Problem
 
 CONSISTENCIES = ("auto", "watermark", "lock", "exported", "again")
 UNREPRESENTABLE = ("error", "null", "string")
+TEXT, LIST = "text", "list"
 ON_TABLE_ERROR = ("fail", "skip")
 FULL, CHANGES = "full", "changes"
 REFRESHES = (FULL, "auto", CHANGES)
@@ -95,55 +97,20 @@ class TableOptions:
         example="error (recommended)",
     )
 
+    arrays: str = option(
+        TEXT,
+        accepts=one_of((TEXT, LIST), ("text: as the text of the array", "list: as lists")),
+        feature="arrays",
+        help="How to publish arrays whose elements have an Arrow type. `text`: as the server prints them. `list`: as "
+        "lists, except in columns of the key and in tables without a key. A list has no dimensions and no bounds: "
+        "`unrepresentable` decides about an array of several dimensions, an array whose lower bound is not 1, and an "
+        "array with an element that no Arrow type holds.",
+        example="text or list",
+    )
+
 
 AS_DECLARED = TableOptions()
 """The default options of a table."""
-
-
-@dataclass(frozen=True)
-class LockPolicy:
-    """Settings for the short lock. Each try waits at most ``wait_seconds``, then lets the waiting sessions go first.
-
-    ``through_read`` holds the lock until the table is read, because some servers' read views need that.
-    ``slot_wait_seconds`` is how long slot creation may wait for open write transactions; it blocks no other session.
-    """
-
-    wait_seconds: int = option(
-        5,
-        name="lock_wait_seconds",
-        accepts=WHOLE_SECONDS,
-        help="Seconds for which one attempt to take a lock may block other sessions.",
-        example="a number such as 5",
-    )
-    tries: int = option(
-        12,
-        name="lock_tries",
-        accepts=COUNT,
-        help="Number of times that a run tries to take a lock.",
-        example="a number such as 12",
-    )
-    pause_seconds: float = option(
-        2.0,
-        name="lock_pause_seconds",
-        accepts=SECONDS,
-        help="Seconds between two tries.",
-        example="a number such as 2",
-    )
-    through_read: bool = option(
-        False,
-        name="lock_through_read",
-        accepts=FLAG,
-        feature="lock_through_read",
-        help="Hold the lock until the table is read. Some servers need this for a consistent read view.",
-        example="true or false",
-    )
-    slot_wait_seconds: int = option(
-        600,
-        accepts=WHOLE_SECONDS,
-        feature="slots",
-        help="Seconds that slot creation may wait for open write transactions to end. This blocks no other session.",
-        example="a number such as 600",
-    )
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ class FileStats:
 
     The counts in ``values`` include nulls. A column is missing in ``nulls`` if the footer does not have its null count.
     A column without bounds is missing in ``lower`` and ``upper``. ``splits`` are the offsets at which row groups begin.
+    ``partition`` is the partition of the file (`partitions.encode_partition`). Empty: the table is not partitioned.
     """
 
     sizes: dict[int, int] = field(default_factory=dict)
@@ -45,6 +46,7 @@ class FileStats:
     lower: dict[int, bytes] = field(default_factory=dict)
     upper: dict[int, bytes] = field(default_factory=dict)
     splits: list[int] = field(default_factory=list)
+    partition: list[Any] = field(default_factory=list)
 
     def encoded(self) -> str:
         """Encode the statistics as JSON text."""
@@ -56,6 +58,7 @@ class FileStats:
                 {number: bound.hex() for number, bound in self.lower.items()},
                 {number: bound.hex() for number, bound in self.upper.items()},
                 self.splits,
+                *([self.partition] if self.partition else []),
             ],
             separators=(",", ":"),
         )
@@ -66,10 +69,10 @@ class FileStats:
 
         :raises ValueError: ``text`` is not a result of `encoded`.
         """
-        sizes, values, nulls, lower, upper, splits = json.loads(text)
+        sizes, values, nulls, lower, upper, splits, *partition = json.loads(text)
         counts = [{int(number): int(count) for number, count in one.items()} for one in (sizes, values, nulls)]
         bounds = [{int(number): bytes.fromhex(bound) for number, bound in one.items()} for one in (lower, upper)]
-        return cls(counts[0], counts[1], counts[2], bounds[0], bounds[1], splits)
+        return cls(counts[0], counts[1], counts[2], bounds[0], bounds[1], splits, *partition)
 
 
 def file_stats(metadata: pq.FileMetaData, schema: pa.Schema) -> FileStats:

@@ -1,36 +1,53 @@
 """Column types in the data files of table formats, such as Iceberg.
 
 Engines read fewer types from tables than from plain Parquet files, so some published types change on the way into a
-data file, and change back when a run reads the file again:
-
-============================  ==========================  ==========================================================
-published type                type in the data file       why
-============================  ==========================  ==========================================================
-int8, int16, uint8, uint16    int32                       Iceberg has ``int`` and ``long``; Java readers fail on
-                                                          unsigned Parquet columns
-uint32                        int64
-uint64                        decimal128(20, 0)           a ``long`` holds only half of the values
-dictionary of text            string                      the writer still uses a dictionary page
-duration[us]                  int64, microseconds         no format has durations
-time64[us]                    int64, microseconds         Spark refuses every table with a ``time`` column
-list of T                     list of T's file type
-all others                    the same
-============================  ==========================  ==========================================================
-
-Each conversion is one to one, so `to_published` returns exactly the rows that were passed to `to_file`.
+data file (`CONVERSIONS`), and change back when a run reads the file again. Each conversion is one to one, so
+`to_published` returns exactly the rows that were passed to `to_file`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import pyarrow as pa
 
 FIELD_ID = b"PARQUET:field_id"
 """The key of a field's metadata under which Arrow reads and writes Parquet's field ids."""
 
-_SMALL = (pa.int8(), pa.int16(), pa.int32(), pa.uint8(), pa.uint16())
-_UNSIGNED_64 = pa.decimal128(20, 0)
+
+@dataclass(frozen=True)
+class Conversion:
+    """The type in a data file of the published types ``published``. ``why`` says why it is another type."""
+
+    published: tuple[pa.DataType, ...]
+    file: pa.DataType
+    why: str
+
+
+CONVERSIONS = (
+    Conversion((pa.int8(), pa.int16()), pa.int32(), "Iceberg has no smaller type"),
+    Conversion((pa.uint8(), pa.uint16()), pa.int32(), "Java readers fail on unsigned Parquet columns"),
+    Conversion((pa.uint32(),), pa.int64(), "Java readers fail on unsigned Parquet columns"),
+    Conversion((pa.uint64(),), pa.decimal128(20, 0), "a `long` holds only half of the values"),
+    Conversion((pa.duration("us"),), pa.int64(), "microseconds; Iceberg has no durations"),
+    Conversion((pa.time64("us"),), pa.int64(), "microseconds; Spark cannot read a table with a `time` column"),
+)
+"""The published types that have another type in data files. Text from a dictionary is text, and the elements of a list
+have the types that columns have. All other types stay the same."""
+_SAME = (
+    pa.bool_(),
+    pa.int32(),
+    pa.int64(),
+    pa.float32(),
+    pa.float64(),
+    pa.string(),
+    pa.binary(),
+    pa.date32(),
+    pa.timestamp("us"),
+    pa.timestamp("us", "UTC"),
+)
+_FILE_TYPES = {published: one.file for one in CONVERSIONS for published in one.published} | {one: one for one in _SAME}
 
 
 def file_type(kind: pa.DataType) -> pa.DataType:
@@ -40,21 +57,13 @@ def file_type(kind: pa.DataType) -> pa.DataType:
     """
     if pa.types.is_dictionary(kind):
         return file_type(kind.value_type)
-    if kind in _SMALL:
-        return pa.int32()
-    if kind == pa.uint32() or pa.types.is_duration(kind) or pa.types.is_time64(kind):
-        return pa.int64()
-    if kind == pa.uint64():
-        return _UNSIGNED_64
     if pa.types.is_list(kind):
         return pa.list_(pa.field("element", file_type(kind.value_type), nullable=True))
-    if (
-        kind in (pa.bool_(), pa.int64(), pa.float32(), pa.float64(), pa.string(), pa.binary(), pa.date32())
-        or kind in (pa.timestamp("us"), pa.timestamp("us", "UTC"))
-        or pa.types.is_decimal128(kind)
-    ):
+    if pa.types.is_decimal128(kind):
         return kind
-    raise TypeError(f"no column of a table format holds {kind}")
+    if kind not in _FILE_TYPES:
+        raise TypeError(f"no column of a table format holds {kind}")
+    return _FILE_TYPES[kind]
 
 
 def file_schema(published: pa.Schema, field_ids: Mapping[str, int], element_ids: Mapping[str, int]) -> pa.Schema:

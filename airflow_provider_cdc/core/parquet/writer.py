@@ -113,9 +113,15 @@ class ParquetWriter:
         self._rows += rows.num_rows
         self._bytes += rows.nbytes
         if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
-            self._flush()
+            self.flush()
 
-    def _flush(self) -> None:
+    @property
+    def pending_bytes(self) -> int:
+        """The size, in Arrow bytes, of the rows that wait for their row group."""
+        return self._bytes
+
+    def flush(self) -> None:
+        """Write the rows that wait as a row group."""
         if not self._rows:
             return
         group = pa.concat_tables(self._pending).cast(self._schema)
@@ -132,7 +138,7 @@ class ParquetWriter:
             self._open = None
 
     def close(self) -> None:
-        self._flush()
+        self.flush()
         self._roll()
         if self.files:
             # The names of the files are durable only after an fsync of their folder.

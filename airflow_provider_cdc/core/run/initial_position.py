@@ -202,13 +202,16 @@ def _other_options(run: Run, plans: Sequence[TablePlan], options: StepOptions) -
         for name in recorded_options
         if recorded_options[name] != given_options[name]
     ]
-    planned = {plan.table: plan.unrepresentable for plan in plans}
+    planned = {plan.table: plan.options for plan in plans}
     pairs = {
-        (recorded, now)
+        (name, getattr(entry.table.options, name), getattr(planned[entry.table.name], name))
         for entry in run.manifest.tables
-        if (now := planned.get(entry.table.name, "")) and (recorded := entry.table.options.unrepresentable) != now
+        for name in ("arrays", "unrepresentable")
+        if entry.table.name in planned
     }
-    return differences + [f"unrepresentable: {recorded!r}, now {now!r}" for recorded, now in sorted(pairs)]
+    return differences + [
+        f"{name}: {recorded!r}, now {now!r}" for name, recorded, now in sorted(pairs) if recorded != now
+    ]
 
 
 def _said(table: TableName, selection: Selection) -> str:

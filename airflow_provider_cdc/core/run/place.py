@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from airflow_provider_cdc.core.tables.layout import PartitionField
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -17,9 +19,9 @@ class Place:
     ``folder`` is the URI of the folder of the data files. ``field_ids`` has the field ids of the table's columns, by
     the column's name. ``element_ids`` has the field ids of the elements of list columns. The catalog assigned these
     ids. Without the field ids in the files, readers would see values of a dropped column in a new column of the same
-    name. ``details`` has all other facts that the sink needs to publish. ``location`` is the location of the data files
-    in the notation of the table's metadata, with which position deletes name a data file. Empty: the format has no
-    position deletes, or a version without them began the run.
+    name. ``partition`` is the partitioning of the table. ``details`` has all other facts that the sink needs to
+    publish. ``location`` is the location of the data files in the notation of the table's metadata, with which position
+    deletes name a data file. Empty: the format has no position deletes, or a version without them began the run.
     """
 
     folder: str
@@ -27,6 +29,7 @@ class Place:
     element_ids: dict[str, int] = field(default_factory=dict)
     details: dict[str, str] = field(default_factory=dict)
     location: str = ""
+    partition: tuple[PartitionField, ...] = ()
 
     def schema(self, published: pa.Schema) -> pa.Schema:
         """Return the schema of the data files of a table with the published schema ``published``."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from airflow_provider_cdc.core.options.run import TableOptions
+from airflow_provider_cdc.core.options.run import TEXT, TableOptions
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
 from airflow_provider_cdc.core.tables.table import CopyName, Table, TableName
@@ -18,7 +18,7 @@ about a second, so an earlier pass is not worthwhile."""
 @dataclass(frozen=True)
 class TablePlan:
     """The decision of preflight for one table, with the reason. ``unrepresentable`` is one of
-    `core.options.run.UNREPRESENTABLE`.
+    `core.options.run.UNREPRESENTABLE`. ``arrays`` is the option of this name.
 
     ``at_upper`` says whether the table is published at the position where its reads end, and not at the initial
     position. The snapshot step determines the position where the reads end. ``at_upper`` is the same for all tables of
@@ -37,6 +37,7 @@ class TablePlan:
     base: str = ""
     base_position: str = ""
     selection: Selection = WHOLE
+    arrays: str = TEXT
 
     @property
     def copy_name(self) -> TableName:
@@ -51,7 +52,7 @@ class TablePlan:
     @property
     def options(self) -> TableOptions:
         """The options with which the table is read and published."""
-        return TableOptions(self.consistency, self.unrepresentable)
+        return TableOptions(self.consistency, self.unrepresentable, self.arrays)
 
 
 @dataclass(frozen=True)

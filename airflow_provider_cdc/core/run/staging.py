@@ -9,17 +9,19 @@ from __future__ import annotations
 import sys
 import uuid
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from airflow_provider_cdc.core.parquet.partitioned_writer import PartitionedWriter
 from airflow_provider_cdc.core.parquet.splice import SplicedFile
 from airflow_provider_cdc.core.parquet.writer import COMPRESSION, ParquetWriter, StagedFile, write_empty
 from airflow_provider_cdc.core.storage.errors import told
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.layout import PartitionField
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import FileDamaged
 
@@ -45,15 +47,17 @@ class Staging:
         """
         most: dict[str, int] = {"file_bytes": sys.maxsize} if one_file else {}
         writer = ParquetWriter(self.folder, _own(name), schema, **most, compression=compression)
-        try:
-            # The caller may read rows from the source in this context. The source raises errors of the class CdcError,
-            # and `told` does not convert these errors.
-            with told(self.folder.uri_of(name)):
-                yield writer
-                writer.close()
-        except BaseException:
-            writer.abort()
-            raise
+        yield from _written(self.folder, name, writer)
+
+    @contextmanager
+    def partitioned_writer(
+        self, name: str, schema: pa.Schema, fields: Sequence[PartitionField]
+    ) -> Iterator[ParquetWriter]:
+        """Write rows to files, as `writer` does, each with rows of one partition.
+
+        :raises ConfigurationError: the rows are of too many partitions.
+        """
+        yield from _written(self.folder, name, PartitionedWriter(self.folder, _own(name), schema, fields))
 
     @contextmanager
     def spliced(self, name: str, schema: pa.Schema, folder: Storage, source: str) -> Iterator[SplicedFile]:
@@ -93,6 +97,19 @@ class Staging:
             raise FileDamaged(
                 f"a file is gone: {error}", where=self.folder.uri, hint="the file was removed: trigger a new run"
             ) from error
+
+
+def _written(folder: Storage, name: str, writer: ParquetWriter) -> Iterator[ParquetWriter]:
+    """Yield a writer, and close it. After an error, abort it."""
+    try:
+        # The caller may read the rows from the source in this context. Errors of the source are CdcErrors, which `told`
+        # does not change.
+        with told(folder.uri_of(name)):
+            yield writer
+            writer.close()
+    except BaseException:
+        writer.abort()
+        raise
 
 
 def _own(name: str) -> str:

@@ -16,12 +16,13 @@ import pyarrow as pa
 from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.parquet import position_deletes
 from airflow_provider_cdc.core.parquet.position_deletes import Int64s
-from airflow_provider_cdc.core.parquet.splice import SplicedFile
+from airflow_provider_cdc.core.parquet.splice import SplicedFile, UnknownFooter
 from airflow_provider_cdc.core.parquet.writer import ParquetWriter, StagedFile
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.layout import PartitionField
 from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.core.tables.table import Table
 
@@ -40,6 +41,7 @@ class TableFiles:
     _table: str
     _run_id: str
     _location: str = ""
+    _partition: tuple[PartitionField, ...] = ()
 
     @property
     def folder(self) -> Storage:
@@ -59,12 +61,24 @@ class TableFiles:
         :param work: the kind of work files, one of `run.WORK_FOLDERS`. It matters only until the files are published.
         :param part: the prefix of the names of the files: two words, joined by a hyphen.
         """
-        with self.staging.writer(self._name(work, part), self.schema) as writer:
+        name = self._name(work, part)
+        writing = (
+            self.staging.partitioned_writer(name, self.schema, self._partition)
+            if self._partition
+            else self.staging.writer(name, self.schema)
+        )
+        with writing as writer:
             yield writer
 
     @contextmanager
     def spliced(self, work: str, part: str, folder: Storage, source: str) -> Iterator[SplicedFile]:
-        """Write a file that is mostly a copy of the file ``source`` in ``folder``; see `Staging.spliced`."""
+        """Write a file that is mostly a copy of the file ``source`` in ``folder``; see `Staging.spliced`.
+
+        :raises UnknownFooter: the file cannot be spliced. In a partitioned table, its rows may belong to other
+            partitions now.
+        """
+        if self._partition:
+            raise UnknownFooter("rows of a partitioned table may change their partition")
         with self.staging.spliced(self._name(work, part), self.schema, folder, source) as writer:
             yield writer
 
@@ -74,8 +88,9 @@ class TableFiles:
 
     @property
     def takes_deletes(self) -> bool:
-        """Whether rows of a data file can be deleted without writing the file again."""
-        return bool(self._location)
+        """Whether rows of a data file can be deleted without writing the file again. In a partitioned table, the new
+        versions of rows may belong to other partitions."""
+        return bool(self._location) and not self._partition
 
     def write_deletes(self, file: StagedFile, positions: Int64s) -> StagedFile:
         """Write the positions of all deleted rows of a data file. Return the data file's record with the new deletes.
@@ -105,8 +120,8 @@ def table_files(staging: Staging, entry: RunTable, schema: pa.Schema) -> TableFi
     if entry.place is None:
         return TableFiles(staging, published, published, table, "")
     run_id = staging.folder.uri.rpartition("/")[2]
-    data = Staging(Storage(entry.place.folder))
-    return TableFiles(data, published, entry.place.schema(published), table, run_id, entry.place.location)
+    place, data = entry.place, Staging(Storage(entry.place.folder))
+    return TableFiles(data, published, place.schema(published), table, run_id, place.location, place.partition)
 
 
 def base_schema(place: Place | None, table: Table, schema: pa.Schema) -> pa.Schema:

@@ -11,7 +11,10 @@ fixed width (all numbers,    the bytes that Arrow stores, little-endian: floats 
 dates, times, decimals)      -0.0 is not 0.0 and a NaN equals itself
 string, binary               their length (u32, little-endian) and their bytes
 dictionary                   the value at the index, encoded as above
-list of fixed width          the length of all its values in bytes (u32, little-endian) and the bytes that Arrow stores
+list of fixed width whose    the length of all its values in bytes (u32, little-endian) and the bytes that Arrow stores
+elements cannot be null
+any other list               the length (u32, little-endian) of the bytes of its elements, and these bytes: for each
+                             element a marker byte and the value, encoded as above
 ===========================  =====================================================================
 
 The bytes of each part show where the part ends. So for columns of given types, the encoding is injective: two rows have
@@ -101,7 +104,7 @@ def _plain(array: pa.Array) -> pa.Array:
         array = array.dictionary_decode()
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
-    if pa.types.is_list(array.type) and _is_fixed(array.type.value_type):
+    if pa.types.is_list(array.type):
         array = _flat(array)
     if not (_is_variable(array.type) or _is_fixed(array.type)):
         raise TypeError(f"rows with a column of Arrow type {array.type} have no canonical bytes")
@@ -109,19 +112,20 @@ def _plain(array: pa.Array) -> pa.Array:
 
 
 def _flat(array: pa.ListArray) -> pa.LargeBinaryArray:
-    """Return the bytes of each list's values, which must not be null."""
-    values = array.values
-    if values.null_count:
-        raise TypeError(f"lists with nulls, of Arrow type {array.type}, have no canonical bytes")
-    width = values.type.byte_width
-    offsets = (_offsets(array) + values.offset) * width
+    """Return the bytes of each list's elements."""
+    field, values = array.type.value_field, array.values
+    if field.nullable or not _is_fixed(field.type):
+        encoded = encode(pa.record_batch([values], ["element"]), ["element"])
+        offsets, data = _offsets(encoded).astype(np.int64)[_offsets(array)], encoded.buffers()[2]
+    else:
+        offsets, data = (_offsets(array) + values.offset) * values.type.byte_width, values.buffers()[1]
     if array.null_count:
         valid = np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
         validity = pa.py_buffer(valid)
     else:
         validity = None
     return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(array), [validity, pa.py_buffer(offsets), values.buffers()[1]]
+        pa.large_binary(), len(array), [validity, pa.py_buffer(np.ascontiguousarray(offsets)), data]
     )
 
 

@@ -44,13 +44,16 @@ from airflow_provider_cdc.core.copies.head import (
 from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.errors import CdcError, CommitUnknown, ConfigurationError, FileDamaged, PublishIncomplete
 from airflow_provider_cdc.sinks.iceberg.catalog import Identifier, name_of, send
+from airflow_provider_cdc.sinks.iceberg.layout import check_partitioning, order_back, order_updates, without_lost_order
 from airflow_provider_cdc.sinks.iceberg.producer import replace_files
-from airflow_provider_cdc.sinks.iceberg.schema_change import check_kept, schema_back, stage_schema
+from airflow_provider_cdc.sinks.iceberg.schema_change import check_kept, columns_update, schema_back, stage_schema
 from airflow_provider_cdc.sinks.iceberg.tables import (
     HEAD,
     RUN_ID,
-    check_writable,
+    check_version,
+    recorded_columns,
     recorded_identifier,
+    recorded_order,
     recorded_schema,
     recorded_uuid,
 )
@@ -71,7 +74,8 @@ class TableCommit:
 
     ``wanted`` has all data files of the copy by URI, each with its record. The record is None for a file that the copy
     takes over from the snapshot of the run ``base``. ``deletes`` has the records of the position-delete files, by the
-    URI of the data file.
+    URI of the data file. ``replaces_foreign``: the copy takes the place of rows that other programs changed, instead of
+    stopping.
     """
 
     copy: Copy
@@ -79,6 +83,7 @@ class TableCommit:
     wanted: Mapping[str, DataFile | None]
     base: str = ""
     deletes: Mapping[str, DataFile] = field(default_factory=dict)
+    replaces_foreign: bool = False
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,8 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
     metadata, run_id = table.metadata, commit.copy.run_id
     head = head_of(table, where)
     check_same_source(head, commit.copy, where)
-    check_writable(table, where)
+    check_version(table, where)
+    check_partitioning(metadata, recorded_schema(commit.place), commit.place.partition, where)
     requirements: tuple[TableRequirement, ...] = (
         AssertTableUUID(uuid=metadata.table_uuid),
         _ref("main", metadata.current_snapshot_id),
@@ -202,7 +208,7 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
             # Another program removed the tag of the run's snapshot: set the tag again.
             return _Staged(table.metadata_location, (_tag(run_id, snapshot.snapshot_id),), requirements)
     takes_head = head is None or head.run_id == run_id or is_newer(commit.copy, head)
-    if takes_head:
+    if takes_head and not commit.replaces_foreign:
         check_foreign(table, where)
     wanted_schema = recorded_schema(commit.place)
     base = metadata.snapshot_by_name(tag_of(commit.base)) if commit.base else None
@@ -214,7 +220,9 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
         # As long as the base's snapshot has its tag, its files, which this copy shares, are not removed.
         requirements += (_ref(tag_of(commit.base), base.snapshot_id),)
     transaction = Transaction(table)
-    stage_schema(transaction, table, wanted_schema, where)
+    identities = recorded_columns(commit.place)
+    transaction._stage(without_lost_order(metadata, wanted_schema))
+    stage_schema(transaction, table, wanted_schema, identities, where)
     try:
         snapshot_id, updates, _ = replace_files(
             transaction,
@@ -233,9 +241,11 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
         ) from error
     updates = (*transaction._updates, *updates, _tag(run_id, snapshot_id))
     if takes_head:
-        updates += (SetPropertiesUpdate(updates={HEAD: copy}),)
+        updates += (SetPropertiesUpdate(updates={HEAD: copy}), *columns_update(table, identities))
+        updates += order_updates(transaction.table_metadata, recorded_order(commit.place))
     else:
         updates += schema_back(transaction, table)
+        updates += order_back(metadata, transaction.table_metadata)
     return _Staged(table.metadata_location, updates, (*requirements, *transaction._requirements))
 
 
@@ -280,22 +290,31 @@ def another_source(copy: Copy, source: Mapping[str, str], where: str) -> Configu
 def check_foreign(table: Table, where: str) -> None:
     """Check that only runs of this package have changed rows of the table since the newest copy.
 
-    Compactions are allowed, because they change files but no rows.
-
     :raises ConfigurationError: another writer has changed rows.
+    """
+    if snapshot := foreign_snapshot(table):
+        raise ConfigurationError(
+            f"another program changed rows of this table (snapshot {snapshot.snapshot_id})",
+            where=where,
+            hint="have it write to another table; then set the table back to the snapshot of the last run "
+            "(rollback_to_snapshot), or choose on_foreign_commit = replace, and trigger a new run",
+        )
+
+
+def foreign_snapshot(table: Table) -> Snapshot | None:
+    """Return the newest snapshot in which another writer changed rows of the table since the newest copy; None: no
+    other writer did.
+
+    Compactions do not count, because they change files but no rows.
     """
     snapshot = table.metadata.snapshot_by_name("main")
     while snapshot is not None and not property_of(snapshot, RUN_ID):
         operation = snapshot.summary.operation if snapshot.summary is not None else None
         if operation != Operation.REPLACE:
-            raise ConfigurationError(
-                f"another program changed rows of this table (snapshot {snapshot.snapshot_id})",
-                where=where,
-                hint="have it write to another table; then set the table back to the snapshot of the last run "
-                "(rollback_to_snapshot), or drop it, and trigger a new run",
-            )
+            return snapshot
         parent = snapshot.parent_snapshot_id
         snapshot = table.metadata.snapshot_by_id(parent) if parent is not None else None
+    return None
 
 
 def property_of(snapshot: Snapshot, name: str) -> str:

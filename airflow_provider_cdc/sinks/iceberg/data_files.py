@@ -7,17 +7,21 @@ from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.typedef import Record
 
 from airflow_provider_cdc.core.parquet.file_stats import FileStats
+from airflow_provider_cdc.core.parquet.partitions import decode_partition
 from airflow_provider_cdc.core.parquet.position_deletes import PATH_ID
 from airflow_provider_cdc.core.run.staging import StagedFile
 
 
-def data_file(uri: str, file: StagedFile) -> DataFile:
-    """Return Iceberg's record of the data file at ``uri``. The table is not partitioned."""
-    return _record(uri, file, FileStats.decoded(file.stats), DataFileContent.DATA)
+def data_file(uri: str, file: StagedFile, spec_id: int = 0) -> DataFile:
+    """Return Iceberg's record of the data file at ``uri``.
+
+    :param spec_id: the id of the table's partition spec.
+    """
+    return _record(uri, file, FileStats.decoded(file.stats), DataFileContent.DATA, spec_id)
 
 
 def delete_file(uri: str, file: StagedFile, of: str) -> DataFile:
-    """Return Iceberg's record of a position-delete file.
+    """Return Iceberg's record of a position-delete file. The table is not partitioned.
 
     :param of: the URI of the data file whose rows are deleted. Both bounds of ``file_path`` are the whole URI, so
         readers of other data files skip the delete file.
@@ -27,12 +31,12 @@ def delete_file(uri: str, file: StagedFile, of: str) -> DataFile:
     return _record(uri, file, stats, DataFileContent.POSITION_DELETES)
 
 
-def _record(uri: str, file: StagedFile, stats: FileStats, content: DataFileContent) -> DataFile:
+def _record(uri: str, file: StagedFile, stats: FileStats, content: DataFileContent, spec_id: int = 0) -> DataFile:
     record = DataFile.from_args(
         content=content,
         file_path=uri,
         file_format=FileFormat.PARQUET,
-        partition=Record(),
+        partition=Record(*decode_partition(stats.partition)),
         record_count=file.rows,
         file_size_in_bytes=file.bytes,
         column_sizes=stats.sizes,
@@ -46,5 +50,5 @@ def _record(uri: str, file: StagedFile, stats: FileStats, content: DataFileConte
         equality_ids=None,
         sort_order_id=None,
     )
-    record.spec_id = 0
+    record.spec_id = spec_id
     return record

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import cast
 
+from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.table import Transaction
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
@@ -62,6 +63,11 @@ class ReplaceFiles(_OverwriteFiles):
 
     def _existing_manifests(self) -> list[ManifestFile]:
         return [] if self._target_branch is None else super()._existing_manifests()
+
+    def _build_delete_files_partition_predicate(self) -> None:
+        # Look for the removed files in all manifests. PyIceberg would choose manifests by predicates on the partitions.
+        for spec_id in {file.spec_id for file in self._deleted_data_files}:
+            self.partition_filters[spec_id] = AlwaysTrue()
 
     def _process_manifests(self, manifests: list[ManifestFile]) -> list[ManifestFile]:
         data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from pyiceberg.schema import Schema
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Snapshot
@@ -10,25 +12,29 @@ from pyiceberg.table.update import (
     AssertCurrentSchemaId,
     AssertLastAssignedFieldId,
     SetCurrentSchemaUpdate,
+    SetPropertiesUpdate,
     TableRequirement,
     TableUpdate,
 )
 
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sinks.iceberg.tables import holds
+from airflow_provider_cdc.sinks.iceberg.columns import COLUMNS, encode_identities, holds, recorded_identities
 
 _NEW_RUN = "trigger a new run"
 
 
-def stage_schema(transaction: Transaction, table: Table, wanted: Schema, where: str) -> None:
+def stage_schema(
+    transaction: Transaction, table: Table, wanted: Schema, identities: Mapping[int, str], where: str
+) -> None:
     """Add to the commit the change to ``wanted``, the schema with which the run's files were written.
 
+    :param identities: the identities of the columns of ``wanted``, by field id.
     :raises ConfigurationError: another run gave one of its field ids to another column.
     """
     metadata = table.metadata
+    _check_ids(table, wanted, identities, where)
     if schema_key(wanted) == schema_key(table.schema()):
         return
-    _check_ids(table, wanted, where)
     updates: tuple[TableUpdate, ...] = ()
     requirements: tuple[TableRequirement, ...] = (
         AssertCurrentSchemaId.model_validate({"current-schema-id": metadata.current_schema_id}),
@@ -50,6 +56,20 @@ def schema_back(transaction: Transaction, table: Table) -> tuple[TableUpdate, ..
     """Return the updates that restore the schema that the table had before `stage_schema`."""
     current = table.metadata.current_schema_id
     return () if transaction.table_metadata.current_schema_id == current else (_current(current),)
+
+
+def columns_update(table: Table, identities: Mapping[int, str]) -> tuple[TableUpdate, ...]:
+    """Return the update that records the identities of the table's columns, unless they are recorded already.
+
+    The identities of columns that only older schemas have stay recorded.
+    """
+    metadata = table.metadata
+    recorded = recorded_identities(metadata)
+    named = {field.field_id for schema in metadata.schemas for field in schema.fields}
+    merged = {field_id: recorded[field_id] for field_id in recorded if field_id in named} | dict(identities)
+    if merged == recorded:
+        return ()
+    return (SetPropertiesUpdate(updates={COLUMNS: encode_identities(merged)}),)
 
 
 def check_kept(table: Table, base: Snapshot, wanted: Schema, where: str) -> None:
@@ -77,14 +97,16 @@ def schema_key(schema: Schema) -> tuple[object, ...]:
     return tuple(fields), frozenset(schema.identifier_field_ids)
 
 
-def _check_ids(table: Table, wanted: Schema, where: str) -> None:
+def _check_ids(table: Table, wanted: Schema, identities: Mapping[int, str], where: str) -> None:
     known = [field for schema in table.metadata.schemas for field in schema.fields]
+    recorded = recorded_identities(table.metadata)
     for field in wanted.fields:
         if field.field_id > table.metadata.last_column_id:
             continue
+        identity, before = identities.get(field.field_id, ""), recorded.get(field.field_id, "")
         others = [other for other in known if other.field_id == field.field_id]
         if not any(
-            other.name == field.name
+            (identity == before if identity and before else other.name == field.name)
             and (holds(other.field_type, field.field_type) or holds(field.field_type, other.field_type))
             for other in others
         ):

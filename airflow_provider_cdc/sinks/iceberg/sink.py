@@ -26,6 +26,7 @@ from airflow_provider_cdc.core.copies.head import (
     decode_copy,
     is_of_another_source,
 )
+from airflow_provider_cdc.core.options.lake import NEW_COLUMN, REPLACE
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.staging import StagedFile, difference
@@ -56,7 +57,9 @@ from airflow_provider_cdc.sinks.iceberg.commit import (
     CommittedTable,
     TableCommit,
     another_source,
+    check_foreign,
     commit_table,
+    foreign_snapshot,
     manifests_of,
     property_of,
     tag_of,
@@ -75,6 +78,7 @@ from airflow_provider_cdc.sinks.iceberg.tables import (
     identifier_of,
     prepare_table,
     recorded_location,
+    recorded_spec_id,
 )
 from airflow_provider_cdc.sinks.parquet import ParquetSink, record_of
 
@@ -146,13 +150,35 @@ class IcebergSink:
                 raise another_source(copy_in(row), source, name)
 
     @answered("catalog")
+    def check_rows(self, tables: Sequence[TableName]) -> None:
+        if self._settings.on_foreign_commit == REPLACE:
+            return
+
+        def check(table: TableName) -> None:
+            loaded = self._table(table)
+            if loaded is not None:
+                check_foreign(loaded, name_of(self._identifier(table)))
+
+        with ThreadPoolExecutor(_WRITERS) as readers:
+            list(readers.map(check, tables))
+
+    @answered("catalog")
+    def foreign_change(self, table: TableName) -> str:
+        loaded = self._table(table)
+        snapshot = None if loaded is None else foreign_snapshot(loaded)
+        return "" if snapshot is None else f"another program changed its rows (snapshot {snapshot.snapshot_id})"
+
+    @answered("catalog")
     def prepare(self, run_id: str, tables: Sequence[Prepared]) -> dict[TableName, Place]:
         self.check_names([table.name for table in tables])
         own = self._chooses_locations
+        new_column = self._settings.on_type_change == NEW_COLUMN
 
         def prepared(table: Prepared) -> Place:
             with naming(str(table.name)):
-                return prepare_table(self._catalog, self._warehouse, self._identifier(table.name), table, own)
+                return prepare_table(
+                    self._catalog, self._warehouse, self._identifier(table.name), table, own, new_column
+                )
 
         # Create namespaces one after the other, because catalogs report a namespace as broken while it is being
         # created.
@@ -244,14 +270,15 @@ class IcebergSink:
             # metadata.
             if file.rows:
                 uri = f"{location}/{file.base_name}"
-                wanted[uri] = data_file(uri, file)
+                wanted[uri] = data_file(uri, file, recorded_spec_id(place))
         deletes = {
             uri: delete_file(f"{location}/{file.deletes.base_name}", file.deletes, uri)
             for file in (*change.added, *change.kept)
             if file.deletes is not None and (uri := f"{location}/{file.base_name}") in wanted
         }
         copy = replace(record_of(publication, change, _uri_of(change)), files=())
-        return TableCommit(copy, place, wanted, change.base, deletes)
+        replaces_foreign = self._settings.on_foreign_commit == REPLACE
+        return TableCommit(copy, place, wanted, change.base, deletes, replaces_foreign)
 
     @answered("catalog")
     def copy_folder(self, run_id: str, table: TableName) -> Storage:

@@ -360,3 +360,12 @@ class ToldInPart(Protocol):
     def pushed_condition(self, table: Table) -> str:
         """Return the part of the table's condition that the server itself evaluates, in the server's SQL. Empty: the
         server does not evaluate any part of the condition, and sends all rows."""
+
+
+@runtime_checkable
+class IdentifiesColumns(Protocol):
+    """A source in which a column has an identity other than its name."""
+
+    def column_identities(self, table: Table) -> dict[str, str]:
+        """Return the identity of each column, by the column's name. A renamed column keeps its identity. No other
+        column ever gets it, in this table or in another table."""

@@ -42,8 +42,8 @@ def select(
     problems: list[Problem] = []
     names = [plan.table for plan in plans]
     skipped_tables = [TableName.parse(name) for name in skipped]
-    conditions = _by_table("where", where or {}, names, skipped_tables, problems)
-    chosen = _by_table("columns", columns or {}, names, skipped_tables, problems)
+    conditions = by_table("where", where or {}, names, skipped_tables, problems)
+    chosen = by_table("columns", columns or {}, names, skipped_tables, problems)
     selected_plans = []
     for plan in plans:
         (pattern, condition), (_, column_choice) = (
@@ -131,7 +131,7 @@ def check_still(source: Any, table: Table) -> None:
         raise PreflightError(problems)
 
 
-def _by_table(
+def by_table(
     option: str,
     given: Mapping[str, Any],
     names: Sequence[TableName],

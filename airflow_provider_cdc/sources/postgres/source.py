@@ -24,6 +24,7 @@ from airflow_provider_cdc.sources.api.leftovers import LeftByRun, TellsLeft
 from airflow_provider_cdc.sources.api.optional_capabilities import (
     ChecksServer,
     GoesBack,
+    IdentifiesColumns,
     KeepsForRun,
     KeepsPast,
     KeepsWindow,
@@ -265,6 +266,9 @@ class PostgresSource:
     def arrow_schema(self, table: Table) -> pa.Schema:
         return types.arrow_schema(table)
 
+    def column_identities(self, table: Table) -> dict[str, str]:
+        return schema.column_identities(table)
+
     def decode_images(
         self,
         table: Table,
@@ -298,8 +302,10 @@ if TYPE_CHECKING:
         ToldInPart,
         TellsLeft,
         TellsHistory,
+        IdentifiesColumns,
     ]:
         return (
+            source,
             source,
             source,
             source,

@@ -18,7 +18,7 @@ from harness.documents.metrics import metric_table
 from harness.documents.options import option_table
 from harness.documents.packages import package_map
 from harness.documents.settings import setting_table
-from harness.documents.types import mysql_types, postgres_types
+from harness.documents.types import iceberg_types, mysql_types, postgres_types
 
 _ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
@@ -29,6 +29,7 @@ PARTS: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
     "settings": setting_table,
     "errors": error_table,
     "metrics": metric_table,
+    "iceberg types": iceberg_types,
     "mysql types": mysql_types,
     "postgres types": postgres_types,
     **CHECK_TABLES,

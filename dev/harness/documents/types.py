@@ -1,16 +1,21 @@
-"""Generates the tables of types. The remarks are written here; the Arrow types come from the code."""
+"""Generates the tables of types. The remarks about types of the sources are written here; all other types and remarks
+come from the code."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.options.run import TableOptions
+from airflow_provider_cdc.core.parquet.lake_types import CONVERSIONS, file_type
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
+from airflow_provider_cdc.sinks.iceberg.columns import iceberg_type
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType
 from airflow_provider_cdc.sources.postgres.catalog import types as postgres
 
-_HEAD = "Arrow / Parquet", "remarks"
+_HEAD = "Arrow / Parquet", "Iceberg", "remarks"
 _POLICY = "by `unrepresentable`"
 
 MYSQL: Sequence[tuple[str, Sequence[str], str]] = (
@@ -87,13 +92,21 @@ POSTGRES: Sequence[tuple[str, Sequence[tuple[int, int]], str]] = (
         f"±infinity and times after 294247-01-10: {_POLICY}",
     ),
     ("`time`", ((1083, -1),), f"24:00:00: {_POLICY}. Spark reads it only with `spark.sql.timeType.enabled`"),
+    (
+        "arrays of these types, with `arrays` = `list`",
+        ((1007, -1), (1009, -1)),
+        (
+            f"arrays of several dimensions, arrays with another lower bound than 1, and elements as above: {_POLICY}. "
+            "In the key, and in tables without a key: text"
+        ),
+    ),
     ("a domain", (), "as its base type"),
     (
         (
             "all others: other `numeric`, `interval`, `timetz`, `money`, enums, arrays, composites, ranges, `inet`, "
             "`bit`, geometric types, `tsvector`, `xml`, extensions' types, …"
         ),
-        ((1700, -1), (1186, -1), (1266, -1), (790, -1), (1007, -1), (869, -1), (1560, -1), (600, -1), (142, -1)),
+        ((1700, -1), (1186, -1), (1266, -1), (790, -1), (869, -1), (1560, -1), (600, -1), (142, -1)),
         (
             "the text that the type's output function prints (`IntervalStyle` iso_8601; `money`: in the database's "
             "own `lc_monetary`)"
@@ -106,16 +119,46 @@ POSTGRES: Sequence[tuple[str, Sequence[tuple[int, int]], str]] = (
 def mysql_types() -> Iterator[Sequence[str]]:
     yield "MySQL", *_HEAD
     for name, declarations, remark in MYSQL:
-        columns = [Column("c", text, True, {"charset": "utf8mb4"}) for text in declarations]
-        yield name, _shown([ColumnType.of(column).arrow for column in columns]), remark
+        types = _mysql(declarations)
+        yield name, _shown(types), _in_iceberg(types), remark
 
 
 def postgres_types() -> Iterator[Sequence[str]]:
     yield "PostgreSQL", *_HEAD
     for name, kinds, remark in POSTGRES:
-        columns = [Column("c", "", True, {"oid": oid, "typmod": typmod, "kind": "base"}) for oid, typmod in kinds]
-        schema = postgres.arrow_schema(Table(TableName("s", "t"), (*columns,), ("k",)))
-        yield name, _shown(schema.types), remark
+        types = _postgres(kinds)
+        yield name, _shown(types), _in_iceberg(types), remark
+
+
+def iceberg_types() -> Iterator[Sequence[str]]:
+    yield "Iceberg", "Arrow / Parquet", "in the data file", "remarks"
+    every = [kind for _, names, _ in MYSQL for kind in _mysql(names)]
+    every += [kind for _, kinds, _ in POSTGRES for kind in _postgres(kinds)]
+    remarks = {kind: one.why for one in CONVERSIONS for kind in one.published}
+    groups: dict[tuple[str, str, str], list[pa.DataType]] = {}
+    for kind in dict.fromkeys(every):
+        group = _in_iceberg([kind]), _shown([file_type(kind)]), remarks.get(kind, "")
+        groups.setdefault(group, []).append(kind)
+    for (iceberg, in_file, remark), kinds in sorted(groups.items(), key=lambda group: group[0][0]):
+        yield iceberg, _shown(kinds), in_file, remark
+
+
+def _mysql(declarations: Sequence[str]) -> list[pa.DataType]:
+    columns = [Column("c", text, True, {"charset": "utf8mb4"}) for text in declarations]
+    return [ColumnType.of(column).arrow for column in columns]
+
+
+def _postgres(kinds: Sequence[tuple[int, int]]) -> list[pa.DataType]:
+    columns = [Column("c", "", True, {"oid": oid, "typmod": typmod, "kind": "base"}) for oid, typmod in kinds]
+    table = Table(TableName("s", "t"), (*columns,), ("k",), options=TableOptions(arrays="list"))
+    types: list[pa.DataType] = postgres.arrow_schema(table).types
+    return types
+
+
+def _in_iceberg(types: Sequence[pa.DataType]) -> str:
+    """Return the names of the types of Iceberg columns, each once."""
+    names = [str(iceberg_type(kind, count(1))).replace("<", "&lt;").replace(">", "&gt;") for kind in types]
+    return ", ".join(dict.fromkeys(names))
 
 
 def _shown(types: Sequence[pa.DataType]) -> str:

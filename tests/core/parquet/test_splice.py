@@ -78,7 +78,7 @@ def written(folder: Storage, groups: list[pa.Table]) -> StagedFile:
     writer = ParquetWriter(folder, "before", SCHEMA)
     for group in groups:
         writer.write(group)
-        writer._flush()
+        writer.flush()
     writer.close()
     (file,) = writer.files
     return file

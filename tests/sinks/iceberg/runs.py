@@ -11,6 +11,7 @@ from pyiceberg.table import Table
 
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.layout import PLAIN, Layout
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.sinks.base import Prepared, Publication, TableChange
 from tests.sinks.catalogs import plain_catalog
@@ -24,17 +25,33 @@ def run_id_of(number: int) -> str:
 
 
 def run_of(
-    lake: Lake, number: int, rows: Mapping[TableName, pa.Table], key: tuple[str, ...] = (), group: str = ""
+    lake: Lake,
+    number: int,
+    rows: Mapping[TableName, pa.Table],
+    key: tuple[str, ...] = (),
+    group: str = "",
+    identities: Mapping[str, str] | None = None,
+    layout: Layout = PLAIN,
 ) -> Publication:
-    """A run at position ``number`` whose copies have these rows, a file for each chunk of a table."""
+    """A run at position ``number`` whose copies have these rows, a file for each chunk of a table.
+
+    ``identities`` are those of the columns of each table.
+    """
     run_id = run_id_of(number)
-    places = lake.sink.prepare(run_id, [Prepared(table, one.schema, key) for table, one in rows.items()])
+    places = lake.sink.prepare(
+        run_id, [Prepared(table, one.schema, key, identities or {}, layout) for table, one in rows.items()]
+    )
     changes = []
     for table, one in rows.items():
         place, files = places[table], []
         schema, staging = place.schema(one.schema), Staging(Storage(place.folder))
         for at, batch in enumerate(one.to_batches()):
-            with staging.writer(f"part-{at:06}-{run_id}", schema) as writer:
+            name = f"part-{at:06}-{run_id}"
+            with (
+                staging.partitioned_writer(name, schema, place.partition)
+                if place.partition
+                else staging.writer(name, schema)
+            ) as writer:
                 writer.write(pa.table(batch).cast(schema))
             files += writer.files
         changes.append(TableChange(table, tuple(files), place=place))

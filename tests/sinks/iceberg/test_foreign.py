@@ -72,6 +72,37 @@ def test_rows_that_another_program_deleted_are_refused(lake: Lake) -> None:
     assert lake.seen() == [[3, 3, 3]] * 2
 
 
+@pytest.mark.parametrize("change", ["append", "delete", "overwrite"])
+@pytest.mark.parametrize("rolled", [False, True], ids=["full", "rolled"])
+def test_foreign_rows_are_replaced_as_a_whole_with_the_option(lake: Lake, change: str, rolled: bool) -> None:
+    first = lake.stage(3)
+    lake.sink.publish(first)
+    table = iceberg_table(lake)
+    if change == "append":
+        table.append(pa.table({"id": [4]}))
+    elif change == "delete":
+        table.delete("id = 3")
+    else:
+        table.overwrite(pa.table({"id": [9]}))
+    # Preflight finds it, too.
+    assert "another program changed its rows" in lake.sink.foreign_change(ORDERS)
+    with pytest.raises(ConfigurationError, match="another program changed rows"):
+        lake.sink.check_rows(TABLES)
+    lake.options = {"on_foreign_commit": "replace"}
+    lake.sink.check_rows(TABLES)
+    # A change after preflight meets a copy that is rolled forward: its files are those of the base, and the new ones.
+    lake.sink.publish(lake.stage(5, before=first if rolled else None))
+    expected = [3, 3, 5, 5, 5] if rolled else [5, 5, 5]
+    assert lake.seen() == [expected] * 2
+    assert ids_of(iceberg_table(lake)) == expected
+    assert [row["id"] for row in rows_at(lake, first.run_id)] == [3, 3, 3]
+    lake.options = {}
+    lake.sink.check_rows(TABLES)
+    assert lake.sink.foreign_change(ORDERS) == ""
+    lake.sink.publish(lake.stage(7))
+    assert ids_of(iceberg_table(lake)) == [7, 7, 7]
+
+
 def test_a_foreign_append_that_was_rolled_back_is_fine(lake: Lake) -> None:
     lake.sink.publish(lake.stage(3))
     table = iceberg_table(lake)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
+import pytest
 from pyiceberg.catalog import Catalog, load_catalog
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.options.lake import LakeOptions
+from airflow_provider_cdc.errors import ValueNotRepresentable
+from airflow_provider_cdc.sources.postgres.server.session import session
+from airflow_provider_cdc.sources.postgres.slots import slots
+from airflow_provider_cdc.sources.postgres.slots.standing_record import name_of
 from harness.lake_readers import opened_duckdb
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
+from harness.postgres_server import PostgresServer
 
 ORDERS = """
 CREATE TABLE {schema}.orders (
@@ -23,19 +33,37 @@ CREATE TABLE {schema}.orders (
 LINES = "CREATE TABLE {schema}.lines (a INT NOT NULL, b VARCHAR(20) NOT NULL, n INT, PRIMARY KEY (a, b))"
 
 
-def night(spark: SparkSession, server: MysqlServer, schema: str, target: Path, number: int) -> Pipeline:
+def night(
+    spark: SparkSession,
+    server: MysqlServer | PostgresServer,
+    schema: str,
+    target: Path,
+    number: int,
+    refresh: str = "auto",
+    database: str = "",
+    arrays: str = "text",
+    slot: str = "",
+    **options: Any,
+) -> Pipeline:
+    settings = settings_of(server)
     run = Pipeline(
         spark,
-        settings_of(server),
+        replace(settings, database=database) if database else settings,
         target.as_uri(),
         [f"{schema}.*"],
         run_id=f"202601{number:02}T000000Z-00000000",
-        refresh="auto",
+        refresh=refresh,
         chunk_rows=100,
-        format="iceberg",
+        arrays=arrays,
+        standing_slot=slot,
+        lake=LakeOptions("iceberg", **options),
     )
-    run.record()
-    run.finish()
+    try:
+        run.record()
+        run.finish()
+    except Exception:
+        run.release()
+        raise
     return run
 
 
@@ -51,6 +79,10 @@ def by_duckdb(catalog: Catalog, name: str, snapshot: int | None = None) -> list[
             f"FROM iceberg_scan('{table.metadata_location}'{version})"
         ).fetchall()
     return rows
+
+
+def by_id(rows: Iterable[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    return sorted(rows, key=lambda row: int(row[0]))
 
 
 def by_polars(catalog: Catalog, name: str, snapshot: int | None = None) -> list[tuple[Any, ...]]:
@@ -91,3 +123,107 @@ def test_nights_of_mysql_are_right_in_every_engine(
         snapshot = table.metadata.snapshot_by_name(f"cdc-202601{number:02}T000000Z-00000000")
         assert snapshot is not None
         assert Counter(by_duckdb(catalog, f"{schema}.lines", snapshot.snapshot_id)) == rows
+    # Another program adds and deletes rows: the next night reads that table in full, and no other one.
+    table.append(pa.table({"a": pa.array([-1], pa.int32()), "b": ["foreign"], "n": [None]}, table.schema().as_arrow()))
+    table.delete("a = 3")
+    last = night(spark, mysql, schema, tmp_path, 4, on_foreign_commit="replace")
+    reasons = {plan.table.name: plan.reason for plan in last.plans}
+    assert "another program changed its rows" in reasons["lines"]
+    assert "rolled forward" in reasons["orders"]
+    expected.append(Counter(tuple(row) for row in mysql.query(f"SELECT * FROM {schema}.lines")))
+    assert Counter(by_duckdb(catalog, f"{schema}.lines")) == expected[-1]
+    assert Counter(by_polars(catalog, f"{schema}.lines")) == expected[-1]
+
+
+def test_columns_of_postgresql_are_followed_by_their_numbers(
+    spark: SparkSession, postgres: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    """Nights of a table whose columns are renamed, swapped, retyped, dropped and made again; then the table is."""
+    name = "public.t"
+    changes = [
+        [
+            f"CREATE TABLE {name} (id int PRIMARY KEY, a text, b text, n int, few int2[], words text[])",
+            (
+                f"INSERT INTO {name} SELECT g, 'a' || g, 'b' || g, g, ARRAY[g, NULL], "
+                "(ARRAY['', NULL, 'q\"', 'NULL'])[:g % 5] FROM generate_series(1, 250) g"
+            ),
+        ],
+        [
+            f"ALTER TABLE {name} RENAME a TO z",
+            f"ALTER TABLE {name} RENAME b TO a",
+            f"ALTER TABLE {name} ALTER n TYPE bigint, ADD more date DEFAULT '1000-03-15'",
+        ],
+        [
+            f"ALTER TABLE {name} DROP a",
+            f"ALTER TABLE {name} ADD a text",
+            f"UPDATE {name} SET a = 'new' WHERE id % 2 = 0",
+        ],
+        [f"ALTER TABLE {name} ALTER n TYPE text USING 'n' || n"],
+        [
+            f"CREATE TABLE {name}2 (id int PRIMARY KEY, z text, n text)",
+            f"INSERT INTO {name}2 VALUES (1, 'other', 'table')",
+            f"DROP TABLE {name}",
+            f"ALTER TABLE {name}2 RENAME TO t",
+        ],
+    ]
+    expected, ids = [], []
+    for number, statements in enumerate(changes, 1):
+        for statement in [*statements, f"ALTER TABLE {name} REPLICA IDENTITY FULL"]:
+            postgres.query(statement, database=database)
+        options = {"refresh": "full", "arrays": "list", "on_type_change": "new_column"}
+        night(spark, postgres, "public", tmp_path, number, database=database, **options)
+        catalog = catalog_of(tmp_path)
+        table = catalog.load_table(name)
+        ids.append({field.name: field.field_id for field in table.schema().fields})
+        expected.append(by_id(postgres.query(f"SELECT {', '.join(ids[-1])} FROM {name}", database=database)))
+    first, second, third, fourth, fifth = ids
+    assert (second["z"], second["a"], second["n"]) == (first["a"], first["b"], first["n"])
+    assert third["a"] not in second.values()
+    assert fourth == {**third, "n": fourth["n"]}
+    assert fourth["n"] not in third.values()
+    assert not {*fifth.values()} & {*fourth.values()}
+    for number, rows in enumerate(expected, 1):
+        snapshot = table.metadata.snapshot_by_name(f"cdc-202601{number:02}T000000Z-00000000")
+        assert snapshot is not None
+        scan = table.scan(snapshot_id=snapshot.snapshot_id)
+        assert scan.to_arrow().column_names == list(ids[number - 1])
+        assert by_id(by_duckdb(catalog, name, snapshot.snapshot_id)) == rows
+        assert by_id(by_polars(catalog, name, snapshot.snapshot_id)) == rows
+        assert by_id([tuple(row.values()) for row in scan.to_arrow().to_pylist()]) == rows
+
+
+def test_lists_of_postgresql_are_rolled_forward(
+    spark: SparkSession, postgres: PostgresServer, database: str, tmp_path: Path
+) -> None:
+    """The types of their elements differ in the files. Values that no list represents pass, or stop the run."""
+    name = "public.t"
+    settings = replace(settings_of(postgres), database=database)
+    for statement in (
+        f"CREATE TABLE {name} (id int PRIMARY KEY, few int2[], at time[], words text[])",
+        f"ALTER TABLE {name} REPLICA IDENTITY FULL",
+        (
+            f"INSERT INTO {name} SELECT g, ARRAY[g, NULL], ARRAY['12:34:56.789', NULL]::time[], "
+            "ARRAY['a' || g, NULL, ''] FROM generate_series(1, 500) g"
+        ),
+    ):
+        postgres.query(statement, database=database)
+    for number in (1, 2, 3):
+        last = night(spark, postgres, "public", tmp_path, number, database=database, arrays="list", slot="lists")
+        assert ("rolled forward" in last.plans[0].reason) == (number > 1), last.plans[0].reason
+        truth = by_id(postgres.query(f"SELECT id, few, words FROM {name}", database=database))
+        assert by_id((row[0], row[1], row[3]) for row in by_duckdb(catalog_of(tmp_path), name)) == truth
+        for statement in (
+            f"UPDATE {name} SET few = '[0:1]={{7,8}}' WHERE id = 9",
+            f"UPDATE {name} SET few = few || {number}::int2, at = NULL WHERE id % 100 = {number} OR id = 9",
+            f"UPDATE {name} SET few = NULL WHERE id = 9",
+            f"INSERT INTO {name} VALUES ({1000 + number}, '{{}}', '{{}}', ARRAY['new'])",
+        ):
+            postgres.query(statement, database=database)
+    at = {row[2][0] for row in by_duckdb(catalog_of(tmp_path), name) if row[2]}
+    assert at == {((12 * 60 + 34) * 60 + 56) * 1_000_000 + 789_000}
+    postgres.query(f"UPDATE {name} SET few = '{{{{1}}}}' WHERE id = 77", database=database)
+    with pytest.raises(ValueNotRepresentable, match=r"t\.few: the array \{\{1\}\} does not fit into list"):
+        night(spark, postgres, "public", tmp_path, 4, database=database, arrays="list", slot="lists")
+    with session(settings) as connection:
+        slot = name_of(connection, "lists")
+    slots.drop(settings, slot, slot)

@@ -20,6 +20,7 @@ from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFil
         (_OverwriteFiles._existing_manifests, ""),
         (_OverwriteFiles._deleted_entries, ""),
         (_OverwriteFiles._process_manifests, "manifests"),
+        (_OverwriteFiles._build_delete_files_partition_predicate, ""),
         (_OverwriteFiles._current_branch_head_id, ""),
         (_OverwriteFiles._summary, "snapshot_properties"),
         (_OverwriteFiles.new_manifest_output, ""),

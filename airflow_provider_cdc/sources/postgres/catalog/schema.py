@@ -70,6 +70,11 @@ def columns_of(table: Table, leaf: Leaf) -> list[Column]:
     return [table.columns[index] for index in leaf.order] if leaf.order else list(table.columns)
 
 
+def column_identities(table: Table) -> dict[str, str]:
+    """Return the identity of each column, by its name: the OID of the table, and the number of the column."""
+    return {column.name: f"{column.details['relation']}/{column.details['number']}" for column in table.columns}
+
+
 def read_tables(connection: Connection, names: Sequence[TableName], publication: str = "") -> tuple[Table, ...]:
     """Return the schemas of tables, in the order of ``names``.
 

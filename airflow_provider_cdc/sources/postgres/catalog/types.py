@@ -17,6 +17,7 @@ bytea                                  binary
 date                                   date32               the policy applies to ±infinity
 timestamp, timestamp with time zone    timestamp[us], UTC   the policy applies to ±infinity, after 294247-01-10
 time                                   time64[us]           the policy applies to 24:00:00
+arrays of these, with `arrays` = list  list                 the policy applies to other dimensions and lower bounds
 all others                             utf8                 what the type's output function prints under
                                                             ``SESSION_SETTINGS``
 =====================================  ===================  =====================================================
@@ -54,6 +55,7 @@ from enum import Enum
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.options.run import LIST
 from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.errors import ConfigurationError
 
@@ -90,6 +92,7 @@ class Family(Enum):
     DATE = "date"
     TIMESTAMP = "timestamp"
     TIME = "time"
+    LIST = "array"
     OUTPUT = "output"
     """Text that the server prints, because there is no better Arrow type."""
 
@@ -108,6 +111,9 @@ class ColumnType:
         whether the published column may have nulls. ``stored_nulls``: whether the column of the table may have nulls.
     ``precision``, ``scale``
         the precision and scale of decimals.
+    ``element``
+        the type of the elements of a list. An array with an element that ``arrow`` cannot represent cannot be
+        represented itself, so the policy of the elements is ``null``.
     """
 
     name: str
@@ -120,6 +126,7 @@ class ColumnType:
     value: str
     precision: int = 0
     scale: int = 0
+    element: ColumnType | None = None
 
 
 def unmapped(column: Column) -> str | None:
@@ -204,18 +211,37 @@ def _column_type(table: Table, column: Column, is_read: bool) -> ColumnType:
     oid, typmod = base_type(column)
     policy = table.options.unrepresentable
     family, arrow = _native(oid, typmod)
+    element = None
+    if table.options.arrays == LIST and not table.identifies(column.name):
+        element = _element(column.name, oid, typmod)
+    if element is not None:
+        family, arrow = Family.LIST, pa.list_(pa.field("element", element.arrow, nullable=True))
     if family in _UNREPRESENTABLE and policy == "string":
-        family = Family.OUTPUT
+        family, element = Family.OUTPUT, None
     if family is Family.OUTPUT:
         arrow = pa.utf8()
     if family not in _UNREPRESENTABLE or table.identifies(column.name):
         policy = "error"
     nullable = column.nullable or policy == "null"
     select = value = _value(table, column)
-    if family in (Family.OUTPUT, Family.DECIMAL):
+    if family in (Family.OUTPUT, Family.DECIMAL, Family.LIST):
         select = _printed(value, oid, str(column.details.get("kind", "")))
-    precision, scale = (arrow.precision, arrow.scale) if family is Family.DECIMAL else (0, 0)
-    return ColumnType(column.name, family, arrow, select, nullable, column.nullable, policy, value, precision, scale)
+    digits = _digits(family, arrow)
+    return ColumnType(column.name, family, arrow, select, nullable, column.nullable, policy, value, *digits, element)
+
+
+def _element(name: str, oid: int, typmod: int) -> ColumnType | None:
+    """Return the type of the elements of an array. None: this is not an array, or the elements have no Arrow type."""
+    if oid not in _ELEMENTS:
+        return None
+    family, arrow = _native(_ELEMENTS[oid], typmod)
+    if family is Family.OUTPUT:
+        return None
+    return ColumnType(name, family, arrow, "", True, True, "null", "", *_digits(family, arrow))
+
+
+def _digits(family: Family, arrow: pa.DataType) -> tuple[int, int]:
+    return (arrow.precision, arrow.scale) if family is Family.DECIMAL else (0, 0)
 
 
 def _value(table: Table, column: Column) -> str:
@@ -277,7 +303,29 @@ _NATIVE: Mapping[int, tuple[Family, pa.DataType]] = {
 }
 _PLAIN_TEXTS = frozenset({19, 25, 1042, 1043})
 """name, text, char(n), varchar. The type json is excluded, because its text is a printed representation."""
-_UNREPRESENTABLE = (Family.DECIMAL, Family.DATE, Family.TIMESTAMP, Family.TIME)
+_ELEMENTS: Mapping[int, int] = {
+    199: 114,
+    1000: 16,
+    1001: 17,
+    1003: 19,
+    1005: 21,
+    1007: 23,
+    1009: 25,
+    1014: 1042,
+    1015: 1043,
+    1016: 20,
+    1021: 700,
+    1022: 701,
+    1115: 1114,
+    1182: 1082,
+    1183: 1083,
+    1185: 1184,
+    1231: _NUMERIC,
+    2951: 2950,
+    3807: 3802,
+}
+"""The OID of the type of the elements, by the OID of the type of arrays."""
+_UNREPRESENTABLE = (Family.DECIMAL, Family.DATE, Family.TIMESTAMP, Family.TIME, Family.LIST)
 
 # Calling these functions takes half the time of format(), which is used for all other types.
 _OUTPUT_FUNCTIONS: Mapping[int, str] = {

@@ -71,7 +71,11 @@ def _at_risk(table: Table) -> list[ColumnType]:
     if table.details["kind"] == VIEW:
         # A view has no blocks. To sample a view, the server would have to evaluate the whole view.
         return []
-    return [column for column in column_types(table) if column.family in _IS_ODD and column.policy == "error"]
+    return [
+        column
+        for column in column_types(table)
+        if (column.family in _IS_ODD or column.element is not None) and column.policy == "error"
+    ]
 
 
 def _statement(leaf: Leaf, columns: Sequence[ColumnType], blocks: int) -> str:
@@ -82,6 +86,17 @@ def _statement(leaf: Leaf, columns: Sequence[ColumnType], blocks: int) -> str:
     return f"SELECT count(*), {', '.join(counts)} FROM ({ends}) AS looked_at"
 
 
-def _is_odd(column: ColumnType) -> str:
+def _is_odd(column: ColumnType, value: str = "") -> str:
+    """Return the condition that a value is odd.
+
+    :param value: the SQL of the value; empty: the column.
+    """
+    value = value or quote(column.name)
+    if column.element is not None:
+        bounds = f"array_ndims({value}) > 1 OR array_lower({value}, 1) <> 1"
+        if column.element.family not in _IS_ODD:
+            return f"({bounds})"
+        odd_element = _is_odd(column.element, "element.value")
+        return f"({bounds} OR EXISTS (SELECT FROM unnest({value}) AS element(value) WHERE {odd_element}))"
     zoned = "timestamptz" if getattr(column.arrow, "tz", None) else "timestamp"
-    return _IS_ODD[column.family].format(quote(column.name), zoned)
+    return _IS_ODD[column.family].format(value, zoned)

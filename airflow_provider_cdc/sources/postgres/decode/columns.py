@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.kernels.compile import (
     Bytes,
@@ -29,6 +30,7 @@ from airflow_provider_cdc.errors import DecodeError, SchemaChanged, ValueNotRepr
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue, check_noted, naming_key, note
 from airflow_provider_cdc.sources.log.located_values import ALL_GOOD
 from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, arrow_schema, column_types
+from airflow_provider_cdc.sources.postgres.decode.arrays import split_arrays
 from airflow_provider_cdc.sources.postgres.decode.calendar import (
     DAY_MICROS,
     FIRST_DAY,
@@ -37,10 +39,13 @@ from airflow_provider_cdc.sources.postgres.decode.calendar import (
     text_of_micro,
     text_of_time,
 )
+from airflow_provider_cdc.sources.postgres.decode.image_cells import image_array
 
 _UUID_BYTES, _UUID_LETTERS = 16, 36
 _NEW_RUN = "do not change the definitions of copied tables during a run; trigger a new run"
 _CHUNK = 10**18
+_SHOWN = 60
+"""The maximum number of characters of an array in a message."""
 
 NO_NUMBER = -(2**63)
 """The high half of a decimal that is NaN or infinite. No other decimal has this high half. The low half of a NaN or
@@ -102,7 +107,7 @@ def finish(
         raise SchemaChanged("a NULL in a column that was NOT NULL", where=where, hint=_NEW_RUN)
     if column.family is Family.UUID and array.type == pa.binary(_UUID_BYTES):
         return _uuids(array)
-    text = column.family is Family.DECIMAL and array.type == pa.utf8()
+    text = column.family is Family.LIST or (column.family is Family.DECIMAL and array.type == pa.utf8())
     expected = pa.utf8() if text else column.arrow
     if array.type != expected:
         raise SchemaChanged(f"the values are of type {array.type}, not {expected}", where=where, hint=_NEW_RUN)
@@ -128,6 +133,9 @@ def finish(
             values = _values(array, np.int64)
             strange = values >= DAY_MICROS
             return _without(where, column, array, strange, lambda row: text_of_time(int(values[row])), nulled, odd)
+        case Family.LIST:
+            lists, strange = _lists(table, column, array)
+            return _without_lists(where, column, lists, strange, lambda row: _cut(str(array[row])), nulled, odd)
     return array
 
 
@@ -158,18 +166,7 @@ def _without(
     width = array.type.byte_width
     values = array.buffers()[1].slice(array.offset * width, len(array) * width)
     if column.policy == "error":
-
-        def error(row: int) -> ValueNotRepresentable:
-            value = text(row)
-            return ValueNotRepresentable(
-                f"the {column.family.value} {value} does not fit into {column.arrow}",
-                where=where,
-                hint="set unrepresentable to 'string' (the column becomes text) or to 'null', unless the column is "
-                f"part of a key or its table has no key. Or correct the rows in which {column.name} is "
-                f"{value!r}, or leave the table out",
-            )
-
-        note(odd, column.name, strange, error)
+        note(odd, column.name, strange, _refusal(where, column, text))
         placeholders = np.frombuffer(values, np.uint8).reshape(len(array), width).copy()
         placeholders[strange] = 0
         return pa.Array.from_buffers(array.type, len(array), [_validity(array), pa.py_buffer(placeholders)])
@@ -177,6 +174,64 @@ def _without(
         nulled[column.name] = nulled.get(column.name, 0) + count
     valid = np.packbits(np.asarray(array.is_valid()) & ~strange, bitorder="little")
     return pa.Array.from_buffers(array.type, len(array), [pa.py_buffer(valid), values])
+
+
+def _without_lists(
+    where: str,
+    column: ColumnType,
+    lists: pa.ListArray,
+    strange: np.ndarray[Any, Any],
+    text: Callable[[int], str],
+    nulled: dict[str, int] | None,
+    odd: list[OddValue] | None,
+) -> pa.Array:
+    """Do what `_without` does, for lists."""
+    count = int(np.count_nonzero(strange))
+    if not count:
+        return lists
+    if column.policy == "error":
+        note(odd, column.name, strange, _refusal(where, column, text))
+    elif nulled is not None:
+        nulled[column.name] = nulled.get(column.name, 0) + count
+    placeholder = pa.scalar([] if column.policy == "error" else None, lists.type)
+    return pc.if_else(pa.array(strange), placeholder, lists)
+
+
+def _lists(table: str, column: ColumnType, array: pa.StringArray) -> tuple[pa.ListArray, np.ndarray[Any, Any]]:
+    """Parse the texts of arrays. Return the lists, and which of the arrays no list of the column's type represents."""
+    assert column.element is not None
+    where = f"{table}.{column.name}"
+    arrays = split_arrays(where, array)
+    parsed = image_array(where, column.element, arrays.elements, 0)
+    elements = finish(table, column.element, parsed)
+    strange = arrays.odd
+    if elements.null_count != parsed.null_count:
+        unfit = np.flatnonzero(np.asarray(parsed.is_valid()) & ~np.asarray(elements.is_valid()))
+        strange = strange.copy()
+        strange[np.searchsorted(arrays.ends, unfit, side="right") - 1] = True
+    buffers = [_validity(array), pa.py_buffer(arrays.ends)]
+    lists = pa.Array.from_buffers(column.arrow, len(array), buffers, array.null_count, children=[elements])
+    return lists, strange
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
+
+
+def _refusal(where: str, column: ColumnType, text: Callable[[int], str]) -> Callable[[int], ValueNotRepresentable]:
+    """Return the function that creates the error for the value in a row."""
+
+    def error(row: int) -> ValueNotRepresentable:
+        value = text(row)
+        return ValueNotRepresentable(
+            f"the {column.family.value} {value} does not fit into {column.arrow}",
+            where=where,
+            hint="set unrepresentable to 'string' (the column becomes text) or to 'null', unless the column is part of "
+            f"a key or its table has no key. Or correct the rows in which {column.name} is {value!r}, or leave the "
+            "table out",
+        )
+
+    return error
 
 
 def _floats(array: pa.Array) -> pa.Array:

@@ -45,7 +45,7 @@ def image_array(where: str, column: ColumnType, located: Located, index: int) ->
     """
     rows, starts, lengths = located.rows, located.starts[index], located.lengths[index]
     match column.family:
-        case Family.TEXT | Family.UUID | Family.DECIMAL | Family.OUTPUT:
+        case Family.TEXT | Family.UUID | Family.DECIMAL | Family.OUTPUT | Family.LIST:
             return texts(where, located, index)
         case Family.FLOAT:
             try:

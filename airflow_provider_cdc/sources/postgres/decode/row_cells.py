@@ -70,7 +70,7 @@ def row_array(where: str, column: ColumnType, jsonb: bool, located: Located, ind
             if bad != ALL_GOOD:
                 raise DecodeError(f"the value in row {bad} of the batch is not a {column.arrow}", where=where)
             return located.array(index, column.arrow, decimals)
-        case Family.TEXT | Family.OUTPUT:
+        case Family.TEXT | Family.OUTPUT | Family.LIST:
             if jsonb and _skip_versions(located.data, starts, lengths, rows) != ALL_GOOD:
                 raise DecodeError("a jsonb value has another version than 1", where=where)
             if jsonb:

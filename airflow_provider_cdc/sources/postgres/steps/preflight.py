@@ -114,9 +114,7 @@ def _plans_again(tables: Sequence[Table], told: Sequence[bool], options: TableOp
                 f"{_why_whole(table, options)}, so the whole table is read in one snapshot, which stays open for "
                 f"{lasts} ({why})"
             )
-        plans.append(
-            TablePlan(table.name, chosen, reason, table.rows, table.bytes, options.unrepresentable, at_upper=True)
-        )
+        plans.append(replace(_planned(table, chosen, reason, options), at_upper=True))
     return plans
 
 
@@ -140,4 +138,10 @@ def _plan(table: Table, options: TableOptions) -> TablePlan:
         chosen = "watermark"
         key = f"{table.key_index} ({', '.join(table.key)})"
         reason = f"its key {key} identifies the rows that change during the read, so it needs no long transaction"
-    return TablePlan(table.name, chosen, reason, table.rows, table.bytes, options.unrepresentable)
+    return _planned(table, chosen, reason, options)
+
+
+def _planned(table: Table, chosen: str, reason: str, options: TableOptions) -> TablePlan:
+    return TablePlan(
+        table.name, chosen, reason, table.rows, table.bytes, options.unrepresentable, arrays=options.arrays
+    )

@@ -1,0 +1,186 @@
+"""Divides rows into the partitions of a table, by the transforms of Iceberg's specification.
+
+See https://iceberg.apache.org/spec/#partition-transforms. The transforms are applied to the values in data files, so
+their types are those of `lake_types`. Readers compute the same transforms of the values in a filter, and skip the files
+of other partitions. So a wrong partition value would be a missing row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, bytes_of, inner, kernel, load8
+from airflow_provider_cdc.core.tables.layout import BUCKET, IDENTITY, PERIODS, TRUNCATE, PartitionField
+from airflow_provider_cdc.errors import ConfigurationError
+
+PartitionValue = int | str | bool | bytes | Decimal | None
+"""The value of a partition field. Dates are days, and times are microseconds, since 1970."""
+
+_SINCE_1970 = ("month", "day")
+"""DuckDB 1.5.5 rounds these periods of times before 1970 up, and then misses the rows of their partitions."""
+_UNITS = {"year": "Y", "month": "M", "day": "D", "hour": "h"}
+
+
+def problem_of(field: PartitionField, kind: pa.DataType) -> str:
+    """Return why a column with this type in data files cannot be partitioned by ``field``; empty: it can."""
+    is_day, is_time = pa.types.is_date(kind), pa.types.is_timestamp(kind)
+    if field.transform in PERIODS:
+        fits = is_time or (is_day and field.transform != "hour")
+        wanted = "a time" if field.transform == "hour" else "a date or a time"
+    elif field.transform == TRUNCATE:
+        # Engines disagree about numbers near the ends of their types.
+        fits, wanted = pa.types.is_string(kind), "text"
+    else:
+        fits = is_day or is_time or pa.types.is_integer(kind) or pa.types.is_decimal(kind)
+        fits = fits or pa.types.is_string(kind) or pa.types.is_binary(kind)
+        fits = fits or (pa.types.is_boolean(kind) and field.transform == IDENTITY)
+        wanted = "an integer, a decimal, a date, a time, text or bytes"
+    return "" if fits else f"{field.transform} needs {wanted}, and the column is {kind} in the data files"
+
+
+def divided(rows: pa.Table, fields: Sequence[PartitionField]) -> Iterator[tuple[tuple[PartitionValue, ...], pa.Table]]:
+    """Yield the rows of each partition, in the order in which they are, with the values of the partition's fields."""
+    if not rows.num_rows:
+        return
+    codes: Int64s = np.zeros(rows.num_rows, np.int64)
+    values = []
+    for field in fields:
+        encoded = _transformed(rows[field.column].combine_chunks(), field).dictionary_encode("encode")
+        encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+        _, codes = np.unique(codes * len(encoded.dictionary) + encoded.indices.to_numpy(), return_inverse=True)
+        values.append(encoded)
+    order = np.argsort(codes, kind="stable")
+    starts = np.flatnonzero(np.diff(codes[order], prepend=-1))
+    sorted_rows = rows if len(starts) == 1 else rows.take(pa.array(order))
+    for start, end in zip(starts.tolist(), [*starts.tolist()[1:], rows.num_rows], strict=True):
+        row = int(order[start])
+        yield tuple(_plain(column[row]) for column in values), sorted_rows.slice(start, end - start)
+
+
+def encode_partition(values: Sequence[PartitionValue]) -> list[Any]:
+    """Return partition values as JSON."""
+    return [
+        {"bytes": value.hex()}
+        if isinstance(value, bytes)
+        else {"decimal": str(value)}
+        if isinstance(value, Decimal)
+        else value
+        for value in values
+    ]
+
+
+def decode_partition(values: Sequence[Any]) -> tuple[PartitionValue, ...]:
+    """Decode the result of `encode_partition`."""
+    return tuple(
+        (bytes.fromhex(value["bytes"]) if "bytes" in value else Decimal(value["decimal"]))
+        if isinstance(value, dict)
+        else value
+        for value in values
+    )
+
+
+def described(fields: Sequence[PartitionField]) -> str:
+    """Return the partitioning as text, for messages."""
+    return ", ".join(map(str, fields)) or "nothing"
+
+
+def _transformed(column: pa.Array, field: PartitionField) -> pa.Array:
+    """Return the partition values of a column: integers for dates and times."""
+    if field.transform == TRUNCATE:
+        return pc.utf8_slice_codeunits(column, 0, field.number)
+    if field.transform == BUCKET:
+        return _buckets(column, field.number)
+    if field.transform in PERIODS:
+        unit = "D" if pa.types.is_date(column.type) else "us"
+        numbers = pc.fill_null(_numbers(column), 0).to_numpy()
+        if unit == "us" and field.transform in _SINCE_1970 and len(numbers) and numbers.min() < 0:
+            raise ConfigurationError(
+                f"partition_by: {field}: the column has times before 1970, and DuckDB would miss these rows",
+                hint="choose year(…), hour(…) or bucket(…) in place of month(…) and day(…), or a column of dates",
+            )
+        periods = numbers.astype(f"M8[{unit}]").astype(f"M8[{_UNITS[field.transform]}]").astype(np.int64)
+        return pa.array(periods, mask=np.asarray(column.is_null()))
+    return _numbers(column) if pa.types.is_temporal(column.type) else column
+
+
+def _numbers(column: pa.Array) -> pa.Array:
+    """Return dates as days, and times as microseconds."""
+    return column.view(pa.int32()).cast(pa.int64()) if pa.types.is_date(column.type) else column.view(pa.int64())
+
+
+def _buckets(column: pa.Array, count: int) -> pa.Array:
+    """Return the buckets of values: Murmur3 of the specification's form of each value."""
+    kind = column.type
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        data = column.cast(pa.large_binary())
+    elif pa.types.is_decimal(kind):
+        data = _decimal_bytes(column)
+    else:
+        numbers = _numbers(column) if pa.types.is_temporal(kind) else column.cast(pa.int64())
+        stored = pc.fill_null(numbers, 0).to_numpy().astype("<i8")
+        ends = np.arange(0, 8 * (len(column) + 1), 8, dtype=np.int64)
+        data = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), len(column), [None, pa.py_buffer(ends), pa.py_buffer(stored)]
+        )
+    offsets = bytes_of(data.buffers()[1]).view(np.int64)[data.offset :][: len(column) + 1]
+    out: Int64s = np.zeros(len(column), np.int64)
+    content = data.buffers()[2]
+    _murmur(bytes_of(content) if content is not None else np.zeros(0, np.uint8), offsets, count, out)
+    return pa.array(out, mask=np.asarray(column.is_null()))
+
+
+def _decimal_bytes(column: pa.Array) -> pa.LargeBinaryArray:
+    """Return the shortest two's complement of the unscaled values, big-endian."""
+    scale = column.type.scale
+    unscaled = [None if one is None else int(one.scaleb(scale)) for one in column.to_pylist()]
+    return pa.array(
+        [
+            b"" if one is None else one.to_bytes((one if one >= 0 else ~one).bit_length() // 8 + 1, "big", signed=True)
+            for one in unscaled
+        ],
+        pa.large_binary(),
+    )
+
+
+def _plain(value: pa.Scalar) -> PartitionValue:
+    plain: PartitionValue = value.as_py()
+    return plain
+
+
+@inner
+def _rotated(value: int, bits: int) -> int:
+    return ((value << bits) | (value >> (32 - bits))) & 0xFFFFFFFF
+
+
+@kernel
+def _murmur(data: Bytes, offsets: Int64s, count: int, out: Int64s) -> None:
+    """Write the bucket of each value: the non-negative 32 bits of Murmur3 (x86, seed 0), modulo ``count``."""
+    for row in range(len(out)):
+        at, end = int(offsets[row]), int(offsets[row + 1])
+        length = end - at
+        hashed = 0
+        while end - at >= 4:
+            word = load8(data, at) | load8(data, at + 1) << 8 | load8(data, at + 2) << 16 | load8(data, at + 3) << 24
+            word = (word * 0xCC9E2D51) & 0xFFFFFFFF
+            word = (_rotated(word, 15) * 0x1B873593) & 0xFFFFFFFF
+            hashed = (_rotated(hashed ^ word, 13) * 5 + 0xE6546B64) & 0xFFFFFFFF
+            at += 4
+        word = 0
+        for index in range(end - at):
+            word |= load8(data, at + index) << (8 * index)
+        if end > at:
+            word = (word * 0xCC9E2D51) & 0xFFFFFFFF
+            hashed ^= (_rotated(word, 15) * 0x1B873593) & 0xFFFFFFFF
+        hashed ^= length
+        hashed ^= hashed >> 16
+        hashed = (hashed * 0x85EBCA6B) & 0xFFFFFFFF
+        hashed ^= hashed >> 13
+        hashed = (hashed * 0xC2B2AE35) & 0xFFFFFFFF
+        hashed ^= hashed >> 16
+        out[row] = (hashed & 0x7FFFFFFF) % count
