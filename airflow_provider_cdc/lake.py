@@ -23,6 +23,7 @@ from airflow_provider_cdc.core.copies.history import history_in
 from airflow_provider_cdc.core.positions.as_of import parse_position, reaches
 from airflow_provider_cdc.core.run.feed import feed_schema
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
+from airflow_provider_cdc.core.storage.access import StorageSettings
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.core.tables.selection import selection_of
@@ -75,7 +76,12 @@ class Changes:
 
 
 def read_latest(
-    target: str, table: str, *, where: str | None = None, columns: Sequence[str] | None = None
+    target: str,
+    table: str,
+    *,
+    where: str | None = None,
+    columns: Sequence[str] | None = None,
+    storage: StorageSettings | None = None,
 ) -> LatestCopy | None:
     """Return the latest copy of a table, or None if no copy has been published yet.
 
@@ -87,6 +93,8 @@ def read_latest(
     :param table: ``schema.table``.
     :param where: the condition that selected the copied rows, in any notation. None: all rows were copied.
     :param columns: the requested columns, in any order. None: all columns were copied.
+    :param storage: access to the object store, as returned by `hooks.storage.storage_settings`. None: the settings in
+        the environment.
     :raises ConfigurationError: ``target`` is not a folder in a lake, ``table`` is not a table's name, or ``where`` is
         not a condition.
     :raises ManifestError: the record of the copy is damaged, or its files are gone.
@@ -94,7 +102,7 @@ def read_latest(
     :raises StorageRefused: the store denies access.
     """
     name = CopyName.of(TableName.parse(table), selection_of(where, columns))
-    return open_sink(LAKE_FORMAT, Storage(target)).latest(name)
+    return open_sink(LAKE_FORMAT, Storage(target, storage)).latest(name)
 
 
 def read_cut(
@@ -129,7 +137,13 @@ def read_cut(
 
 
 def read_changes(
-    target: str, table: str, since: str = "", *, where: str | None = None, columns: Sequence[str] | None = None
+    target: str,
+    table: str,
+    since: str = "",
+    *,
+    where: str | None = None,
+    columns: Sequence[str] | None = None,
+    storage: StorageSettings | None = None,
 ) -> Changes:
     """Return the changes of a table between one of its copies and the latest copy, without a gap.
 
@@ -142,6 +156,7 @@ def read_changes(
         removed. After the source was set back, the same position may belong to two copies. In this case, give the
         ``run_id``, until the source is beyond the position that it had reached before.
     :param where: together with ``columns``, the part of the table that was copied, as for `read_latest`.
+    :param storage: as for `read_latest`.
     :raises ChangesMissing: no changes were published since the copy ``since``, or some of the changes no longer exist.
     :raises ConfigurationError: ``target`` is not a folder in a lake, ``table`` is not a table's name, or ``where`` is
         not a condition.
@@ -150,10 +165,10 @@ def read_changes(
     :raises StorageRefused: the store denies access.
     """
     name = CopyName.of(TableName.parse(table), selection_of(where, columns))
-    sink = open_sink(LAKE_FORMAT, Storage(target))
+    sink = open_sink(LAKE_FORMAT, Storage(target, storage))
     latest = sink.latest(name)
     if latest is None:
-        published = Storage(target).folder(*feeds_of(name).split("/"))
+        published = Storage(target, storage).folder(*feeds_of(name).split("/"))
         if published.folders():
             raise ChangesMissing(
                 "the table has published changes, but no copy as plain Parquet files",
@@ -211,21 +226,24 @@ def _check_unambiguous(latest: LatestCopy, since: str) -> None:
         )
 
 
-def open_dataset(copy: LatestCopy | Changes) -> dataset.Dataset:
-    """Return a PyArrow dataset with the rows of a copy, or with changes. The files may be in any supported store."""
+def open_dataset(copy: LatestCopy | Changes, storage: StorageSettings | None = None) -> dataset.Dataset:
+    """Return a PyArrow dataset with the rows of a copy, or with changes. The files may be in any supported store.
+
+    :param storage: as for `read_latest`.
+    """
     if isinstance(copy, Changes) and not copy.files:
-        return dataset.dataset(feed_schema(_opened([copy.copy_file]).schema).empty_table())
+        return dataset.dataset(feed_schema(_opened([copy.copy_file], storage).schema).empty_table())
     if not copy.files:
         raise ConfigurationError(
             "this copy is an Iceberg table with position deletes, and its data files alone have deleted rows",
             where=copy.table,
             hint="read the table with read_cut",
         )
-    return _opened(copy.files)
+    return _opened(copy.files, storage)
 
 
-def _opened(files: Sequence[str]) -> dataset.Dataset:
-    folder = cache(Storage)
+def _opened(files: Sequence[str], storage: StorageSettings | None) -> dataset.Dataset:
+    folder = cache(lambda uri: Storage(uri, storage))
     places = [uri.rpartition("/") for uri in files]
     paths = [folder(parent).path(name) for parent, _, name in places]
     return dataset.dataset(paths, format="parquet", filesystem=folder(places[0][0]).filesystem)

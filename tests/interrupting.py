@@ -36,6 +36,7 @@ def interrupt_at(patch: pytest.MonkeyPatch, number: int) -> None:
     for name in (
         "write_json",
         "create_json",
+        "replace_json",
         "delete_file",
         "delete_folder",
         "delete_empty_folder",

@@ -58,9 +58,11 @@ def _of_the_run(task: Any) -> list[str]:
     # These modules are imported only here, because they are slow to import and DAG files import this module.
     from airflow_provider_cdc.core.run.run import Run
     from airflow_provider_cdc.core.storage.folder import Storage
+    from airflow_provider_cdc.hooks.storage import conn_id_of, storage_access
 
     try:
-        run = Run.load(Storage(uri))
+        with storage_access(conn_id_of(task)):
+            run = Run.load(Storage(uri))
         position = f"{run.manifest.position_key} {run.manifest.initial_position}"
     except Exception as error:
         # Report the other facts even if the position cannot be read.

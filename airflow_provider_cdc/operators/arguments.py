@@ -115,6 +115,7 @@ class OptionArguments(TypedDict, total=False):
     sort_by: Mapping[str, Sequence[str]] | str | None
     on_type_change: str
     on_foreign_commit: str
+    storage_conn_id: str
     on_table_error: str
     missing_past: str
     plan_only: bool | str

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from airflow_provider_cdc.core.checks import Check, Moment, Raised, problems_of
 from airflow_provider_cdc.core.copies.head import source_of
 from airflow_provider_cdc.core.options.run import RunOptions
 from airflow_provider_cdc.core.run.run import scratch_of
+from airflow_provider_cdc.core.storage.access import check_fits, current
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.target import lake_of
 from airflow_provider_cdc.core.tables.table import TableName
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.base import Sink
 
 C = TypeVar("C")
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -117,10 +121,23 @@ def _allowed(context: ParametersContext) -> None:
 
 
 def _target(context: ParametersContext) -> None:
-    lake = Storage(lake_of(context.options.target, context.options.source_conn_id))
+    options = context.options
+    lake = Storage(lake_of(options.target, options.source_conn_id))
+    check_fits(current(), {"target": lake.uri, **({"scratch": options.scratch} if options.scratch else {})})
     _check_writable(lake, context)
-    sink = open_sink(lake_settings(context.options.steps.lake, context.options.source_conn_id), lake)
+    _say_conditional(lake)
+    sink = open_sink(lake_settings(options.steps.lake, options.source_conn_id), lake)
     context.places = Places(lake, scratch_of(lake.uri), sink)
+
+
+def _say_conditional(folder: Storage) -> None:
+    if folder.filesystem.type_name in ("s3", "gcs", "abfs"):
+        how = (
+            "rejects conditional writes whose condition does not hold: they create the records of a run"
+            if folder.has_conditional_writes
+            else "has no conditional writes that can be used here: the tries of a task elect the writer of a record"
+        )
+        _log.info("The store of %s %s", folder, how)
 
 
 def _scratch(context: ParametersContext) -> None:
@@ -236,6 +253,16 @@ LAKE: tuple[Check[LakeContext], ...] = (
 )
 
 PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
+    Check(
+        "target.storage",
+        "The connection to the object store can be used, and is for the store of the target or of the scratch folder.",
+        (),
+        "correct storage_conn_id as the message says",
+        raised_by=(
+            Raised(Moment.PREFLIGHT, "core.storage.access:check_fits"),
+            Raised(Moment.EACH_STEP, "hooks.storage:storage_settings"),
+        ),
+    ),
     Check(
         "run.conf",
         "Each key of a DAG run's conf is a param of the DAG.",

@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.metrics import tell_published
 from airflow_provider_cdc.operators.announce import announcement_of, say_other_target
 from airflow_provider_cdc.operators.base import hand_on, say_skipped
@@ -60,6 +61,7 @@ class ConsolidateOperator(SparkStepOperator):
     outlets: list[Any]
 
     @failing
+    @accessing_storage
     def execute(self, context: Context) -> dict[str, Any]:
         result = super().execute(context)
         run = Run.load(Storage(self.run_uri))
@@ -98,6 +100,7 @@ class ConsolidateOperator(SparkStepOperator):
         except (CdcError, OSError) as error:
             self.log.info("Could not record the announced events, so the run's folder is kept longer: %s", error)
 
+    @accessing_storage
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """Return the lineage of the run. Airflow's OpenLineage provider calls this after the task has ended."""
         from airflow_provider_cdc.lineage import lineage_of

@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.target import lake_of
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.catalog import lake_settings
+from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.operators.arguments import TaskArguments, Xcom
 from airflow_provider_cdc.operators.base import TargetOperator, group_of, hand_on, run_folder, run_id_of, scratch_for
 from airflow_provider_cdc.operators.parameters import Allowed
@@ -50,6 +51,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     :param missed_past: XCom ``missed_past`` of preflight.
     :param may_miss_past: XCom ``may_miss_past`` of preflight.
     :param plan_only: the same value as for preflight. If true, this task and the tasks after it are skipped.
+    :param storage_conn_id: connection to the object store, as for preflight.
     :param source_conn_ids: the allowed connections, as for preflight.
     :param targets: the allowed targets, as for preflight.
     """
@@ -64,6 +66,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         "missed_past",
         "may_miss_past",
         "plan_only",
+        "storage_conn_id",
     )
 
     def __init__(
@@ -78,6 +81,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         may_miss_past: Xcom = None,
         plan_only: bool | str = False,
         scratch: str = "",
+        storage_conn_id: str = "",
         source_conn_ids: Sequence[str] | None = None,
         targets: Sequence[str] | None = None,
         **kwargs: Unpack[TaskArguments],
@@ -86,6 +90,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         self.source_conn_id = source_conn_id
         self.target = target
         self.scratch = scratch
+        self.storage_conn_id = storage_conn_id
         # The attributes are declared with the types that their values have after rendering.
         self.plan: Any = plan
         self.options: Any = options
@@ -97,6 +102,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         self._recording = False
 
     @failing
+    @accessing_storage
     def execute(self, context: Context) -> dict[str, Any]:
         # These modules are imported only here, because they are slow to import and Airflow parses DAGs often.
         from airflow_provider_cdc.core.run.initial_position import begin

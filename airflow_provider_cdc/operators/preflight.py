@@ -15,6 +15,7 @@ from airflow_provider_cdc.core.storage.records import encode
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.operators.arguments import PreflightArguments
 from airflow_provider_cdc.operators.base import TargetOperator, hand_on, say_skipped
 from airflow_provider_cdc.operators.checks import (
@@ -99,6 +100,7 @@ class PreflightOperator(TargetOperator):
         self.strict_conf = strict_conf
 
     @failing
+    @accessing_storage
     def execute(self, context: Context) -> dict[str, Any]:
         if self.strict_conf:
             check_conf(context["dag_run"].conf, {*context["dag"].params, *self.params})

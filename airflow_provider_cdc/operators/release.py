@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.run.release import release as release_what_is_kep
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.target import lake_of
 from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.hooks.storage import conn_id_of, storage_access
 from airflow_provider_cdc.operators.base import (
     run_folder,
     run_id_for,
@@ -41,6 +42,7 @@ class ReleasingOperator(RendersClearly):
     the task, a failed try does not drop the slot and the publication."""
 
     source_conn_id: str
+    storage_conn_id: str = ""
     _releasing: tuple[Storage, ConnectionSettings, Context] | None = None
     _killed_for_another_try = False
 
@@ -120,15 +122,16 @@ class ReleaseOfRun:
         task: Any = self._recording
         try:
             # The task runs in another process, so its templates are not rendered in this process yet.
-            target, scratch, source_conn_id = task.render_template(
-                [task.target, task.scratch, task.source_conn_id], context
+            target, scratch, source_conn_id, storage_conn_id = task.render_template(
+                [task.target, task.scratch, task.source_conn_id, task.storage_conn_id], context
             )
             # A rejected run created nothing, and its connection and folders must not be accessed.
             task.allowed.check(source_conn_id, target, scratch)
             lake = lake_of(target, source_conn_id)
             run_id = run_id_for(context["dag_run"], task.task_id, lake, map_index)
-            run = run_folder(scratch_for(scratch, source_conn_id, lake), run_id)
-            task.release(run, open_hook(source_conn_id).settings())
+            with storage_access(storage_conn_id):
+                run = run_folder(scratch_for(scratch, source_conn_id, lake), run_id)
+                task.release(run, open_hook(source_conn_id).settings())
         except Exception as error:
             _log.warning("Could not drop the replication slot and publication of this run: %s", error)
 
@@ -176,19 +179,24 @@ def release_of_task(context: Context) -> None:
         # In the last try, this function is called even if the task was killed because a user cleared it.
         return
     try:
-        if isinstance(getattr(task, "run_uri", None), str):
-            run = task.own_run(context)
-        elif not hasattr(task, "target"):
-            # The XCom ``run_uri`` is missing, because lock_and_record was skipped, a user set the state of
-            # lock_and_record, or the XCom was removed.
-            _log.info(
-                "Cannot tell which run this task belongs to (no XCom run_uri). The run's slot and publication "
-                "are released when the DAG run ends"
-            )
-            return
-        else:
-            lake = lake_of(task.target, task.source_conn_id)
-            run = run_folder(scratch_for(task.scratch, task.source_conn_id, lake), run_id_of(context, lake))
-        task.release(run, open_hook(task.source_conn_id).settings())
+        with storage_access(conn_id_of(task)):
+            _release(task, context)
     except Exception as error:
         _log.warning("Could not drop the replication slot and publication of this run: %s", error)
+
+
+def _release(task: Any, context: Context) -> None:
+    if isinstance(getattr(task, "run_uri", None), str):
+        run = task.own_run(context)
+    elif not hasattr(task, "target"):
+        # The XCom ``run_uri`` is missing, because lock_and_record was skipped, a user set the state of
+        # lock_and_record, or the XCom was removed.
+        _log.info(
+            "Cannot tell which run this task belongs to (no XCom run_uri). The run's slot and publication "
+            "are released when the DAG run ends"
+        )
+        return
+    else:
+        lake = lake_of(task.target, task.source_conn_id)
+        run = run_folder(scratch_for(task.scratch, task.source_conn_id, lake), run_id_of(context, lake))
+    task.release(run, open_hook(task.source_conn_id).settings())

@@ -9,6 +9,7 @@ from typing import Any
 from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.storage.target import SOURCE_PLACEHOLDER, lake_of
 from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.hooks.storage import storage_settings
 from airflow_provider_cdc.operators.base import TargetOperator
 from airflow_provider_cdc.sensors.waiting import WaitingSensor
 from airflow_provider_cdc.triggers.published import PublishedTrigger, Wanted, ask
@@ -40,6 +41,7 @@ class PublishedSensor(TargetOperator, WaitingSensor):
     :param source_conn_id: the value for ``{source}`` in ``target``.
     :param where: the condition that selected the copied rows. Empty: copies of all rows.
     :param columns: the requested columns. Empty: copies of all columns.
+    :param storage_conn_id: connection to the object store, as for `SnapshotTaskGroup`.
     """
 
     template_fields: Sequence[str] = (
@@ -51,6 +53,7 @@ class PublishedSensor(TargetOperator, WaitingSensor):
         "source_conn_id",
         "where",
         "columns",
+        "storage_conn_id",
     )
 
     def __init__(
@@ -64,6 +67,7 @@ class PublishedSensor(TargetOperator, WaitingSensor):
         source_conn_id: str = "",
         where: str | None = "",
         columns: Sequence[str] | None = (),
+        storage_conn_id: str = "",
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -75,11 +79,13 @@ class PublishedSensor(TargetOperator, WaitingSensor):
         self.source_conn_id = source_conn_id
         self.where = where
         self.columns = columns
+        self.storage_conn_id = storage_conn_id
 
     def ask(self) -> Answer:
         wanted = self._wanted
         wanted.check()
-        return ask(self._lake, self.table, wanted, self.where or "", self.columns or ())
+        storage = storage_settings(self.storage_conn_id)
+        return ask(self._lake, self.table, wanted, self.where or "", self.columns or (), storage)
 
     def trigger(self) -> PublishedTrigger:
         return PublishedTrigger(
@@ -88,6 +94,7 @@ class PublishedSensor(TargetOperator, WaitingSensor):
             wanted=asdict(self._wanted),
             where=self.where or "",
             columns=self.columns or (),
+            storage_conn_id=self.storage_conn_id,
             poll_seconds=self.poke_interval,
             outage_seconds=self.outage_seconds,
         )

@@ -1,7 +1,8 @@
 """The head of a table, ``<target>/<schema>.<table>/_latest.json``. Only a newer copy of the same source replaces it.
 
-Two runs may publish at the same time. On a local disk, one run waits for the other run. pyarrow.fs has no lock for
-object stores, so on these stores, each run first writes a claim, and reads all claims again after it has written the
+Two runs may publish at the same time. On a local disk, one run waits for the other run. On an object store with
+conditional writes, a run replaces the head only if it is still the head that the run has read. Other object stores have
+no such means, so on these stores, each run first writes a claim, and reads all claims again after it has written the
 head. A slow run that overwrote a newer head finds the claim of the newer copy, and makes the newer copy the head again.
 """
 
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
+from typing import Any
 
 from pyarrow import fs
 
@@ -39,6 +41,8 @@ CLAIM_LIFE = timedelta(days=1)
 """The time for which a claim is kept. No writer is expected to stall for longer between reading the head and writing
 it."""
 
+_ANSWER = ".answer.json"
+"""The end of the name of a claim with which a run with conditional writes answers the claims of others."""
 _LOCK_SECONDS = 60.0
 _ROUNDS = 20
 
@@ -83,11 +87,47 @@ def replace_latest(target: Storage, folder: str, latest: Copy) -> bool:
                 target.write_json(f"{folder}/{LATEST}", encode_copy(latest))
                 return True
             return False
+        if not isinstance(target.filesystem, fs.LocalFileSystem) and target.has_conditional_writes:
+            return _replace_by_condition(target, folder, latest)
         return _replace_by_claim(target, folder, latest)
 
 
-def _replace_by_claim(target: Storage, folder: str, latest: Copy) -> bool:
-    claim_name = f"{folder}/{CLAIMS}/{latest.run_id}.json"
+def _replace_by_condition(target: Storage, folder: str, latest: Copy) -> bool:
+    name, data = f"{folder}/{LATEST}", encode_copy(latest)
+    for _ in range(_ROUNDS):
+        present = target.read_versioned(name)
+        current, version = (None, None) if present is None else (_copy_in(target, name, present[0]), present[1])
+        _check_same_source(target, folder, current, latest)
+        if current is not None and current.run_id != latest.run_id and not is_newer(latest, current):
+            return False
+        if present is not None and present[0] == data:
+            break
+        if target.replace_json(name, data, version):
+            break
+    else:
+        raise _gave_up(target, folder)
+    # A run that found no conditional writes (of an earlier version of this package, or with other credentials) may have
+    # read an older head, and be about to overwrite this one. It wrote its claim before it read the head.
+    return not _others_claim(target, folder, name) or _replace_by_claim(target, folder, latest, _ANSWER)
+
+
+def _others_claim(target: Storage, folder: str, head: str) -> bool:
+    """Return whether a run without conditional writes publishes now. Remove old claims.
+
+    :param head: the name of the head, which was written a moment ago.
+    """
+    claims = {name: time for name, time in target.times(f"{folder}/{CLAIMS}").items() if not name.endswith(_ANSWER)}
+    if not claims:
+        return False
+    now = target.times(folder)[head]
+    for name, written in claims.items():
+        if now - written > CLAIM_LIFE:
+            target.delete_file(name)
+    return any(now - written <= CLAIM_LIFE for written in claims.values())
+
+
+def _replace_by_claim(target: Storage, folder: str, latest: Copy, suffix: str = ".json") -> bool:
+    claim_name = f"{folder}/{CLAIMS}/{latest.run_id}{suffix}"
     target.write_json(claim_name, encode_copy(latest))
     for _ in range(_ROUNDS):
         current = _checked(target, folder, latest)
@@ -102,7 +142,11 @@ def _replace_by_claim(target: Storage, folder: str, latest: Copy) -> bool:
         if current is not None and current.run_id == best.run_id:
             return best.run_id == latest.run_id
         target.write_json(f"{folder}/{LATEST}", encode_copy(best))
-    raise PublishIncomplete(
+    raise _gave_up(target, folder)
+
+
+def _gave_up(target: Storage, folder: str) -> PublishIncomplete:
+    return PublishIncomplete(
         "gave up replacing the latest copy: other runs kept replacing it",
         where=target.uri_of(f"{folder}/{LATEST}"),
         hint="run the task again: it completes the publication",
@@ -128,9 +172,13 @@ def _claims(target: Storage, folder: str, own: str) -> Iterator[Copy]:
 
 def _checked(target: Storage, folder: str, latest: Copy) -> Copy | None:
     current = read_latest(target, folder)
+    _check_same_source(target, folder, current, latest)
+    return current
+
+
+def _check_same_source(target: Storage, folder: str, current: Copy | None, latest: Copy) -> None:
     if current is not None and is_of_another(current, latest):
         raise _another_source(target, folder, current, latest.source)
-    return current
 
 
 def _another_source(target: Storage, folder: str, current: Copy, source: Mapping[str, str]) -> ConfigurationError:
@@ -155,7 +203,10 @@ def _recorded_source(target: Storage, run_id: str) -> dict[str, str]:
 
 
 def _read(target: Storage, name: str) -> Copy:
-    data = target.read_json(name)
+    return _copy_in(target, name, target.read_json(name))
+
+
+def _copy_in(target: Storage, name: str, data: Any) -> Copy:
     try:
         copy = decode_copy(data, target.uri_of(name))
         if not all(isinstance(file.get("name"), str) for file in copy.files):

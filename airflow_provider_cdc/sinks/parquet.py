@@ -209,7 +209,7 @@ class ParquetSink:
         folder = self.copy_folder(head.run_id, table)
         present = _visible(folder)
         if head.path and not present:
-            folder = Storage(head.path)
+            folder = self._lake.at(head.path)
             present = _visible(folder)
         path = folder.uri
         # Earlier versions of this package wrote records without file names. For such a record, the copy consists of all

@@ -140,6 +140,10 @@ class SnapshotTaskGroup(TaskGroup):
     :param on_foreign_commit: How to treat an Iceberg table whose rows another program changed since the last copy:
         ``stop`` stops the run; ``replace`` reads the table in full, and publishes the whole copy in place of all rows.
         The copy never has rows of both.
+    :param storage_conn_id: Connection to the object store of ``target`` and ``scratch``, of type ``aws``,
+        ``google_cloud_platform``, ``wasb`` or ``adls``, with its credentials, endpoint and region. Airflow's tasks,
+        Spark's driver and its executors use it. Empty: what they find in their environment, such as the role of the
+        machine.
     :param on_table_error: How to treat tables that cannot be copied. A table may lack transactions, a key or ``REPLICA
         IDENTITY FULL``, or may have a type or a value that no Arrow type holds. ``fail`` stops the run. ``skip`` leaves
         these tables out, names them in the logs, and lists them with the reasons in the XCom ``skipped``.
@@ -199,6 +203,7 @@ class SnapshotTaskGroup(TaskGroup):
         sort_by: Mapping[str, Sequence[str]] | str | None = None,
         on_type_change: str = "stop",
         on_foreign_commit: str = "stop",
+        storage_conn_id: str = "",
         on_table_error: str = "fail",
         plan_only: bool | str = False,
         source_conn_ids: Sequence[str] | None = None,
@@ -235,6 +240,7 @@ class SnapshotTaskGroup(TaskGroup):
                 missed_past=self.preflight.output["missed_past"],
                 may_miss_past=self.preflight.output["may_miss_past"],
                 plan_only=plan_only,
+                storage_conn_id=storage_conn_id,
                 **allowed,
             )
             on_spark: dict[str, Any] = {
@@ -243,6 +249,7 @@ class SnapshotTaskGroup(TaskGroup):
                 "spark_conn_id": spark_conn_id,
                 "conf": spark_conf,
                 "shared_app_seconds": shared_app_seconds,
+                "storage_conn_id": storage_conn_id,
             }
             self.snapshot = SnapshotOperator(task_id="snapshot", **on_spark)
             self.extract_delta = ExtractDeltaOperator(task_id="extract_delta", **on_spark)

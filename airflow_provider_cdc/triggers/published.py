@@ -17,6 +17,7 @@ from airflow_provider_cdc.triggers.position import target_of
 from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger
 
 if TYPE_CHECKING:
+    from airflow_provider_cdc.core.storage.access import StorageSettings
     from airflow_provider_cdc.lake import LatestCopy
 
 _RUN_TIME = "%Y%m%dT%H%M%SZ"
@@ -68,7 +69,14 @@ class Wanted:
         return point
 
 
-def ask(target: str, table: str, wanted: Wanted, where: str = "", columns: Sequence[str] = ()) -> Answer:
+def ask(
+    target: str,
+    table: str,
+    wanted: Wanted,
+    where: str = "",
+    columns: Sequence[str] = (),
+    storage: StorageSettings | None = None,
+) -> Answer:
     """Return whether the latest copy of a table, or of a part of it, meets all conditions.
 
     :raises CdcError: for the same reasons as `read_latest` and `Wanted.lacking`.
@@ -76,7 +84,7 @@ def ask(target: str, table: str, wanted: Wanted, where: str = "", columns: Seque
     # The module ``lake`` is imported only here, because it is slow to import and DAG files import this module.
     from airflow_provider_cdc.lake import read_latest
 
-    copy = read_latest(target, table, where=where, columns=columns)
+    copy = read_latest(target, table, where=where, columns=columns, storage=storage)
     if copy is None:
         part = " of this part of the table" if where or columns else ""
         return Answer(False, f"{table} has no copy{part} in {target}")
@@ -135,9 +143,10 @@ class PublishedTrigger(WaitingTrigger):
     :param table: ``schema.table``.
     :param wanted: a `Wanted`, as JSON.
     :param where: together with ``columns``, the part of the table, as for `read_latest`.
+    :param storage_conn_id: connection to the object store; empty: the settings in the environment.
     """
 
-    arguments = ("target", "table", "wanted", "where", "columns")
+    arguments = ("target", "table", "wanted", "where", "columns", "storage_conn_id")
 
     def __init__(
         self,
@@ -149,6 +158,7 @@ class PublishedTrigger(WaitingTrigger):
         outage_seconds: float,
         where: str = "",
         columns: Sequence[str] = (),
+        storage_conn_id: str = "",
     ) -> None:
         super().__init__(poll_seconds=poll_seconds, outage_seconds=outage_seconds)
         self.target = target
@@ -156,6 +166,13 @@ class PublishedTrigger(WaitingTrigger):
         self.wanted = asdict(Wanted(**wanted))
         self.where = where
         self.columns = list(columns)
+        self.storage_conn_id = storage_conn_id
 
     async def ask(self) -> Answer:
-        return await asyncio.to_thread(ask, self.target, self.table, Wanted(**self.wanted), self.where, self.columns)
+        # Imported late: the hooks are slow to import, and DAG files import this module.
+        from airflow_provider_cdc.hooks.storage import storage_in_event_loop
+
+        storage = await storage_in_event_loop(self.storage_conn_id)
+        return await asyncio.to_thread(
+            ask, self.target, self.table, Wanted(**self.wanted), self.where, self.columns, storage
+        )

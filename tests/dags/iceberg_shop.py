@@ -1,4 +1,4 @@
-"""A DAG as its author writes one, for the tests: Iceberg tables in a catalog of a database."""
+"""A DAG as its author writes one, for the tests: Iceberg tables in a catalog of a database, with files in S3."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ with DAG(
         target="{{ params.target }}",
         format="iceberg",
         catalog_conn_id="lake",
+        storage_conn_id="store",
         table_name="raw.{schema}_{table}",
         spark_conf={"spark.eventLog.enabled": "true", "spark.eventLog.dir": "{{ params.events }}"},
     )

@@ -11,14 +11,16 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.access import StorageSettings, using
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, StorageRefused
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
+from harness.http_faults import Faults, http_faults
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
-from harness.s3_server import READER, s3_environment
+from harness.s3_server import ADMIN, READER, s3_environment
 from tests.consistency.replaying import Row, replayed, rows_of
 
 
@@ -35,8 +37,22 @@ def on_s3(s3: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iter
     workers.update(before)
 
 
-@pytest.mark.usefixtures("on_s3")
-def test_a_run_is_exact_on_s3_and_its_head_goes_forward(spark: SparkSession, mysql: MysqlServer, schema: str) -> None:
+MOST_REQUESTS = 210
+"""The requests of one run with two small tables. Each costs money, and time if the store is far away."""
+
+
+@pytest.fixture
+def by_connection(s3: str) -> Iterator[Faults]:
+    """The driver and Spark's workers get the settings of a connection. The environment does not lead to the store."""
+    with http_faults(s3) as proxy:
+        options = {"access_key": ADMIN[0], "secret_key": ADMIN[1], "region": "us-east-1", "endpoint": proxy.endpoint}
+        with using(StorageSettings("s3", options)):
+            yield proxy
+
+
+def test_a_run_is_exact_on_s3_and_its_head_goes_forward(
+    spark: SparkSession, mysql: MysqlServer, schema: str, by_connection: Faults
+) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY, v varchar(20))")
     mysql.query(f"CREATE TABLE {schema}.none (id int)")
     mysql.query(f"INSERT INTO {schema}.t VALUES (1, 'one'), (2, 'two'), (3, 'three')")
@@ -52,7 +68,10 @@ def test_a_run_is_exact_on_s3_and_its_head_goes_forward(spark: SparkSession, mys
     # Scheduled earlier, at a later position.
     late = run_of("20260102T020000Z-00000000")
     late.record()
+    by_connection.clear()
     found = late.finish()
+    requests = [f"{request.method} {request.path}" for request in by_connection.requests]
+    assert len(requests) <= MOST_REQUESTS, "\n".join(requests)
     assert published(found["published"][f"{schema}.t"])[1] == [(2, "later"), (3, "three")]
     assert published(found["published"][f"{schema}.none"]) == (["id"], [])
     found = early.finish()

@@ -48,6 +48,7 @@ RIGHT: dict[str, Any] = {
     "sort_by": None,
     "on_type_change": "stop",
     "on_foreign_commit": "stop",
+    "storage_conn_id": "",
     "on_table_error": "fail",
     "plan_only": False,
 }
@@ -93,6 +94,7 @@ WRONG: dict[str, list[Any]] = {
     "on_type_change": ["Stop", None, "replace"],
     "on_foreign_commit": ["", None, "new_column"],
     "table_name": ["", None, 5, "table", ".table", "schema."],
+    "storage_conn_id": [5, ["lake"]],
     "lock_wait_seconds": [0, -1, 1.5, "5", True],
     "lock_tries": [0, "1", None],
     "lock_pause_seconds": [-0.1, "1", None],

@@ -116,6 +116,33 @@ def test_runs_that_publish_at_once_leave_the_newest(target: Storage, monkeypatch
         assert found[7]
 
 
+def test_a_run_without_conditional_writes_does_not_put_back_an_older_copy(
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between its read of the head and its write, a newer run publishes by a conditional write."""
+    for name, value in s3_environment(s3).items():
+        monkeypatch.setenv(name, value)
+    target = Storage(f"s3://lake/{tmp_path.name}")
+    assert replace_latest(target, FOLDER, copy(1))
+    assert not target.exists(f"{FOLDER}/_claims")
+    write = Storage.write_json
+    newer: list[bool] = []
+
+    def interrupted(self: Storage, name: str, data: Any) -> None:
+        if name.endswith("_latest.json") and not newer:
+            newer.append(True)
+            with monkeypatch.context() as patch:
+                patch.setattr(Storage, "has_conditional_writes", True)
+                newer[0] = replace_latest(target, FOLDER, copy(9))
+        write(self, name, data)
+
+    monkeypatch.setattr(Storage, "write_json", interrupted)
+    monkeypatch.setattr(Storage, "has_conditional_writes", False)
+    assert not replace_latest(target, FOLDER, copy(5))
+    assert newer == [True]
+    assert head(target)["position"] == f"{SERVER}:1-9"
+
+
 @pytest.mark.parametrize("decided", [timedelta(0), timedelta(days=3)])
 def test_whoever_overwrote_a_newer_copy_puts_it_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: timedelta

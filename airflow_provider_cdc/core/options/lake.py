@@ -92,3 +92,11 @@ class LakeOptions:
         "rows of both.",
         example="stop or replace",
     )
+    storage_conn_id: str = option(
+        "",
+        accepts=CONNECTION_OR_EMPTY,
+        help="Connection to the object store of `target` and `scratch`, of type `aws`, `google_cloud_platform`, `wasb` "
+        "or `adls`, with its credentials, endpoint and region. Airflow's tasks, Spark's driver and its executors use "
+        "it. Empty: what they find in their environment, such as the role of the machine.",
+        example="text such as aws_default",
+    )

@@ -1,7 +1,8 @@
 """Files that survive a crash once they are visible, and files that only one of several writers can create.
 
-On a local or mounted disk, the file system itself rejects the second writer of a name. Object stores, as used through
-pyarrow.fs, cannot reject it. There, the writers hold an election: each writes a candidate, waits, and copies the first
+On a local or mounted disk, the file system itself rejects the second writer of a name. So do object stores with
+conditional writes (`storage.conditional`). Other object stores, as used through pyarrow.fs, cannot reject it. There,
+the writers hold an election: each writes a candidate, waits, and copies the first
 candidate in the list to the final name, even if another writer wrote this candidate. A writer that finds a candidate
 does not write its own. Two writers could both win only if a write of each took longer than `SETTLE_SECONDS` at the same
 time.
@@ -136,6 +137,16 @@ def adopt(filesystem: fs.FileSystem, path: str, new_path: str) -> None:
     filesystem.move(temporary, new_path)
 
 
+def move(filesystem: fs.FileSystem, path: str, new_path: str) -> None:
+    """Move a file within one store. An existing file with the new name is replaced."""
+    try:
+        filesystem.move(path, new_path)
+    except NotImplementedError:
+        # In Azure accounts without a hierarchical namespace, pyarrow.fs cannot move files.
+        filesystem.copy_file(path, new_path)
+        filesystem.delete_file(path)
+
+
 def copy(filesystem: fs.FileSystem, path: str, other: fs.FileSystem, new_path: str) -> str:
     """Copy a file to another store atomically: readers see all of it or nothing. The new file survives a crash once
     this function has returned and the folder is synced. Return the CRC-32 of the copied bytes, in hexadecimal
@@ -258,6 +269,19 @@ def _elect(filesystem: fs.FileSystem, path: str, data: bytes, settle: float) -> 
         # A store whose lists lag may not even list the candidate that is known to exist.
         first = min({*candidates, *_candidates(filesystem, path)})
         write(filesystem, path, _read(filesystem, first))
+    return _read(filesystem, path) == data
+
+
+def stays(filesystem: fs.FileSystem, path: str, data: bytes, settle: float | None = None) -> bool:
+    """Return whether a file that was created by a conditional write keeps its content.
+
+    A writer that found no conditional writes (with an earlier version of this package, or other credentials) may hold
+    an election at this moment, and has not seen the file. Its candidate shows that. It looks for the file once more
+    before it writes, so its write is over after `SETTLE_SECONDS`.
+    """
+    if settle == 0 or not _candidates(filesystem, path):
+        return True
+    time.sleep(SETTLE_SECONDS)
     return _read(filesystem, path) == data
 
 

@@ -11,7 +11,7 @@ from airflow_provider_cdc.errors import CdcError, StorageRefused, StorageUnavail
 
 _ACCESS = (
     "grant the user that Airflow and Spark run as the right to list, read, write and delete there, "
-    "and make sure that both have valid credentials in their environment"
+    "and make sure that both have valid credentials (storage_conn_id, or their environment)"
 )
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
@@ -21,6 +21,7 @@ _TERMINAL = {
     errno.EISDIR: "there is a folder where a file should be: move the folder away",
     errno.ENOTSUP: "this store does not support the operation: choose another target",
 }
+_QUERY = re.compile(r"(https?://[^\s?'\"]+)\?[^\s'\")]*")
 _OURS = (FileNotFoundError, FileExistsError)
 """Errors that the callers expect and handle."""
 
@@ -30,10 +31,10 @@ _REFUSALS = (
         re.compile(
             r"INVALID_ACCESS_KEY_ID|InvalidAccessKeyId|SIGNATURE_DOES_NOT_MATCH|SignatureDoesNotMatch|"
             r"INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT|EXPIRED_TOKEN|ExpiredToken|INVALID_SIGNATURE|"
-            r"MISSING_AUTHENTICATION_TOKEN|UNAUTHENTICATED|AuthenticationFailed|HTTP [Ss]tatus(?: code)?:? 401"
+            r"MISSING_AUTHENTICATION_TOKEN|UNAUTHENTICATED|AuthenticationFailed|[Ss]tatus(?: code)?:? 401"
         ),
         "its credentials are wrong or have expired",
-        "set valid credentials in the environment of Airflow and Spark (S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)",
+        "set valid credentials in storage_conn_id, or in the environment of Airflow and Spark (AWS_ACCESS_KEY_ID, …)",
     ),
     (
         re.compile(
@@ -46,7 +47,7 @@ _REFUSALS = (
     (
         re.compile(
             r"ACCESS_DENIED|AccessDenied|PERMISSION_DENIED|AuthorizationFailure|AuthorizationPermissionMismatch|"
-            r"HTTP [Ss]tatus(?: code)?:? 403|Permission denied"
+            r"[Ss]tatus(?: code)?:? 403|Permission denied"
         ),
         "it denies access",
         _ACCESS,
@@ -56,7 +57,8 @@ _REFUSALS = (
 
 def storage_error(error: OSError, where: str) -> CdcError:
     """Convert ``error`` of the store that holds ``where`` to an error of this package. Unknown errors are retried."""
-    text = " ".join(str(error).split())[:600]
+    # The query of a URL may be a signature.
+    text = _QUERY.sub(r"\1?***", " ".join(str(error).split()))[:600]
     number = error.errno
     if number in _DENIED:
         return StorageRefused(f"the store denies access: {text}", where=where, hint=_ACCESS)
@@ -90,4 +92,6 @@ def told(where: str) -> Iterator[None]:
     except _OURS:
         raise
     except OSError as error:
-        raise storage_error(error, where) from error
+        # A trace would show the original text.
+        cause = None if _QUERY.search(str(error)) else error
+        raise storage_error(error, where) from cause

@@ -8,13 +8,16 @@ import json
 import posixpath
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_cdc.core.lazy import LazyModule
 from airflow_provider_cdc.core.storage import durable
+from airflow_provider_cdc.core.storage.access import StorageSettings, current
+from airflow_provider_cdc.core.storage.conditional import Conditional, conditional_in, key_of
 from airflow_provider_cdc.core.storage.errors import told
+from airflow_provider_cdc.core.storage.filesystems import Opened
 from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError, StorageRefused
 
@@ -28,27 +31,58 @@ else:
 class Storage:
     """The folder at ``uri``. Paths in its methods are relative to it, with forward slashes.
 
-    The folder is pickled as its URI. Credentials come from the environment, as pyarrow.fs finds them.
+    The folder is pickled as its URI, and opened when it is first used. Its credentials are those in ``settings``. If
+    they are not given, the settings of the process apply (`access.current`), or else what pyarrow.fs finds in the
+    environment.
 
     :raises ConfigurationError: pyarrow.fs does not support the URI.
     """
 
     _batch: durable.Batch | None = None
+    _opened: Opened | None = None
+    _root_path: str | None = None
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, settings: StorageSettings | None = None) -> None:
         self._lake = LakeUri.parse(uri)
-        try:
-            # Creating the file system may contact the store, to find its region.
-            with told(self.uri):
-                self._filesystem, self._root = fs.FileSystem.from_uri(self.uri)
-        except (pa.ArrowException, ValueError, ImportError) as error:
-            raise ConfigurationError(
-                f"{uri!r} cannot be used as a folder: {error}",
-                hint="give a URI such as file:///data/lake, s3://bucket/lake or hdfs://name/lake",
-            ) from error
+        self._settings = settings
+        self._open()
 
-    def __reduce__(self) -> tuple[type[Storage], tuple[str]]:
-        return Storage, (self.uri,)
+    @classmethod
+    def later(cls, uri: str) -> Storage:
+        """Return the folder at ``uri``, which is opened when it is first used."""
+        folder = cls.__new__(cls)
+        folder._lake, folder._settings = LakeUri.parse(uri), None
+        return folder
+
+    def at(self, uri: str) -> Storage:
+        """Return another folder, with the settings of this one."""
+        return Storage(uri, self._open().settings)
+
+    def _open(self) -> Opened:
+        if self._opened is None:
+            try:
+                # Creating the file system may contact the store, to find its region.
+                with told(self.uri):
+                    self._opened = Opened(self._lake, self._settings or current())
+            except (pa.ArrowException, ValueError, ImportError) as error:
+                raise ConfigurationError(
+                    f"{self.uri!r} cannot be used as a folder: {error}",
+                    hint="give a URI such as file:///data/lake, s3://bucket/lake or hdfs://name/lake",
+                ) from error
+            self._root_path = self._opened.root
+        return self._opened
+
+    @property
+    def _filesystem(self) -> fs.FileSystem:
+        return self._open().filesystem
+
+    @property
+    def _root(self) -> str:
+        self._open()
+        return self._root_path or ""
+
+    def __reduce__(self) -> tuple[Any, tuple[str]]:
+        return Storage.later, (self.uri,)
 
     def __str__(self) -> str:
         return self.uri
@@ -71,7 +105,7 @@ class Storage:
 
     def _other(self, lake: LakeUri, root: str) -> Storage:
         other = copy.copy(self)
-        other._lake, other._root, other._batch = lake, root, self._batch
+        other._lake, other._root_path, other._batch = lake, root, self._batch
         return other
 
     def path(self, name: str = "") -> str:
@@ -160,7 +194,7 @@ class Storage:
         with told(self.uri_of(name)):
             if self._filesystem.equals(other._filesystem):
                 try:
-                    self._filesystem.move(self.path(name), other.path(new_name))
+                    durable.move(self._filesystem, self.path(name), other.path(new_name))
                 except OSError as error:
                     if error.errno != errno.EXDEV:
                         raise
@@ -176,8 +210,9 @@ class Storage:
             durable.adopt(self._filesystem, self.path(name), self.path(new_name))
 
     def delete_folder(self, name: str) -> None:
+        # Without the marker of the folder, pyarrow.fs deletes all files on Google Cloud Storage, and raises the error.
         if self.exists(name):
-            with told(self.uri_of(name)):
+            with told(self.uri_of(name)), suppress(FileNotFoundError):
                 self._filesystem.delete_dir(self.path(name))
 
     def delete_empty_folder(self, name: str) -> bool:
@@ -202,6 +237,9 @@ class Storage:
         """
         with told(self.uri_of(name)), self._filesystem.open_input_stream(self.path(name)) as stream:
             data = stream.read()
+        return self._json(data, name)
+
+    def _json(self, data: bytes, name: str) -> Any:
         try:
             value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_number)
             if b"\\u" in data:
@@ -238,8 +276,48 @@ class Storage:
 
         :param settle: see `durable.create`, which describes the guarantees of each kind of store.
         """
+        data, path = _json_bytes(data), self.path(name)
         with told(self.uri_of(name)):
-            return durable.create(self._filesystem, self.path(name), _json_bytes(data), settle)
+            conditional = self._conditional()
+            if conditional is None:
+                return durable.create(self._filesystem, path, data, settle)
+            return conditional.create(self._key(name), data) and durable.stays(self._filesystem, path, data, settle)
+
+    @property
+    def has_conditional_writes(self) -> bool:
+        """Return whether this is an object store that rejects a write whose condition does not hold.
+
+        The first call of a process for a bucket writes and deletes a probe.
+        """
+        with told(self.uri):
+            return self._conditional() is not None
+
+    def read_versioned(self, name: str) -> tuple[Any, Any] | None:
+        """Return the JSON data in a file, and the file's version; None: the file does not exist. Only for stores with
+        conditional writes.
+
+        :raises ManifestError: the file is not JSON.
+        """
+        with told(self.uri_of(name)):
+            present = self._with_conditions().read(self._key(name))
+        return None if present is None else (self._json(present[0], name), present[1])
+
+    def replace_json(self, name: str, data: Any, version: Any) -> bool:
+        """`write_json` the file if it still has ``version``; None: if it does not exist. Return whether the file now
+        contains ``data``. Only for stores with conditional writes."""
+        with told(self.uri_of(name)):
+            return self._with_conditions().replace(self._key(name), _json_bytes(data), version)
+
+    def _conditional(self) -> Conditional | None:
+        return conditional_in(self._lake, self._open())
+
+    def _with_conditions(self) -> Conditional:
+        conditional = self._conditional()
+        assert conditional is not None
+        return conditional
+
+    def _key(self, name: str) -> str:
+        return key_of(self._lake.joined(name))
 
     def sync(self, name: str = "") -> None:
         """Make the content of a file, or the entries of a folder, durable."""

@@ -1,8 +1,8 @@
 """The URI of a folder in the lake: parsed once, joined by its parts, and without secrets.
 
 A URI with a query, a fragment or user info is rejected. Appending a folder to ``s3://bucket/lake?x=y`` would not change
-its path, and users put passwords into these parts. Credentials, endpoints and regions come from the environment, where
-pyarrow.fs finds them.
+its path, and users put passwords into these parts. Credentials, endpoints and regions come from a connection, or from
+the environment, where pyarrow.fs finds them.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ _LOCAL = ("", "file")
 _BUCKETS = ("s3", "gs", "gcs")
 _SCHEMES = (*_LOCAL, *_BUCKETS, "abfs", "abfss", "hdfs", "viewfs")
 _ELSEWHERE = (
-    "leave it out: credentials, region and endpoint come from the environment of Airflow and Spark "
-    "(for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION, AWS_ENDPOINT_URL)"
+    "leave it out: credentials, region and endpoint come from the connection that storage_conn_id names, or from the "
+    "environment of Airflow and Spark (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_DEFAULT_REGION, "
+    "AWS_ENDPOINT_URL)"
 )
 _FORM = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://([^/]*))?(/.*)?", re.DOTALL)
 _UNENCODED = "!$&'()*+,;=:@"

@@ -16,10 +16,17 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.run.results import StepResult
 from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.access import install
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import duration
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
-from airflow_provider_cdc.jobs.runtime.driver import TRY_VARIABLE, done_file, error_file, settings_from_environment
+from airflow_provider_cdc.jobs.runtime.driver import (
+    TRY_VARIABLE,
+    done_file,
+    error_file,
+    settings_from_environment,
+    storage_from_environment,
+)
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import may_pass
 from airflow_provider_cdc.jobs.runtime.session import open_session
@@ -52,6 +59,7 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
     arguments_given = parser.parse_args(arguments)
     run_uri, began = arguments_given.run_uri, time.monotonic()
     try:
+        install(storage_from_environment())
         run = Storage(run_uri)
         settings = settings_from_environment()
         spark = open_session(f"cdc {task_id}")

@@ -13,17 +13,20 @@ from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import TypeVar
 
+from airflow_provider_cdc.core.storage.access import StorageSettings, current
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sinks.catalog import CatalogSettings
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
-Settings = TypeVar("Settings", ConnectionSettings, CatalogSettings)
+Settings = TypeVar("Settings", ConnectionSettings, CatalogSettings, StorageSettings)
 
 SOURCE_VARIABLE = "CDC_SOURCE"
 """The environment variable that passes the source's settings, including the password, to the driver. Arguments and
 properties are not used, because process lists and Spark's event log show them."""
 CATALOG_VARIABLE = "CDC_CATALOG"
 """The environment variable that passes the catalog's settings, including its secrets."""
+STORAGE_VARIABLE = "CDC_STORAGE"
+"""The environment variable that passes the settings for access to the object store, including its secrets."""
 TRY_VARIABLE = "CDC_TRY"
 """The environment variable that passes the token of the try."""
 JVM_VARIABLE = "SPARK_SUBMIT_OPTS"
@@ -58,9 +61,14 @@ def driver_jvm(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 
 
 def to_environment(settings: ConnectionSettings, catalog: CatalogSettings | None = None) -> dict[str, str]:
-    """Return the variables that `settings_from_environment` and `catalog_from_environment` read."""
+    """Return the variables that `settings_from_environment`, `catalog_from_environment` and `storage_from_environment`
+    read. The settings of the object store are those of this process."""
     variables = {SOURCE_VARIABLE: json.dumps(asdict(settings))}
-    return variables if catalog is None else {**variables, CATALOG_VARIABLE: json.dumps(asdict(catalog))}
+    if catalog is not None:
+        variables[CATALOG_VARIABLE] = json.dumps(asdict(catalog))
+    if (storage := current()) is not None:
+        variables[STORAGE_VARIABLE] = json.dumps(asdict(storage))
+    return variables
 
 
 def error_file(task_id: str, token: str) -> str:
@@ -91,6 +99,16 @@ def catalog_from_environment(environment: Mapping[str, str] = os.environ) -> Cat
     :raises ConfigurationError: the variable is not set, or does not contain settings.
     """
     return _from_environment(CATALOG_VARIABLE, CatalogSettings, environment)
+
+
+def storage_from_environment(environment: Mapping[str, str] = os.environ) -> StorageSettings | None:
+    """Return the settings of the object store that were passed to ``spark-submit``; None: there are none.
+
+    :raises ConfigurationError: the variable does not contain settings.
+    """
+    if not environment.get(STORAGE_VARIABLE):
+        return None
+    return _from_environment(STORAGE_VARIABLE, StorageSettings, environment)
 
 
 def _from_environment(variable: str, kind: type[Settings], environment: Mapping[str, str]) -> Settings:

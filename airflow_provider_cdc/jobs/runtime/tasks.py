@@ -23,14 +23,16 @@ from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
 
 from py4j.protocol import Py4JError
-from pyspark import AccumulatorParam, SparkContext
+from pyspark import AccumulatorParam, Broadcast, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.util import InheritableThread
 
 from airflow_provider_cdc.compat import is_stopped
+from airflow_provider_cdc.core.storage.access import StorageSettings, current, install
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.runtime.retry import Patience, may_pass
 
@@ -48,6 +50,7 @@ _TRACE = "Traceback (most recent call last)"
 _MACHINE = ("MemoryError", "Too many open files", "No space left on device")
 """Texts in a trace which show that the machine failed and not the program."""
 
+_broadcasts: WeakKeyDictionary[SparkContext, tuple[StorageSettings, Broadcast[StorageSettings]]] = WeakKeyDictionary()
 _spared_modules = 0
 """The number of modules of this process when `_spare_modules` last froze the objects."""
 
@@ -203,7 +206,9 @@ class _Job:
         try:
             self._context.setJobGroup(self._group, self._title, interruptOnCancel=True)
             bundles = self._context.parallelize(self._bundles, len(self._bundles))
-            self._collected = bundles.mapPartitions(partial(_work_in_task, self._title, self._work, early)).collect()
+            access = _broadcast_access(self._context)
+            task = partial(_work_in_task, self._title, self._work, early, access)
+            self._collected = bundles.mapPartitions(task).collect()
         except BaseException as failure:
             self._failure = failure
 
@@ -212,6 +217,21 @@ class _Job:
             if index not in self._seen:
                 self._seen.add(index)
                 yield index, outcome
+
+
+def _broadcast_access(context: SparkContext) -> Broadcast[StorageSettings] | None:
+    """Return the settings of this process for access to the object store, for the tasks; None: there are none.
+
+    Tasks are pickled without the secrets. A broadcast variable reaches each executor once. Spark writes it to disk, and
+    encrypts it there (`jobs.runtime.session`).
+    """
+    settings = current()
+    if settings is None:
+        return None
+    known = _broadcasts.get(context)
+    if known is None or known[0] != settings:
+        known = _broadcasts[context] = settings, context.broadcast(settings)
+    return known[1]
 
 
 def _acknowledge() -> None:
@@ -253,9 +273,15 @@ def _reason(failure: BaseException) -> str:
 
 
 def _work_in_task(
-    title: str, work: Callable[[Any], Any], early: Any, bundles: Iterator[Sequence[tuple[int, Any]]]
+    title: str,
+    work: Callable[[Any], Any],
+    early: Any,
+    access: Broadcast[StorageSettings] | None,
+    bundles: Iterator[Sequence[tuple[int, Any]]],
 ) -> Iterator[tuple[int, Any]]:
     _acknowledge()
+    # Folders in the work and the orders are opened only after this.
+    install(None if access is None else access.value)
     for bundle in bundles:
         if hasattr(work, "session"):
             outcomes = _outcomes(title, work, bundle)

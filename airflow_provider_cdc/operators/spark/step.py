@@ -23,6 +23,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError, SparkFailed
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.catalog import lake_settings
+from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.jobs.runtime.driver import (
     TRY_VARIABLE,
     done_file,
@@ -73,6 +74,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
     :param run_uri: XCom ``run_uri`` of lock_and_record.
     :param spark_conn_id: connection to Spark.
     :param conf: Spark properties. They are visible in the process list, so they must not hold secrets.
+    :param storage_conn_id: connection to the object store. Empty: the settings in the environment.
     :param shared_app_seconds: if the app has run for fewer seconds than this, it also runs the step of the next task
         (`shared_app`).
     """
@@ -82,7 +84,14 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
     outputs: ClassVar[tuple[str, ...]] = ()
     """The names of the results of the step that are pushed as separate XComs."""
 
-    template_fields: Sequence[str] = ("source_conn_id", "run_uri", "spark_conn_id", "conf", "shared_app_seconds")
+    template_fields: Sequence[str] = (
+        "source_conn_id",
+        "run_uri",
+        "spark_conn_id",
+        "conf",
+        "shared_app_seconds",
+        "storage_conn_id",
+    )
     ui_color = "#f9d8b5"
     operator_extra_links = (ReportLink(),)
     report_uri = ""
@@ -100,6 +109,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         spark_conn_id: str = "spark_default",
         conf: Mapping[str, object] | str | None = None,
         shared_app_seconds: float | str = 0.0,
+        storage_conn_id: str = "",
         **kwargs: Unpack[SparkArguments],
     ) -> None:
         # The deploy mode in this argument takes precedence over all other settings.
@@ -113,8 +123,10 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         self.run_uri: Any = run_uri
         self.spark_conn_id = spark_conn_id
         self.shared_app_seconds = shared_app_seconds
+        self.storage_conn_id = storage_conn_id
 
     @failing
+    @accessing_storage
     def execute(self, context: Context) -> dict[str, Any]:
         try:
             return self._execute(context)

@@ -15,17 +15,24 @@ from pyiceberg.exceptions import (
     NoSuchTableError,
     OAuthError,
     RESTError,
+    ServerError,
+    ServiceUnavailableError,
     UnauthorizedError,
 )
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
+from requests import ConnectionError, Timeout
 from sqlalchemy.exc import DBAPIError
 
+from airflow_provider_cdc.core.storage.access import AZURE, S3, StorageSettings, current
+from airflow_provider_cdc.core.storage.errors import storage_error
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.google import token_of
 from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, StorageUnavailable
 from airflow_provider_cdc.sinks.catalog import KINDS, CatalogSettings
+from airflow_provider_cdc.sinks.iceberg.rest import load_rest_catalog
 
 BESIDE_THE_TABLES = "_catalog.db"
 """The file of the lake's own catalog, which is used if no connection names a catalog."""
@@ -46,6 +53,8 @@ _CLIENTS = ("requests", "urllib3", "sqlalchemy", "sqlite3", "psycopg", "psycopg2
 """The packages that PyIceberg uses to reach a catalog. Their errors are errors of the catalog."""
 _OPENINGS = 4
 """How often to open a catalog in a database. Each of its tables can make one opening fail."""
+_SILENCES = (ConnectionError, Timeout, ServerError, ServiceUnavailableError)
+"""Errors of a REST catalog that cannot be reached, or fails. A retry may help."""
 _REFUSALS = (ForbiddenError, UnauthorizedError, OAuthError)
 
 
@@ -62,9 +71,16 @@ def open_catalog(settings: CatalogSettings | None, lake: Storage) -> Catalog:
         )
     try:
         properties = properties_of(settings)
-        return _load(properties.pop("catalog_name", CATALOG_NAME), properties)
+        name = properties.pop("catalog_name", CATALOG_NAME)
+        return load_rest_catalog(name, properties) if settings.kind == "rest" else _load(name, properties)
     except ConfigurationError:
         raise
+    except _SILENCES as error:
+        raise StorageUnavailable(
+            f"the catalog does not answer ({type(error).__name__})",
+            where=f"{settings.kind} catalog {settings.uri or settings.warehouse}",
+            hint="make sure that it can be reached from where Airflow and Spark run (name, network, certificates)",
+        ) from error
     except Exception as error:
         # PyIceberg and its drivers raise errors of many classes. Some messages contain the settings, so they are not
         # shown.
@@ -82,6 +98,12 @@ def check_catalog(catalog: Catalog, settings: CatalogSettings) -> None:
     """
     try:
         catalog.list_namespaces()
+    except _SILENCES as error:
+        raise StorageUnavailable(
+            f"the catalog does not answer ({type(error).__name__})",
+            where=f"{settings.kind} catalog {settings.uri or settings.warehouse}",
+            hint="make sure that it can be reached from where Airflow and Spark run (name, network, certificates)",
+        ) from error
     except Exception as error:
         # The driver's message may contain the settings, so it is not shown.
         raise ConfigurationError(
@@ -93,7 +115,7 @@ def check_catalog(catalog: Catalog, settings: CatalogSettings) -> None:
 
 def properties_of(settings: CatalogSettings) -> dict[str, str]:
     """Return the properties with which PyIceberg opens a catalog. They contain secrets."""
-    properties = {"type": settings.kind, **settings.properties}
+    properties = {"type": settings.kind, **io_properties(current()), **settings.properties}
     if settings.warehouse:
         properties["warehouse"] = settings.warehouse
     if settings.kind == "rest":
@@ -108,6 +130,50 @@ def properties_of(settings: CatalogSettings) -> dict[str, str]:
     if uri:
         properties["uri"] = uri
     return properties
+
+
+def io_properties(storage: StorageSettings | None) -> dict[str, str]:
+    """Return the properties with which PyIceberg opens files in an object store. They contain secrets.
+
+    Properties in the connection to the catalog take precedence.
+    """
+    if storage is None:
+        return {}
+    get = storage.get
+    if storage.store == S3:
+        virtual = get("addressing") == "virtual"
+        properties = {
+            "s3.access-key-id": get("access_key"),
+            "s3.secret-access-key": get("secret_key"),
+            "s3.session-token": get("session_token"),
+            "s3.region": get("region"),
+            "s3.endpoint": get("endpoint"),
+            "s3.force-virtual-addressing": str(virtual).lower() if get("addressing") else "",
+            "s3.role-arn": get("role_arn"),
+        }
+    elif storage.store == AZURE:
+        properties = {
+            "adls.account-name": get("account"),
+            "adls.account-key": get("key"),
+            "adls.sas-token": get("sas_token"),
+            "adls.tenant-id": get("tenant_id"),
+            "adls.client-id": get("client_id"),
+            "adls.client-secret": get("client_secret"),
+        }
+        if endpoint := get("endpoint"):
+            scheme, _, rest = endpoint.partition("://")
+            for part in ("blob", "dfs"):
+                properties[f"adls.{part}-storage-authority"] = rest.partition("/")[0]
+                properties[f"adls.{part}-storage-scheme"] = scheme
+    else:
+        properties = {"gcs.service.host": get("endpoint")}
+        if get("key"):
+            token, expires = token_of(storage)
+            properties |= {
+                "gcs.oauth2.token": token,
+                "gcs.oauth2.token-expires-at": str(int(expires.timestamp() * 1000)),
+            }
+    return {name: value for name, value in properties.items() if value}
 
 
 def _beside(lake: Storage) -> Catalog:
@@ -237,6 +303,9 @@ def answering(where: str) -> Iterator[None]:
                 where=where,
                 hint="make sure that it can be reached from where Airflow and Spark run (name, network, certificates)",
             ) from error
+        if isinstance(error, OSError) and not isinstance(error, FileNotFoundError | FileExistsError):
+            # The object store of the tables, through PyIceberg.
+            raise storage_error(error, where) from error
         raise
 
 

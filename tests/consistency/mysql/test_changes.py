@@ -334,7 +334,8 @@ def test_changes_of_a_part_of_a_table_are_those_of_its_rows_and_columns(nights: 
         "UPDATE keyless SET v = 100 - v",
     )
     publish(nights, **part)
-    target, own = lake(nights), {"where": "v < 50"}
+    own: dict[str, Any] = {"where": "v < 50"}
+    target = lake(nights)
     found = read_changes(target, names[0], **own, columns=["id", "note"])
     changes = open_dataset(found).to_table().to_pylist()
     rows = [tuple(one[name] and tuple(one[name].values()) for name in ("before", "after")) for one in changes]

@@ -1,0 +1,90 @@
+"""The settings for access to an object store: credentials, endpoint and region, as an Airflow connection names them.
+
+A process has one such set of settings at a time, for all folders in a store of this kind. Folders in other stores, and
+all folders of a process without settings, are opened with the settings that the store's own library finds in the
+environment: variables, files, and the role of the machine.
+
+The settings may contain secrets. `Storage` is pickled without them, and Spark tasks get them apart from their work
+(`jobs.runtime.tasks`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from airflow_provider_cdc.core.storage.uri import LakeUri
+from airflow_provider_cdc.errors import ConfigurationError
+
+S3, GCS, AZURE = "s3", "gcs", "azure"
+_STORES = {"s3": S3, "gs": GCS, "gcs": GCS, "abfs": AZURE, "abfss": AZURE}
+
+
+@dataclass(frozen=True)
+class StorageSettings:
+    """The settings for one kind of object store (``s3``, ``gcs`` or ``azure``). A setting that is missing is searched
+    in the environment.
+
+    ``options`` of S3: ``access_key``, ``secret_key``, ``session_token``, ``region``, ``endpoint``, ``addressing``
+    (``path`` or ``virtual``), ``role_arn``, ``external_id``. Of GCS: ``key`` (the key of a service account, as JSON),
+    ``endpoint``, ``anonymous``. Of Azure: ``account``, ``key``, ``sas_token``, ``tenant_id``, ``client_id``,
+    ``client_secret``, ``endpoint``.
+    """
+
+    store: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def get(self, name: str) -> str:
+        """Return an option; empty: it is not set."""
+        return self.options.get(name, "")
+
+
+_current: StorageSettings | None = None
+
+
+def current() -> StorageSettings | None:
+    """Return the settings of this process; None: everything comes from the environment."""
+    return _current
+
+
+def install(settings: StorageSettings | None) -> None:
+    """Set the settings of this process."""
+    global _current
+    _current = settings
+
+
+@contextmanager
+def using(settings: StorageSettings | None) -> Iterator[None]:
+    """Set the settings of this process for the duration of the block. A `Storage` that the block creates keeps them."""
+    before = current()
+    install(settings)
+    try:
+        yield
+    finally:
+        install(before)
+
+
+def store_of(uri: LakeUri) -> str:
+    """Return the kind of object store that a URI names; empty: a disk or HDFS."""
+    return _STORES.get(uri.scheme, "")
+
+
+def fitting(settings: StorageSettings | None, uri: LakeUri) -> StorageSettings | None:
+    """Return the settings if they are for the kind of store that ``uri`` names; otherwise None."""
+    return settings if settings is not None and settings.store == store_of(uri) else None
+
+
+def check_fits(settings: StorageSettings | None, uris: Mapping[str, str]) -> None:
+    """Check that at least one of a run's folders is in a store of the kind that the settings are for.
+
+    :param uris: the folders, by the name of the parameter.
+    :raises ConfigurationError: the settings would not be used at all.
+    """
+    if settings is None or any(fitting(settings, LakeUri.parse(uri)) for uri in uris.values()):
+        return
+    raise ConfigurationError(
+        f"the connection is for {settings.store}, and neither {' nor '.join(uris)} is in such a store",
+        where="parameter storage_conn_id",
+        hint="name a connection of type aws for s3://, google_cloud_platform for gs://, wasb or adls for abfs://",
+    )

@@ -1,0 +1,175 @@
+"""Writes under a condition: an object is created only if it does not exist, and replaced only if it is unchanged.
+
+pyarrow.fs cannot do this. For S3 and Azure, obstore does it; for Google Cloud Storage, the JSON API. Some stores accept
+the condition and ignore it. So the first conditional write of a process to a bucket is preceded by a probe.
+
+An answer may be lost, although the store did the work. So after every error, the object is read: if it has the data
+that was to be written, the write succeeded. This requires that no two writers write the same data, so the records
+contain the id of the run or of the try.
+"""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import time
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from threading import Lock
+from typing import Any, Protocol
+
+from airflow_provider_cdc.core.storage.access import GCS, S3, StorageSettings, store_of
+from airflow_provider_cdc.core.storage.filesystems import Opened, account_of, place_of
+from airflow_provider_cdc.core.storage.obstore_objects import Unsupported, azure_objects, s3_objects
+from airflow_provider_cdc.core.storage.uri import LakeUri
+from airflow_provider_cdc.errors import ConfigurationError
+
+_TRIES = 4
+_PAUSE_SECONDS = 0.5
+# A store without conditional writes gives one of these answers. If obstore finds no credentials where pyarrow.fs finds
+# some, it cannot write either. If both lack a right, the writes without a condition report that.
+_UNSUPPORTED = re.compile(
+    r"NotImplemented|InvalidArgument|not implemented|not supported|[Ss]tatus:? (?:400|401|403|405|501)|AccessDenied|"
+    r"[Cc]redential|metadata/(?:identity|instance)|api/token|lacked the required permissions|Unauthenticated"
+)
+
+
+class Objects(Protocol):
+    """The objects of one bucket. Errors are `OSError` or `Unsupported`."""
+
+    def read(self, key: str) -> tuple[bytes, Any] | None:
+        """Return the content and the version of an object; None: it does not exist."""
+
+    def write(self, key: str, data: bytes, version: Any) -> bool:
+        """Write an object if it still has ``version``; None: if it does not exist. Return whether it was written."""
+
+    def delete(self, key: str) -> None: ...
+
+
+class Conditional:
+    """Conditional writes to the objects of one bucket. Keys are paths in the bucket."""
+
+    def __init__(self, objects: Objects) -> None:
+        self._objects = objects
+
+    def read(self, key: str) -> tuple[bytes, Any] | None:
+        """Return the content and the version of an object; None: it does not exist."""
+        present: tuple[bytes, Any] | None = _insisting(lambda: self._objects.read(key))
+        return present
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write an object unless it exists. Return whether it now has ``data``."""
+        return self.replace(key, data, None)
+
+    def replace(self, key: str, data: bytes, version: Any) -> bool:
+        """Write an object if it still has ``version``; None: if it does not exist. Return whether it now has ``data``.
+
+        :raises OSError: it is unknown whether the object was or will be written.
+        """
+        error: OSError | None = None
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(_PAUSE_SECONDS)
+            try:
+                if self._objects.write(key, data, version):
+                    return True
+                error = None
+            except OSError as failure:
+                error = failure
+            # The library may have sent a request twice, and the first one may have succeeded.
+            present = self.read(key)
+            if present is not None and present[0] == data:
+                return True
+            if error is None or (None if present is None else present[1]) != version:
+                # The condition no longer holds, so no request that is still under way can succeed.
+                return False
+        assert error is not None
+        raise error
+
+    def probe(self, folder: str) -> None:
+        """Check that the store rejects a write whose condition does not hold.
+
+        :raises Unsupported: it does not.
+        """
+        key = posixpath.join(folder, f"_probe-{uuid.uuid4().hex}")
+        try:
+            _insisting(lambda: self._objects.write(key, b"1", None))
+            if _insisting(lambda: self._objects.write(key, b"2", None)):
+                raise Unsupported("the store creates an object that exists")
+            first = self.read(key)
+            if first is None or not _insisting(lambda: self._objects.write(key, b"3", first[1])):
+                raise Unsupported("the store does not replace an object that is unchanged")
+            if _insisting(lambda: self._objects.write(key, b"4", first[1])):
+                raise Unsupported("the store replaces an object that has changed")
+        finally:
+            with suppress(OSError, Unsupported):
+                self._objects.delete(key)
+
+
+def _insisting(call: Callable[[], Any]) -> Any:
+    for attempt in range(_TRIES):
+        try:
+            return call()
+        except OSError as error:
+            if attempt == _TRIES - 1 or _UNSUPPORTED.search(str(error)):
+                raise
+        time.sleep(_PAUSE_SECONDS)
+    return None
+
+
+_known: dict[tuple[Any, ...], Conditional | None] = {}
+_lock = Lock()
+
+
+def conditional_in(uri: LakeUri, opened: Opened) -> Conditional | None:
+    """Return the conditional writes to the bucket of the folder ``uri``; None: the store has none.
+
+    The first call of a process for a bucket writes and deletes a probe in the folder.
+
+    :raises OSError: the store does not answer.
+    """
+    if not store_of(uri):
+        return None
+    options = os.environ if opened.settings is None else opened.settings.options
+    key = (uri.scheme, uri.authority, *sorted(item for item in options.items() if _matters(item[0], opened.settings)))
+    with _lock:
+        if key not in _known:
+            _known[key] = _probed(uri, opened)
+        return _known[key]
+
+
+def _matters(name: str, settings: StorageSettings | None) -> bool:
+    return settings is not None or name.startswith(("AWS_", "AZURE_", "GOOGLE_", "STORAGE_"))
+
+
+def key_of(uri: LakeUri) -> str:
+    """Return the path of a URI in its bucket."""
+    return "/".join(place_of(uri)[1:])
+
+
+def _probed(uri: LakeUri, opened: Opened) -> Conditional | None:
+    try:
+        conditional = Conditional(_objects_of(uri, opened))
+        conditional.probe(key_of(uri))
+    except (Unsupported, ConfigurationError, ImportError):
+        return None
+    except OSError as error:
+        if _UNSUPPORTED.search(str(error)):
+            return None
+        raise
+    return conditional
+
+
+def _objects_of(uri: LakeUri, opened: Opened) -> Objects:
+    from airflow_provider_cdc.core.storage.google import GoogleRecords
+
+    settings, bucket = opened.settings, place_of(uri)[0]
+    if store_of(uri) == GCS:
+        emulator = os.environ.get("STORAGE_EMULATOR_HOST", "")
+        endpoint = settings.get("endpoint") if settings is not None else emulator
+        return GoogleRecords(bucket, settings, endpoint)
+    if store_of(uri) == S3:
+        return s3_objects(bucket, settings, str(opened.filesystem.region))
+    return azure_objects(bucket, settings, account_of(uri, settings))

@@ -1,0 +1,37 @@
+"""A REST catalog that does not wait for ever. PyIceberg's own client sets no time-out."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
+from pyiceberg.typedef import RecursiveDict
+from pyiceberg.utils.config import Config, merge_config
+from requests import Session
+
+TIMEOUT = "cdc.request-timeout-seconds"
+"""The property of a catalog with the longest wait for an answer, in seconds."""
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 60.0
+"""The default of `TIMEOUT`. A commit that takes longer is looked for, like any commit whose answer is lost."""
+
+
+class RestCatalogWithTimeouts(RestCatalog):
+    """PyIceberg's REST catalog, with time-outs on all requests, including those for tokens."""
+
+    def _config_headers(self, session: Session) -> None:
+        # PyIceberg calls this method first for each session that it creates.
+        super()._config_headers(session)
+        limited: Any = partial(session.request, timeout=(CONNECT_SECONDS, self._answer_seconds()))
+        session.request = limited  # type: ignore[method-assign]
+
+    def _answer_seconds(self) -> float:
+        return float(self.properties.get(TIMEOUT) or ANSWER_SECONDS)
+
+
+def load_rest_catalog(name: str, properties: dict[str, str]) -> Catalog:
+    """Load a REST catalog as PyIceberg's ``load_catalog`` does, with time-outs."""
+    conf: RecursiveDict = merge_config(Config().get_catalog_config(name) or {}, dict(properties))
+    return RestCatalogWithTimeouts(name, **{key: value for key, value in conf.items() if key != "type"})  # type: ignore[arg-type]

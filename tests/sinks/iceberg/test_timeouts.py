@@ -1,0 +1,41 @@
+"""A catalog that accepts connections and never answers does not hang a run."""
+
+from __future__ import annotations
+
+import inspect
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyiceberg.catalog.rest import RestCatalog
+
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.errors import StorageUnavailable
+from airflow_provider_cdc.sinks.catalog import CatalogSettings
+from airflow_provider_cdc.sinks.iceberg.catalog import open_catalog
+from airflow_provider_cdc.sinks.iceberg.rest import TIMEOUT
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("login", ["", "client"])
+def test_a_silent_catalog_is_an_error_that_a_retry_may_fix(silent: str, login: str, tmp_path: Path) -> None:
+    """With a login, PyIceberg asks for a token first."""
+    settings = CatalogSettings(
+        "rest", silent, login=login, password="s3cret-horse", properties={TIMEOUT: "0.2", "oauth2-server-uri": silent}
+    )
+    with pytest.raises(StorageUnavailable, match="does not answer") as failure:
+        open_catalog(settings, Storage(tmp_path.as_uri()))
+    assert "s3cret-horse" not in str(failure.value)
+
+
+def test_pyiceberg_configures_each_session_before_it_sends_anything() -> None:
+    lines = [line.strip() for line in inspect.getsource(RestCatalog._create_session).splitlines()]
+    calls = [line for line in lines if "session" in line and "(" in line and not line.startswith(('"', "#", "def"))]
+    assert calls[:2] == ["session = Session()", "self._config_headers(session)"]
