@@ -176,7 +176,9 @@ def read_changes(
                 hint="the table's copies are snapshots of an Iceberg table, and read_changes does not work with "
                 f"these. Read the changes of a run as Parquet files, in {published}/<run_id>",
             )
-        raise ChangesMissing("the table has no copy yet", where=table, hint="wait until a run has published it")
+        raise ChangesMissing(
+            "the table has no copy yet", where=table, hint="wait until a run has published a copy of the table"
+        )
     _check_unambiguous(latest, since)
     feeds: list[LakeFeed] = []
     run_id, position = latest.run_id, latest.position
@@ -185,7 +187,7 @@ def read_changes(
         joins = feed is not None and (not feeds or feed.first_order + feed.rows == feeds[0].first_order)
         if feed is None or not joins or feed.position != position:
             raise ChangesMissing(
-                f"no changes lead to the copy of run {run_id}, at position {position}",
+                f"the changes before the copy of run {run_id}, at position {position}, are not published",
                 where=table,
                 hint="read the latest copy as a whole, and from then on the changes since that copy"
                 if since
@@ -218,11 +220,12 @@ def _check_unambiguous(latest: LatestCopy, since: str) -> None:
         ended = [entry for entry in superseded if reaches(parse_position(entry.position), parse_position(since))]
     if ended:
         raise ChangesMissing(
-            f"the source was set back to an earlier state, and {since} may belong to the history that ended with the "
-            f"copy of run {ended[-1].run_id}. No changes lead from that history to the present one",
+            f"the source was set back to an earlier state. {since} may belong to the earlier history, which ended "
+            f"with the copy of run {ended[-1].run_id}. No published changes connect that history with the present "
+            "history",
             where=latest.table,
-            hint="give the run_id of the copy. If the copy was made before the source was set back, read the whole "
-            "latest copy once; then read the changes since the latest copy",
+            hint="give the `run_id` of the copy instead of its position. If the copy was made before the source was "
+            "set back, read the latest copy once as a whole. Then read the changes after the latest copy",
         )
 
 

@@ -77,9 +77,9 @@ def check_named(source_conn_id: str) -> None:
     raise ConfigurationError(
         f"cannot tell which target of {source_conn_id} is the production target: {why}",
         where="table_asset",
-        hint=f"set the production target wherever Airflow parses DAGs and runs tasks: {VARIABLE}=s3://lake/raw for "
-        f"all connections, or {VARIABLE}={source_conn_id}=s3://lake/raw for this one. Or pass the target to "
-        "table_asset",
+        hint=f"where Airflow parses DAGs and runs tasks, set the environment variable {VARIABLE} to the production "
+        f"target. Examples: {VARIABLE}=s3://lake/raw (for all connections), "
+        f"{VARIABLE}={source_conn_id}=s3://lake/raw (for this connection). Or pass the target to table_asset",
     )
 
 

@@ -62,7 +62,7 @@ def _none(conn_id: str) -> ConfigurationError:
     return ConfigurationError(
         "the connection does not exist",
         where=_where(conn_id),
-        hint="create the connection with the type cdc_mysql or cdc_postgres, or correct source_conn_id",
+        hint="create the connection with the type cdc_mysql or cdc_postgres, or correct the option `source_conn_id`",
     )
 
 

@@ -7,16 +7,16 @@ from airflow_provider_cdc.core.checks import Check, Moment, Raised
 CHECKS: tuple[Check[None], ...] = (
     Check(
         "run.same-kind",
-        "The connection has the same kind of source as when the run began.",
+        "The connection still leads to the kind of source (MySQL or PostgreSQL) on which the run began.",
         (),
         "correct the connection, or trigger a new run",
         raised_by=(Raised(Moment.EACH_STEP, "jobs.runtime.step:run_step"),),
     ),
     Check(
         "run.one-beginning",
-        "If a run is started again, at most one of these starts publishes copies.",
+        "If a run is started several times, at most one of the starts publishes copies.",
         (),
-        "clear lock_and_record and the tasks after it",
+        "clear the task `lock_and_record` and all tasks after it",
         raised_by=(
             Raised(Moment.EACH_STEP, "jobs.runtime.step:run_step"),
             Raised(Moment.BEFORE_COMMIT, "jobs.consolidate.step:_consolidate"),
@@ -31,10 +31,10 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.odd-values",
-        "If no Arrow type holds a value, the value is published according to `unrepresentable`, unless a change in "
-        "the window removes its row.",
+        "The option `unrepresentable` decides how values that no Arrow type holds are published. A value does not "
+        "count if a change in the window removes its row.",
         (),
-        "set unrepresentable, or correct the value",
+        "set the option `unrepresentable`, or correct the value",
         raised_by=(
             Raised(Moment.READING, "jobs.snapshot.survivors:check_count"),
             Raised(Moment.BEFORE_COMMIT, "jobs.snapshot.survivors:check_survivors"),
@@ -42,7 +42,8 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.rows-again",
-        "With `again`: a row that is read again is found if, and only if, it exists according to the log.",
+        "With the consistency `again`: when the run reads touched rows again, it finds exactly the rows that exist "
+        "according to the log.",
         (),
         "REINDEX the index of the key, and trigger a new run",
         raised_by=(Raised(Moment.READS_ENDED, "jobs.snapshot.reread:ReadAgain._table"),),
@@ -56,7 +57,7 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.rows-of-the-log",
-        "If the log removes a row from a table without a key, the run has read this row.",
+        "If a table has no key and the log removes one of its rows, the run has read this row.",
         (),
         "trigger a new run; if it recurs, report it with the server's version",
         raised_by=(
@@ -66,10 +67,11 @@ CHECKS: tuple[Check[None], ...] = (
     ),
     Check(
         "run.rows-of-the-copy",
-        "When a copy is rolled forward, a changed row is in the copy if, and only if, it exists according to the log. "
-        "If its file is written again, the row in the copy equals the old row in the log bit for bit.",
+        "When a copy is rolled forward, the copy contains exactly those changed rows that existed according to the "
+        "log. If the file of such a row is written again, the row in the copy equals the old row in the log, bit for "
+        "bit.",
         (),
-        "read the table in full (refresh=full)",
+        "set `refresh` to `full`, so that the run reads the table in full",
         raised_by=(
             Raised(Moment.ROLL_FORWARD, "jobs.roll_forward.plan:roll_forward"),
             Raised(Moment.ROLL_FORWARD, "jobs.roll_forward.task:RollTask"),

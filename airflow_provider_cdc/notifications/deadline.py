@@ -34,8 +34,8 @@ async def tell_late(*, minutes: int, context: Mapping[str, Any] | None = None, *
     """Write to the triggerer's log that a run is late."""
     run = (context or {}).get("dag_run") or {}
     _log.error(
-        "%s, run %s: not done %d minutes after it was queued. The run goes on. See its progress in the log of its "
-        "running task.",
+        "%s: the run %s is not done %d minutes after it was queued, and continues. The log of its running task shows "
+        "the progress.",
         run.get("dag_id", "a DAG"),
         run.get("dag_run_id") or run.get("run_id", "unknown"),
         minutes,

@@ -105,7 +105,9 @@ def _airflow_has(events: Mapping[str, Announced], run_id: str, since: datetime) 
     try:
         return any((extra or {}).get("run_id") == run_id for extra in _extras(Asset(uri=uri), since))
     except Exception as error:
-        _log.warning("Could not ask Airflow for the events of this run, so each may be sent twice: %s", error)
+        _log.warning(
+            "Could not query Airflow for the asset events of this run. So each event may be sent twice: %s", error
+        )
         return False
 
 

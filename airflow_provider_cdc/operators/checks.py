@@ -189,7 +189,8 @@ ALLOWED: tuple[Check[ParametersContext], ...] = (
         "The DAG's author allows the connection and the target. The run accesses no other connection and no other "
         "folder.",
         _WHEN,
-        "use an allowed connection and target, or ask the DAG's author to list them (source_conn_ids, targets)",
+        "use a connection and a target that the DAG's author allows, or ask the author to add yours to the arguments "
+        "`source_conn_ids` and `targets`",
         _errors_of(_allowed, "parameter target"),
         (Raised(Moment.POSITION_FIXED, "operators.lock_and_record:LockAndRecordOperator.execute"),),
     ),
@@ -200,28 +201,29 @@ PLACES: tuple[Check[ParametersContext], ...] = (
         "target.writable",
         "The target is writable.",
         _WHEN,
-        "correct the target, or grant Airflow's account write access to it",
+        "correct the option `target`, or grant Airflow's account write access to this folder",
         _errors_of(_target, "parameter target"),
     ),
     Check(
         "target.scratch",
         "The scratch folder is writable.",
         _WHEN,
-        "correct scratch, or grant Airflow's account write access to it",
+        "correct the option `scratch`, or grant Airflow's account write access to this folder",
         _errors_of(_scratch, "parameter scratch"),
     ),
     Check(
         "target.catalog",
         "The catalog of the tables can be reached.",
         _WHEN,
-        "correct catalog_conn_id. To test the connection, use its Test button, which creates and drops a namespace",
+        "correct the option `catalog_conn_id`. To test the connection, use its Test button, which creates and drops "
+        "a namespace",
         _errors_of(_catalog, "parameter catalog_conn_id"),
     ),
     Check(
         "run.spark",
         "Spark applications can be submitted in client mode.",
         _WHEN,
-        "correct spark_conn_id, or install the packages that its master needs",
+        "correct the option `spark_conn_id`, or install the packages that the master of this connection needs",
         _errors_of(_spark, "parameter spark_conn_id"),
     ),
 )
@@ -231,7 +233,7 @@ LAKE: tuple[Check[LakeContext], ...] = (
         "target.names",
         "Each table has its own folder, even if the store ignores case, and its own Iceberg table.",
         _WHEN,
-        "copy the tables into different targets, use a case-sensitive store, or choose another table_name",
+        "copy the tables into different targets, use a case-sensitive store, or change the option `table_name`",
         _errors_of(_names, "parameter target"),
     ),
     Check(
@@ -289,7 +291,7 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         "The conditions and columns (where, columns) belong to tables that are copied, and mean the same in a SELECT "
         "and in the log.",
         (),
-        "correct where and columns as the message says",
+        "correct the options `where` and `columns` as the message says",
         raised_by=(
             Raised(Moment.PREFLIGHT, "sources.planning.selections:select"),
             Raised(Moment.EACH_STEP, "sources.planning.selections:check_still"),
@@ -309,10 +311,10 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
     ),
     Check(
         "run.base",
-        "A copy is rolled forward only if it is complete, and has the same history, the same part of the table and "
-        "the same published types as the run.",
+        "A copy is rolled forward only if it is complete. Its history, its part of the table and its published types "
+        "must be the same as those of the run.",
         (),
-        "read the table in full (refresh=full)",
+        "set `refresh` to `full`, so that the run reads the table in full",
         raised_by=(
             Raised(Moment.PREFLIGHT, "core.copies.base_selection:choose"),
             Raised(Moment.POSITION_FIXED, "core.copies.base_selection:bases_of"),
@@ -320,9 +322,9 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
     ),
     Check(
         "run.as-of",
-        "The source can be copied as of the position that as_of names.",
+        "The source can be copied as of the position in the option `as_of`.",
         (),
-        "set as_of to a later position, or leave it empty",
+        "set `as_of` to a later position, or leave `as_of` empty",
         raised_by=(Raised(Moment.PREFLIGHT, "sources.api.calls:check_point"),),
     ),
     Check(

@@ -75,10 +75,11 @@ class ConsolidateOperator(SparkStepOperator):
         say_other_target(self.log, run, self.source_conn_id)
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
-                "%s is published at %s, but _latest.json still names a newer copy of another run. The newer copy has "
-                "a later position or belongs to a later history of the source. (If positions and histories cannot be "
-                "compared, the copy that was recorded later is the newer one.) Readers of _latest.json see the newer "
-                "copy. If the source was set back during this run, the next run detects this.",
+                "%s is published at %s, but _latest.json still names a newer copy, which another run published. The "
+                "newer copy has a later position or belongs to a later history of the source. (If positions and "
+                "histories cannot be compared, the copy that was recorded later is the newer one.) Readers of "
+                "_latest.json see the newer copy. If the source was set back during this run, the next run detects "
+                "this.",
                 table,
                 result["published"][table],
             )
@@ -98,7 +99,9 @@ class ConsolidateOperator(SparkStepOperator):
         try:
             run.note_told(told)
         except (CdcError, OSError) as error:
-            self.log.info("Could not record the announced events, so the run's folder is kept longer: %s", error)
+            self.log.info(
+                "Could not record which asset events were sent. The run's folder is therefore kept longer: %s", error
+            )
 
     @accessing_storage
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:

@@ -116,7 +116,10 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
 
         # Preflight has checked that ``plan_only`` is a boolean, but a template may have rendered the boolean to text.
         if str(self.plan_only).lower() == "true":
-            raise AirflowSkipException("plan_only is set, so nothing is copied: see the plan in the log of preflight")
+            raise AirflowSkipException(
+                "nothing is copied, because the option `plan_only` is set. The plan is in the "
+                "log of the task `preflight`"
+            )
         self.allowed.check(self.source_conn_id, self.target, self.scratch)
         lake = lake_of(self.target, self.source_conn_id)
         source = open_hook(self.source_conn_id).get_conn()

@@ -178,9 +178,9 @@ class PreflightOperator(TargetOperator):
     def _tell_view(self, view: View | None) -> None:
         if view is not None and view.is_long:
             self.log.warning(
-                "The run ends with %s. While the snapshot is open, the server cannot remove dead rows from any "
-                "table. To make the snapshot short, add a primary key to these tables. To avoid the snapshot, set "
-                "REPLICA IDENTITY FULL on all tables of the run.",
+                "At its end, the run opens %s. While this snapshot is open, the server cannot remove dead rows from "
+                "any table. To make the snapshot short, add a primary key to these tables. To avoid the snapshot, "
+                "set REPLICA IDENTITY FULL on all tables of the run.",
                 view,
             )
 

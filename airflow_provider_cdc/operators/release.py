@@ -192,8 +192,8 @@ def _release(task: Any, context: Context) -> None:
         # The XCom ``run_uri`` is missing, because lock_and_record was skipped, a user set the state of
         # lock_and_record, or the XCom was removed.
         _log.info(
-            "Cannot tell which run this task belongs to (no XCom run_uri). The run's slot and publication "
-            "are released when the DAG run ends"
+            "Cannot tell which run this task belongs to, because the XCom `run_uri` is missing. The run's slot and "
+            "publication are released when the DAG run ends"
         )
         return
     else:

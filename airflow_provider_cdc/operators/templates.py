@@ -77,6 +77,6 @@ def _unclear(argument: str, message: str) -> ConfigurationError:
     return ConfigurationError(
         f"the template uses {lacking}, but this run was triggered without a logical date",
         where=f"argument {argument}",
-        hint="trigger the run with a logical date. Or use dag_run.run_after, which every run has, in the template ({{ "
-        f"{lacking} if {lacking} is defined else dag_run.run_after }}}})",
+        hint="trigger the run with a logical date. Or use dag_run.run_after in the template, because every run has it "
+        f"({{{{ {lacking} if {lacking} is defined else dag_run.run_after }}}})",
     )

@@ -108,8 +108,8 @@ class PublishedSensor(TargetOperator, WaitingSensor):
     def _lake(self) -> str:
         if SOURCE_PLACEHOLDER in self.target and not self.source_conn_id:
             raise ConfigurationError(
-                f"the target contains {SOURCE_PLACEHOLDER}, but source_conn_id is empty",
+                f"the target contains {SOURCE_PLACEHOLDER}, but the argument `source_conn_id` is empty",
                 where="parameter target",
-                hint="set source_conn_id, or give a target without {source}",
+                hint="set the argument `source_conn_id`, or use a target without {source}",
             )
         return lake_of(self.target, self.source_conn_id)

@@ -75,7 +75,7 @@ class WaitingSensor(RendersClearly, BaseSensorOperator):
         if answer := self.poke(context):
             return answer.xcom_value
         self.defer(trigger=self.trigger(), method_name="resume", timeout=timedelta(seconds=self.timeout))
-        raise AssertionError("a task that is deferred ends there")
+        raise AssertionError("defer() returned, although it ends the task")
 
     @failing
     def resume(self, context: Context, event: Mapping[str, Any]) -> Any:

@@ -88,7 +88,9 @@ def read_feed(lake: Storage, table: TableName, run_id: str) -> LakeFeed | None:
         return None
     one = records.decode(_Told, _known(data), where)
     if one.run_id != run_id or sum(file.rows for file in one.files) != one.rows:
-        raise ManifestError("this record does not belong to these changes", where=where, hint=_HINT)
+        raise ManifestError(
+            "the record in this folder was not written for the changes in this folder", where=where, hint=_HINT
+        )
     files = tuple(lake.uri_of(f"{folder}/{file.name}") for file in one.files)
     return LakeFeed(one.run_id, one.end, one.from_run_id, one.start, one.rows, one.first_order, files)
 

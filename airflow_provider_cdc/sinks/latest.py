@@ -147,7 +147,7 @@ def _replace_by_claim(target: Storage, folder: str, latest: Copy, suffix: str = 
 
 def _gave_up(target: Storage, folder: str) -> PublishIncomplete:
     return PublishIncomplete(
-        "gave up replacing the latest copy: other runs kept replacing it",
+        "could not replace the record of the latest copy, because other runs replaced it during each attempt",
         where=target.uri_of(f"{folder}/{LATEST}"),
         hint="run the task again: it completes the publication",
     )

@@ -44,9 +44,9 @@ _REMOVED = "_removed="
 _PUBLISHERS, _MOVERS = 8, 8
 _INCOMPLETE = "run the task again: it completes the publication"
 _STRANGE = (
-    f"if {LATEST} names these files, keep them, and trigger a new run: they are the copy of an earlier start of this "
-    "run, whose records are gone or in another scratch folder. Otherwise find out what wrote them, remove them, and "
-    "clear the task"
+    f"if {LATEST} names these files, keep the files, and trigger a new run: an earlier start of this run wrote this "
+    "copy, and its records were removed or are in another scratch folder. Otherwise find out which program wrote the "
+    "files, remove the files, and clear the task"
 )
 _DAMAGED = "another program changed or removed the file, or the storage lost it: trigger a new run"
 

@@ -52,7 +52,7 @@ class PartialGroup(Generic[Group]):
             isinstance(element_options, Mapping) for element_options in arguments
         ):
             raise ConfigurationError(
-                "expand_kwargs takes a list of objects that is known when the DAG is parsed",
+                "expand_kwargs needs a list of objects, and the list must be known when the DAG is parsed",
                 hint="to map over the output of another task, use expand(source_conn_id=…)",
             )
         names = list(dict.fromkeys(name for element_options in arguments for name in element_options))
@@ -65,7 +65,7 @@ class PartialGroup(Generic[Group]):
             if missing := [name for name in names if name not in element_options]:
                 raise ConfigurationError(
                     f"an element of expand_kwargs has no {missing[0]}",
-                    hint="set the argument in every element, or in none",
+                    hint="set this argument in all elements of the list, or in no element",
                 )
         return self._mapped(names, lambda factory: factory.expand_kwargs(whole))
 
@@ -75,7 +75,7 @@ class PartialGroup(Generic[Group]):
             if name not in option_names:
                 raise ConfigurationError(
                     f"the argument {name!r} cannot differ from group to group",
-                    hint=f"arguments that can differ are {', '.join(option_names)}",
+                    hint=f"these arguments can differ from group to group: {', '.join(option_names)}",
                 )
 
     def _mapped(self, names: Sequence[str], expand: Callable[[Any], Any]) -> Group:

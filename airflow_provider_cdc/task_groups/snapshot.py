@@ -57,18 +57,19 @@ class SnapshotTaskGroup(TaskGroup):
         ``{source}`` in the path stands for ``source_conn_id``, because a folder can hold the copies of only one source.
     :param where: Conditions by table name or pattern (``{"shop.orders": "status = 'open' and created >=
         '2026-01-01'"}``). Only rows that fulfil the condition at the run's position are copied. The syntax is a subset
-        of SQL. Text is compared by code point. Copies with a condition have a separate folder.
-    :param columns: Columns to publish, by table name or pattern, in addition to the key columns (``{"shop.orders":
-        ["id", "status"]}``). Copies of selected columns have a separate folder.
+        of SQL. Text is compared by code point. Copies with a condition are in a separate folder.
+    :param columns: The columns to publish, by table name or pattern (``{"shop.orders": ["id", "status"]}``). The key
+        columns are always published. The copies of a table with selected columns are in a separate folder.
     :param scratch: The folder for the files and records of runs in progress, in the same form as ``target``. Empty:
-        ``_runs`` in the target. The folder may be in another store; then files are copied when they are published. Only
-        runs with the same ``scratch`` roll each other's copies forward. ``targets`` must allow this folder, too.
-    :param consistency: How the tables are read. ``watermark``: in chunks, each at its own time, without a lock. The
-        tables need a key. ``lock`` (MySQL): the tables are locked for milliseconds, then read in one transaction.
-        ``exported`` (PostgreSQL): all tasks read in one exported snapshot. ``again`` (PostgreSQL): like ``watermark``,
-        for tables without ``REPLICA IDENTITY FULL``. The run reads touched rows again in one short snapshot, and the
-        whole run is exact at this snapshot. ``auto``: ``watermark``, but ``lock`` or ``exported`` for tables without a
-        key. On PostgreSQL, ``auto`` means ``again`` if a table lacks ``REPLICA IDENTITY FULL``.
+        ``_runs`` in the target. If the folder is in another store, files are copied when they are published. A run can
+        roll forward only copies of runs with the same ``scratch``. ``targets`` must allow this folder, too.
+    :param consistency: How the tables are read. ``watermark``: the tables are read in chunks at different times,
+        without a lock, and need a key. ``lock`` (MySQL): the tables are locked for milliseconds, then read in one
+        transaction. ``exported`` (PostgreSQL): all tasks read in one exported snapshot. ``again`` (PostgreSQL): like
+        ``watermark``, for tables without ``REPLICA IDENTITY FULL``. At the end, the run reads touched rows again in one
+        short snapshot, and is exact at this snapshot. ``auto``: ``watermark`` for tables with a key, ``lock`` or
+        ``exported`` for tables without a key. On PostgreSQL, ``auto`` means ``again`` if a table lacks ``REPLICA
+        IDENTITY FULL``.
     :param unrepresentable: How to treat values that no Arrow type holds, such as ``0000-00-00``, ``infinity``, or bytes
         that are not a valid character. ``error`` stops the run if such a value is in the copy. ``null`` publishes null
         and counts the values. ``string`` publishes the columns of such values as text, and invalid bytes as ``0x…``.
@@ -76,47 +77,49 @@ class SnapshotTaskGroup(TaskGroup):
         them. ``list``: as lists, except in columns of the key and in tables without a key. A list has no dimensions and
         no bounds: ``unrepresentable`` decides about an array of several dimensions, an array whose lower bound is not
         1, and an array with an element that no Arrow type holds.
-    :param missing_past: How to treat a run that cannot be exact at the end of its interval. (The DAG ``nightly``
+    :param missing_past: What a run does if its copies cannot be exact at the end of its interval. (The DAG ``nightly``
         supplies this end as ``as_of``.) ``present`` copies the current state, and reports this in the logs, in
-        ``_latest.json``, in the event and in the report (``missed_as_of``). ``fail`` stops the run. With ``present``,
-        ``on_table_error`` = ``skip`` leaves out only tables that can never be copied as of a past time. If the time
-        cannot be reached, runs of Airflow's Backfill and runs with an explicit ``as_of`` always stop.
+        ``_latest.json``, in the event and in the report (``missed_as_of``). ``fail`` stops the run. With ``present``
+        and ``on_table_error`` = ``skip``, only tables that can never be copied as of a past time are left out. Runs of
+        an Airflow backfill and runs with an explicit ``as_of`` always stop.
     :param spark_conn_id: Connection to Spark: local, standalone, or any cluster in client mode.
     :param spark_conf: Spark properties. They are visible in the process list: do not put secrets there.
-    :param shared_app_seconds: If the Spark application of a step has run for fewer seconds than this, it also runs the
-        next step. A small run thus starts one application instead of three. 0: each step starts its own application.
+    :param shared_app_seconds: Run the next step in the same Spark application if the application has run for less than
+        this number of seconds. A small run thus needs one application instead of three. 0: steps do not share
+        applications.
     :param chunk_rows: Approximate number of rows that one statement reads. The number is raised if a table would have
         more than 10,000 chunks, or a run more than 50,000.
-    :param chunk_pause: Seconds that a reader pauses after each chunk, to reduce the load on the source; below 900.
-    :param as_of: The point at which the copy is exact: a time with its zone (``2026-01-31T00:00:00Z``), a date (00:00
-        UTC of that day), a GTID set or an LSN. Empty: now. The log must reach back to this point (PostgreSQL: the log
-        that the ``standing_slot`` retains). A time includes everything that was committed up to that time.
-    :param as_of_wait_seconds: Seconds to wait for a commit after the time in ``as_of``. Until then, a commit could
-        belong to this time.
+    :param chunk_pause: Seconds that a reader pauses after each chunk, to reduce the load on the source. Must be below
+        900.
+    :param as_of: The time or position at which the copies are exact: a time with its zone (``2026-01-31T00:00:00Z``), a
+        date (00:00 UTC of that day), a GTID set or an LSN. Empty: now. The source must still have the log since then
+        (PostgreSQL: in the ``standing_slot``). Commits at that time are included.
+    :param as_of_wait_seconds: Seconds to wait for a commit after the time in ``as_of``, which makes the state at that
+        time final.
     :param standing_slot: PostgreSQL: A name, such as ``nightly``, for a replication slot that stays on the server from
         run to run. The slot retains the log that ``as_of`` and ``refresh`` need. Empty: no standing slot. Runs with the
         same name share the slot. The slot uses disk space on the server, and stays until you drop it.
     :param standing_slot_hours: PostgreSQL: Hours of log that the standing slot retains. After publishing, a run
-        releases older log. The log that ``refresh`` needs to roll the last copies forward is retained longer, for a
-        week at most.
-    :param refresh: ``full``: all tables are read. ``auto``: if the result is exact, the last copy of a table is rolled
-        forward with the changes in the source's log, instead of reading the whole table. Other tables are read in full,
-        and the task log of ``preflight`` gives the reason. ``changes``: like ``auto``, but the run stops if a table
-        would have to be read in full. On PostgreSQL, ``auto`` and ``changes`` need a ``standing_slot``.
+        releases older log. If ``refresh`` needs older log to roll the last copies forward, this log is retained longer,
+        for a week at most.
+    :param refresh: ``full``: all tables are read. ``auto``: the run makes the new copy of a table from its last copy
+        and the changes in the source's log, if the result is exact. Other tables are read in full, and the task log of
+        ``preflight`` gives the reason. ``changes``: like ``auto``, but the run stops if a table would have to be read
+        in full. On PostgreSQL, ``auto`` and ``changes`` need a ``standing_slot``.
     :param changes: With each copy that is rolled forward, also publish all row changes since the last copy, in commit
         order. Requires ``refresh``. The run stops if the last copy of a table cannot be rolled forward. If a table has
         no copy, its changes begin at the first copy. PostgreSQL tables need ``REPLICA IDENTITY FULL``.
-    :param keep: Number of copies to keep of each table. After a run has published the latest copies, it removes older
-        copies of its tables, including copies of other runs. 0 keeps all copies.
-    :param keep_days: Number of days: copies that were published within this time are kept, even if there are more than
+    :param keep: Number of copies to keep of each table. After a run has published its copies, it removes older copies
+        of the same tables, even if another run published these copies. 0 keeps all copies.
+    :param keep_days: Copies that were published within this number of days are kept, even if there are more than
         ``keep`` copies. Requires ``keep``. 0: only the number of copies counts.
     :param lock_wait_seconds: Seconds for which one attempt to take a lock may block other sessions.
     :param lock_tries: Number of times that a run tries to take a lock.
     :param lock_pause_seconds: Seconds between two tries.
     :param lock_through_read: MySQL: Hold the lock until the table is read. Some servers need this for a consistent read
         view.
-    :param slot_wait_seconds: PostgreSQL: Seconds that slot creation may wait for open write transactions to end. This
-        blocks no other session.
+    :param slot_wait_seconds: PostgreSQL: Seconds to wait for open write transactions at slot creation. The wait does
+        not block other sessions.
     :param keep_slot: PostgreSQL: Keep the publication and the slot after the run is published, so that another program
         can stream the changes from ``initial_lsn`` on. You must then drop the publication and the slot yourself.
     :param format: The format of the copies. ``parquet``: a folder of Parquet files for each copy, and ``_latest.json``.

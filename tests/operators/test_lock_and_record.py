@@ -205,7 +205,7 @@ def test_a_dag_run_that_is_deleted_and_made_again_does_not_end_well_with_the_cop
     begun.finish_step("consolidate", consolidate_result())
     for as_of in ("", noon):
         with pytest.raises(
-            AirflowFailException, match=r"(?s)a deleted DAG run .* its copies are published.*another run id"
+            AirflowFailException, match=r"(?s)an earlier DAG run .* has already published its copies.*another run id"
         ):
             task(as_of).execute(context())
     assert task(midnight).execute(context()) == first

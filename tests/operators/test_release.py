@@ -126,7 +126,7 @@ def test_a_task_that_is_cleared_after_the_slot_was_released_says_so_before_spark
     step = ExtractDeltaOperator(task_id="extract_delta", source_conn_id="shop", run_uri=run.uri)
     check_not_released(run, step.step)
     fail(step, context)
-    with pytest.raises(LogGone, match=r"(?s)slot was released at .* clear lock_and_record"):
+    with pytest.raises(LogGone, match=r"(?s)slot was released at .* clear the task `lock_and_record`"):
         step._execute(context)
     # It proves by the slot that the server is the one that the run began on.
     consolidating = ConsolidateOperator(task_id="consolidate", source_conn_id="shop", run_uri=run.uri)

@@ -35,7 +35,7 @@ from airflow_provider_cdc.errors import (
     TerminalError,
 )
 
-_ANEW = "clear preflight and the tasks after it"
+_ANEW = "clear the task `preflight` and all tasks after it"
 _GAP = (
     "run once without the option changes, with tables = [{}] and all other options as they are: these tables are then "
     "read in full, and their changes begin at that copy. Do not leave out any of them, or the next run stops again. "
@@ -150,7 +150,9 @@ def choose(
             refused |= dict.fromkeys(candidates_of_run, _said(error))
     if refused and options.refresh == CHANGES:
         what = "copy cannot be rolled forward", "copies cannot be rolled forward"
-        raise PreflightError(_by_cause(refused, what, "choose refresh = auto: such tables are then read in full"))
+        raise PreflightError(
+            _by_cause(refused, what, "set `refresh` to `auto`: the run then reads such tables in full")
+        )
     if options.changes and (gaps := {table: why for table, why in refused.items() if table not in new}):
         what = ("changes since the last copy cannot be published",) * 2
         raise PreflightError(_by_cause(gaps, what, _GAP.format(json.dumps(sorted(map(str, gaps)))[1:-1])))
@@ -191,9 +193,11 @@ def _check_changes(plans: Sequence[TablePlan], options: StepOptions) -> None:
     """
     if options.refresh == FULL:
         what = "changes since the last copy are published only with copies that are rolled forward"
-        raise PreflightError([Problem("parameter changes", what, "choose refresh = auto or changes, or omit changes")])
+        raise PreflightError(
+            [Problem("parameter changes", what, "set `refresh` to `auto` or `changes`, or remove the option `changes`")]
+        )
     if upper := [plan.table for plan in plans if plan.at_upper]:
-        what = "in a run that reads rows again (consistency = again), the log has only the keys of the changed rows"
+        what = "the run reads rows again (`consistency` = `again`), so the log has only the keys of the changed rows"
         hint = (
             "ALTER TABLE … REPLICA IDENTITY FULL for every table of the run that lacks it, copy views in separate "
             "runs, or omit the option changes"
@@ -234,7 +238,7 @@ def bases_of(
                 continue
             tables.append(table := _entry(run, plan.table).table)
             if plan.base_position != base.position or not _alike(table, now[plan.table]):
-                what = "the table, or the copy that is to be rolled forward, changed since preflight"
+                what = "the table or its last copy changed after the task `preflight` ran"
                 raise SchemaChanged(what, where=str(plan.table), hint=_ANEW)
         if isinstance(source, TellsReplaced):
             # Run this check after the position is fixed, so that it also finds unlogged changes before the position.
@@ -291,7 +295,7 @@ def _candidate(
     if table.selection != plan.selection:
         raise _NotFit("the last copy is of another part of the table")
     if table.options.unrepresentable != plan.unrepresentable:
-        raise _NotFit(f"the last copy was made with unrepresentable = {table.options.unrepresentable}")
+        raise _NotFit(f"the last copy was made with `unrepresentable` = `{table.options.unrepresentable}`")
     if table.options.arrays != plan.arrays:
         raise _NotFit(f"the last copy was made with arrays = {table.options.arrays}")
     schema = base_schema(_entry(run, plan.table).place, table, source.arrow_schema(table))

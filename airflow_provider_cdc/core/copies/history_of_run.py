@@ -42,14 +42,14 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ManifestError, PreflightError, Problem
 
-_ANEW = "clear preflight and the tasks after it: the table is then read in full"
+_ANEW = "clear the task `preflight` and all tasks after it: the table is then read in full"
 _DIGITS = 16
 _READERS = 8
 _TAKEN_OVER = Finding(
-    Relation.UNKNOWN, "the copy was made from another server, and this server has that server's transactions"
+    Relation.UNKNOWN, "the copy was made from another server, and this server has all transactions of the other server"
 )
 """If a server took over from another server, the same position means the same rows on both servers."""
-_PROMOTED = Finding(Relation.UNKNOWN, "a standby was promoted since; it has a timeline of its own")
+_PROMOTED = Finding(Relation.UNKNOWN, "a standby was promoted after the copy was made, and has another timeline")
 """A promoted standby has another timeline, and positions on different timelines are not comparable."""
 
 _log = logging.getLogger(__name__)
@@ -147,8 +147,8 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
         )
     elif own.unproven and own.unproven not in (_TAKEN_OVER.why, _PROMOTED.why) and trace_of(copy).mark:
         _log.warning(
-            "%s: cannot tell whether the source was set back after the copy of run %s: %s. Only the positions decide "
-            "which copy is newer.",
+            "%s: cannot tell whether the source was set back after the copy of run %s: %s. The run compares only "
+            "positions to decide which copy is newer.",
             table,
             copy.run_id,
             own.unproven,

@@ -97,7 +97,8 @@ def _check(leaf: Term, kind: pa.DataType, text: str) -> None:
             raise NotComparable(
                 "the column is published as the text that the database prints. This text does not sort or compare "
                 "like the column's type",
-                "use only IS [NOT] NULL with the column, and filter the rest when reading",
+                "for this column, use only IS NULL or IS NOT NULL in `where`, and apply other conditions when you "
+                "read the copy",
             )
         if text != PLAIN and leaf.op in _ORDERED:
             raise NotComparable(f"a {text} can only be tested for equality", "compare the column with =, <> or IN")
@@ -110,7 +111,7 @@ def _check(leaf: Term, kind: pa.DataType, text: str) -> None:
         value = value_of(literal, plain)
         if text == UUID and leaf.op != LIKE and not _UUID.fullmatch(value.as_py()):
             raise NotComparable(
-                f"{literal} is not the published form of a uuid",
+                f"{literal} does not have the form in which copies contain a uuid",
                 "write the uuid in lower case, with hyphens: 8-4-4-4-12",
             )
 
@@ -123,7 +124,7 @@ def value_of(literal: Literal, kind: pa.DataType) -> pa.Scalar:
     for holds, convert in _CONVERSIONS:
         if holds(kind):
             return convert(literal, kind)
-    raise NotComparable(f"values of {kind} cannot be compared", "use only IS [NOT] NULL with the column")
+    raise NotComparable(f"values of {kind} cannot be compared", "for this column, use only IS NULL or IS NOT NULL")
 
 
 def _whole(literal: Literal, kind: pa.DataType) -> pa.Scalar:
@@ -153,7 +154,7 @@ def _decimal(literal: Literal, kind: pa.DataType) -> pa.Scalar:
         if abs(scaled) >= Decimal(10) ** kind.precision:
             raise NotComparable(
                 f"{literal} is outside the column's range",
-                f"write at most {counted(kind.precision - kind.scale, 'digit')} before the point",
+                f"write at most {counted(kind.precision - kind.scale, 'digit')} before the decimal point",
             )
         return pa.scalar(scaled.to_integral_value().scaleb(-kind.scale), kind)
 

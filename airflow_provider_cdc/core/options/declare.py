@@ -182,16 +182,16 @@ TABLE_NAMES = Accepted(
     _Texts,
     {"type": "array", "items": _TABLE, **expecting("a table at least, such as shop.orders", minItems=1)},
 )
-PATTERNS = Accepted("a list of patterns, or nothing", list[_Text] | None, {"type": ["array", "null"]})
+PATTERNS = Accepted("a list of patterns; or null", list[_Text] | None, {"type": ["array", "null"]})
 PROPERTIES = Accepted("an object of Spark properties", dict[_Text, Any] | None, {"type": ["object", "null"]})
 CONDITIONS = Accepted(
-    "an object with a condition for each table, or nothing",
+    "an object with a condition for each table; or null",
     dict[_Text, _Text] | None,
     {"type": ["object", "null"], "additionalProperties": {"type": "string", "minLength": 1}},
     lambda value: dict(value or {}),
 )
 COLUMNS = Accepted(
-    "an object with a list of columns for each table, or nothing",
+    "an object with a list of columns for each table; or null",
     dict[_Text, _Texts] | None,
     {
         "type": ["object", "null"],

@@ -48,6 +48,6 @@ class LockPolicy:
         600,
         accepts=WHOLE_SECONDS,
         feature="slots",
-        help="Seconds that slot creation may wait for open write transactions to end. This blocks no other session.",
+        help="Seconds to wait for open write transactions at slot creation. The wait does not block other sessions.",
         example="a number such as 600",
     )

@@ -75,12 +75,12 @@ class TableOptions:
         ),
         title="Consistency",
         section=FOLDED,
-        help="How the tables are read. `watermark`: in chunks, each at its own time, without a lock. The tables need a "
-        "key. `lock` (MySQL): the tables are locked for milliseconds, then read in one transaction. `exported` "
-        "(PostgreSQL): all tasks read in one exported snapshot. `again` (PostgreSQL): like `watermark`, for tables "
-        "without `REPLICA IDENTITY FULL`. The run reads touched rows again in one short snapshot, and the whole run is "
-        "exact at this snapshot. `auto`: `watermark`, but `lock` or `exported` for tables without a key. On "
-        "PostgreSQL, `auto` means `again` if a table lacks `REPLICA IDENTITY FULL`.",
+        help="How the tables are read. `watermark`: the tables are read in chunks at different times, without a lock, "
+        "and need a key. `lock` (MySQL): the tables are locked for milliseconds, then read in one transaction. "
+        "`exported` (PostgreSQL): all tasks read in one exported snapshot. `again` (PostgreSQL): like `watermark`, for "
+        "tables without `REPLICA IDENTITY FULL`. At the end, the run reads touched rows again in one short snapshot, "
+        "and is exact at this snapshot. `auto`: `watermark` for tables with a key, `lock` or `exported` for tables "
+        "without a key. On PostgreSQL, `auto` means `again` if a table lacks `REPLICA IDENTITY FULL`.",
         example="auto (recommended)",
     )
     unrepresentable: str = option(
@@ -129,22 +129,22 @@ class StepOptions:
     chunk_pause: float = option(
         0.0,
         accepts=SECONDS,
-        help="Seconds that a reader pauses after each chunk, to reduce the load on the source; below 900.",
+        help="Seconds that a reader pauses after each chunk, to reduce the load on the source. Must be below 900.",
         example="a number such as 0 or 0.5",
     )
     as_of: str = option(
         "",
         accepts=AS_OF,
         title="As of",
-        help="The point at which the copy is exact: a time with its zone (`2026-01-31T00:00:00Z`), a date (00:00 UTC "
-        "of that day), a GTID set or an LSN. Empty: now. The log must reach back to this point (PostgreSQL: the log "
-        "that the `standing_slot` retains). A time includes everything that was committed up to that time.",
+        help="The time or position at which the copies are exact: a time with its zone (`2026-01-31T00:00:00Z`), a "
+        "date (00:00 UTC of that day), a GTID set or an LSN. Empty: now. The source must still have the log since then "
+        "(PostgreSQL: in the `standing_slot`). Commits at that time are included.",
         example="a time such as 2026-01-31T00:00:00Z",
     )
     as_of_wait_seconds: int = option(
         600,
         accepts=WHOLE_SECONDS,
-        help="Seconds to wait for a commit after the time in `as_of`. Until then, a commit could belong to this time.",
+        help="Seconds to wait for a commit after the time in `as_of`, which makes the state at that time final.",
         example="a number such as 600",
     )
     standing_slot: str = option(
@@ -162,8 +162,8 @@ class StepOptions:
         48,
         accepts=COUNT,
         feature="standing_slot",
-        help="Hours of log that the standing slot retains. After publishing, a run releases older log. The log that "
-        "`refresh` needs to roll the last copies forward is retained longer, for a week at most.",
+        help="Hours of log that the standing slot retains. After publishing, a run releases older log. If `refresh` "
+        "needs older log to roll the last copies forward, this log is retained longer, for a week at most.",
         example="a number such as 48",
     )
     refresh: str = option(
@@ -177,10 +177,10 @@ class StepOptions:
             ),
         ),
         title="Refresh",
-        help="`full`: all tables are read. `auto`: if the result is exact, the last copy of a table is rolled forward "
-        "with the changes in the source's log, instead of reading the whole table. Other tables are read in full, and "
-        "the task log of `preflight` gives the reason. `changes`: like `auto`, but the run stops if a table would have "
-        "to be read in full. On PostgreSQL, `auto` and `changes` need a `standing_slot`.",
+        help="`full`: all tables are read. `auto`: the run makes the new copy of a table from its last copy and the "
+        "changes in the source's log, if the result is exact. Other tables are read in full, and the task log of "
+        "`preflight` gives the reason. `changes`: like `auto`, but the run stops if a table would have to be read in "
+        "full. On PostgreSQL, `auto` and `changes` need a `standing_slot`.",
         example="full, auto or changes",
     )
     changes: bool = option(
@@ -189,8 +189,8 @@ class StepOptions:
         title="Publish the changes",
         section=FOLDED,
         help="With each copy that is rolled forward, also publish all row changes since the last copy, in commit "
-        "order. Requires `refresh`. The run stops if the last copy of a table cannot be rolled forward. If a "
-        "table has no copy, its changes begin at the first copy. PostgreSQL tables need `REPLICA IDENTITY FULL`.",
+        "order. Requires `refresh`. The run stops if the last copy of a table cannot be rolled forward. If a table has "
+        "no copy, its changes begin at the first copy. PostgreSQL tables need `REPLICA IDENTITY FULL`.",
         example="true or false",
     )
     keep: int = option(
@@ -198,8 +198,8 @@ class StepOptions:
         accepts=COUNT_OR_NONE,
         title="Copies to keep",
         section=FOLDED,
-        help="Number of copies to keep of each table. After a run has published the latest copies, it removes older "
-        "copies of its tables, including copies of other runs. 0 keeps all copies.",
+        help="Number of copies to keep of each table. After a run has published its copies, it removes older copies of "
+        "the same tables, even if another run published these copies. 0 keeps all copies.",
         example="a number such as 7",
     )
     keep_days: int = option(
@@ -207,7 +207,7 @@ class StepOptions:
         accepts=COUNT_OR_NONE,
         title="Days that copies stay",
         section=FOLDED,
-        help="Number of days: copies that were published within this time are kept, even if there are more than `keep` "
+        help="Copies that were published within this number of days are kept, even if there are more than `keep` "
         "copies. Requires `keep`. 0: only the number of copies counts.",
         example="a number such as 30",
     )
@@ -273,7 +273,7 @@ class RunOptions:
         title="Rows (where)",
         help='Conditions by table name or pattern (`{"shop.orders": "status = \'open\' and created >= '
         "'2026-01-01'\"}`). Only rows that fulfil the condition at the run's position are copied. The syntax is "
-        "a subset of SQL. Text is compared by code point. Copies with a condition have a separate folder.",
+        "a subset of SQL. Text is compared by code point. Copies with a condition are in a separate folder.",
         example='an object such as {"shop.orders": "created >= \'2026-01-01\'"}',
     )
     columns: Mapping[str, Sequence[str]] | None = option(
@@ -281,8 +281,8 @@ class RunOptions:
         accepts=COLUMNS,
         title="Columns",
         section=FOLDED,
-        help="Columns to publish, by table name or pattern, in addition to the key columns "
-        '(`{"shop.orders": ["id", "status"]}`). Copies of selected columns have a separate folder.',
+        help='The columns to publish, by table name or pattern (`{"shop.orders": ["id", "status"]}`). The key columns '
+        "are always published. The copies of a table with selected columns are in a separate folder.",
         example='an object such as {"shop.orders": ["id", "status"]}',
     )
     scratch: str = option(
@@ -292,8 +292,8 @@ class RunOptions:
         section=FOLDED,
         secret=True,
         help="The folder for the files and records of runs in progress, in the same form as `target`. Empty: `_runs` "
-        "in the target. The folder may be in another store; then files are copied when they are published. Only runs "
-        "with the same `scratch` roll each other's copies forward. `targets` must allow this folder, too.",
+        "in the target. If the folder is in another store, files are copied when they are published. A run can roll "
+        "forward only copies of runs with the same `scratch`. `targets` must allow this folder, too.",
         example="a URI such as s3://bucket/scratch",
     )
     table: TableOptions = field(default_factory=TableOptions)
@@ -303,11 +303,11 @@ class RunOptions:
             (PRESENT, FAIL),
             ("present: copy the present, and report it", "fail: stop the run"),
         ),
-        help="How to treat a run that cannot be exact at the end of its interval. (The DAG `nightly` supplies this end "
-        "as `as_of`.) `present` copies the current state, and reports this in the logs, in `_latest.json`, in the "
-        "event and in the report (`missed_as_of`). `fail` stops the run. With `present`, `on_table_error` = `skip` "
-        "leaves out only tables that can never be copied as of a past time. If the time cannot be reached, runs of "
-        "Airflow's Backfill and runs with an explicit `as_of` always stop.",
+        help="What a run does if its copies cannot be exact at the end of its interval. (The DAG `nightly` supplies "
+        "this end as `as_of`.) `present` copies the current state, and reports this in the logs, in `_latest.json`, in "
+        "the event and in the report (`missed_as_of`). `fail` stops the run. With `present` and `on_table_error` = "
+        "`skip`, only tables that can never be copied as of a past time are left out. Runs of an Airflow backfill and "
+        "runs with an explicit `as_of` always stop.",
         example="present or fail",
     )
     spark_conn_id: str = option(
@@ -329,8 +329,8 @@ class RunOptions:
     shared_app_seconds: float = option(
         60.0,
         accepts=SECONDS,
-        help="If the Spark application of a step has run for fewer seconds than this, it also runs the next step. A "
-        "small run thus starts one application instead of three. 0: each step starts its own application.",
+        help="Run the next step in the same Spark application if the application has run for less than this number of "
+        "seconds. A small run thus needs one application instead of three. 0: steps do not share applications.",
         example="a number such as 60",
     )
     steps: StepOptions = field(default_factory=StepOptions)

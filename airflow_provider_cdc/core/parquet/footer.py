@@ -45,7 +45,7 @@ class Chunk:
 
     def __post_init__(self) -> None:
         if not self.fields.keys() <= _KNOWN_OF_CHUNK or _META not in self.fields or _UNKNOWN_PLACES & self._meta.keys():
-            raise UnknownFooter("a column chunk has an index, a filter or its own key")
+            raise UnknownFooter("a column chunk has an index, a Bloom filter or its own encryption key")
 
     @property
     def _meta(self) -> Struct:
@@ -139,9 +139,9 @@ class Footer:
             # Read all names, because `Chunk.name` raises UnknownFooter if a column is nested.
             _ = [chunk.name for group in footer.groups for chunk in group.chunks]
         except (IndexError, KeyError, TypeError, UnicodeDecodeError) as error:
-            raise UnknownFooter(f"it ends too early, or lacks a required field ({error})") from error
+            raise UnknownFooter(f"the footer ends too early, or lacks a required field ({error})") from error
         if end != len(data) or footer.encoded() != data or _ENCRYPTED & fields.keys():
-            raise UnknownFooter("it is encrypted, or encoded in another way")
+            raise UnknownFooter("the footer is encrypted, or has an unknown encoding")
         return footer
 
     @property

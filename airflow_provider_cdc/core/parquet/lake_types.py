@@ -62,7 +62,7 @@ def file_type(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_decimal128(kind):
         return kind
     if kind not in _FILE_TYPES:
-        raise TypeError(f"no column of a table format holds {kind}")
+        raise TypeError(f"table formats have no column type for {kind}")
     return _FILE_TYPES[kind]
 
 

@@ -50,7 +50,9 @@ class SplicedFile:
             self._footer = _footer_of(self._input)
             now = _written_now(schema)
             if self._footer.columns != now.columns or self._footer.writer != now.writer:
-                raise UnknownFooter("it was written with another schema, writer or format version than present files")
+                raise UnknownFooter(
+                    "the file was written with another schema, another writer or another format version"
+                )
             self._left = self._footer.groups
         except BaseException:
             self._input.close()
@@ -136,5 +138,5 @@ def _footer_of(stream: Any) -> Footer:
     tail = stream.read_at(_TAIL, end - _TAIL)
     size = int.from_bytes(tail[:4], "little")
     if tail[4:] != MAGIC or size > end - _TAIL:
-        raise UnknownFooter("it is not a Parquet file, or it is encrypted")
+        raise UnknownFooter("the file is not a Parquet file, or is encrypted")
     return Footer.parse(bytes(stream.read_at(size, end - _TAIL - size)))

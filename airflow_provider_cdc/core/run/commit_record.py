@@ -98,7 +98,7 @@ def read_bases(scratch: Storage, bases: Mapping[str, Base]) -> dict[str, Decisio
         run = published_run(scratch, run_id)
         if base_of(run) != base:
             raise ManifestError(
-                "the base run was replaced after this run had chosen to roll forward copies of the base run",
+                "this run chose to roll forward the copies of its base run, but the base run was replaced later",
                 where=run.folder.uri,
                 hint="trigger a new run",
             )

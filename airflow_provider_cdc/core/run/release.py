@@ -54,9 +54,9 @@ def check_not_released(folder: Storage, step: str) -> None:
         return
     released = records.read(Released, run.folder, _name(run))
     raise LogGone(
-        f"this run's replication slot was released at {released.at}, when a task of the run failed for good",
+        f"this run's replication slot was released at {released.at}, because a task of the run had failed permanently",
         where=folder.uri,
-        hint="clear lock_and_record and the tasks after it: the run begins anew, at a new position",
+        hint="clear the task `lock_and_record` and all tasks after it: the run then starts again, at a new position",
     )
 
 

@@ -126,7 +126,7 @@ class Run:
         raise ManifestError(
             f"the step {task_id} of this run is not finished",
             where=self.folder.uri,
-            hint=f"run {task_id} first (clear it and the tasks after it)",
+            hint=f"clear the task `{task_id}` and all tasks after it",
         )
 
     def finish_step(self, task_id: str, found: Result, token: str = "") -> Result:
@@ -203,7 +203,7 @@ class Run:
             raise ManifestError(
                 "there is no manifest",
                 where=folder.uri,
-                hint="clear lock_and_record, which writes the manifest, and the tasks after it",
+                hint="clear the task `lock_and_record`, which writes the manifest, and all tasks after it",
             )
         data = records.read_data(folder, name)
         if isinstance(data, dict) and data.get("format") != FORMAT:
@@ -270,7 +270,8 @@ class Run:
             for ground, digest in rests_on.items():
                 if digests.get(ground) != digest:
                     raise ManifestError(
-                        f"the record {name} of this run was made for another {ground} than the one that is valid now",
+                        f"the record {name} of this run depends on an earlier version of the record {ground}, which "
+                        "was replaced",
                         where=self.folder.uri_of(self._name(name)),
                         hint=records.HINT,
                     )

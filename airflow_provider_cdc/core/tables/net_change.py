@@ -122,7 +122,7 @@ def rewind_counts(rows: Mapping[Row, int], counts: Mapping[Row, int]) -> dict[Ro
         remaining = result.pop(row, 0) - count
         if remaining < 0:
             raise CopyMismatch(
-                f"the log adds a row {counted(count, 'time')}, but the row was read only "
+                f"according to the log, a row was added {counted(count, 'time')}, but the run read this row only "
                 f"{counted(remaining + count, 'time')}",
                 hint="trigger a new run; if it recurs, report it with the server's version",
             )

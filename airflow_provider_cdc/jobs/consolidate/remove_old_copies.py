@@ -170,8 +170,11 @@ class _Retention:
             say(f"consolidate: {limits}: removed {copies} and {counted(folders, 'run folder')}")
         if self._waiting:
             copies = counted(self._waiting, "older copy", "older copies")
-            say(f"consolidate: {limits}: {copies} withdrawn from readers; a later run removes the files")
+            say(f"consolidate: {limits}: {copies} can no longer be found by readers; a later run removes the files")
         for uri, why in sorted(removed.left.items())[:SHOWN]:
             say(f"consolidate: WARNING: did not remove {uri}: {why}")
         if len(removed.left) > SHOWN:
-            say(f"consolidate: WARNING: did not remove {len(removed.left) - SHOWN:,} more; the run's report lists them")
+            say(
+                f"consolidate: WARNING: {len(removed.left) - SHOWN:,} more files or folders were not removed; the "
+                "run's report lists all of them"
+            )

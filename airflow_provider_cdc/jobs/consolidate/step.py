@@ -95,7 +95,7 @@ def _consolidate(step: Step) -> ConsolidateResult:
     commit = run.commit or _commit(step)
     if commit.abandoned:
         raise ManifestError(
-            "the run was started again while this try was working",
+            "the run was started again during this attempt",
             where=step.folder.uri,
             hint="no action is needed: the tasks of the restarted run continue",
         )
@@ -231,8 +231,8 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
     for table_name, copy in copies.items():
         if not copy.is_latest:
             say(
-                f"consolidate: WARNING: {table_name} is published, but the latest copy is still a newer one (with a "
-                "later position or of a later history)"
+                f"consolidate: WARNING: {table_name} is published, but the latest copy of the table is still a newer "
+                "copy (with a later position or of a later history)"
             )
     run.note_latest({str(name): copy.is_latest for name, copy in copies.items()})
     return copies

@@ -35,7 +35,7 @@ from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA
 
 DECODED_ROWS = 65_536
-_NOT_PUBLISHED = "set unrepresentable to null or string for this table, or leave the option changes out"
+_NOT_PUBLISHED = "set the option `unrepresentable` to `null` or `string` for this table, or remove the option `changes`"
 
 
 @dataclass(frozen=True)

@@ -50,5 +50,6 @@ def check_encryption(setting: str) -> None:
     if setting != "true":
         raise ConfigurationError(
             f"{ENCRYPTION} is {setting}: Spark would write the source's password to its local disks",
-            hint="start the app without an existing Spark session: the app's own session sets this",
+            hint="start the app in a process without a Spark session. The app then creates a session with "
+            f"{ENCRYPTION}=true",
         )

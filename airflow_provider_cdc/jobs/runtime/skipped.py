@@ -33,7 +33,7 @@ def check_some_left(copied: Collection[str], skipped: Mapping[str, str]) -> None
         raise ValueNotRepresentable(
             f"none of the tables can be copied: {'; '.join(skipped.values())}",
             where=", ".join(sorted(skipped)),
-            hint="set unrepresentable to string, or correct the rows",
+            hint="set the option `unrepresentable` to `string`, or correct the rows",
         )
 
 

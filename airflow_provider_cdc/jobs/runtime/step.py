@@ -168,7 +168,7 @@ def run_step(
         raise ManifestError(
             "the run was started again, but has no new manifest yet",
             where=folder.uri,
-            hint="clear lock_and_record and the tasks after it",
+            hint="clear the task `lock_and_record` and all tasks after it",
         )
     source = open_source(settings)
     if source.kind != manifest.kind:

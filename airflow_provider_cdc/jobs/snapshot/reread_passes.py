@@ -167,8 +167,8 @@ def _read_again(
             if keys.count <= FEW_KEYS:
                 break
             say(
-                f"snapshot: pass {number} of at most {MOST_PASSES}: {counted(keys.count, 'key')} touched meanwhile; "
-                "waiting until their changes are visible, then reading their rows again"
+                f"snapshot: pass {number} of at most {MOST_PASSES}: {counted(keys.count, 'key')} were touched "
+                "meanwhile. When these changes are visible, the run reads the rows of these keys again"
             )
             source.settle(lock)
             passed |= _pass(step, tail, keys, meanwhile)

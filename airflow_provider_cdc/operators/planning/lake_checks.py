@@ -94,7 +94,8 @@ def check_not_made_before(run: Storage, sink: Sink, tables: Sequence[TableName])
             f"this run has published copies, such as {existing_files[0]}, but no manifest. The manifest was removed, "
             "or is in another scratch folder",
             where=run.uri,
-            hint="trigger a new run, or set scratch to the folder with which this run began and clear the task",
+            hint="trigger a new run; or set the option `scratch` back to the folder with which this run began, and "
+            "clear the failed task",
         )
 
 
@@ -111,8 +112,8 @@ def check_not_of_a_deleted_dag_run(run: Run, options: StepOptions) -> None:
     manifest = run.manifest
     if is_published(run) and not (options.as_of and options.as_of == manifest.options.as_of):
         raise ManifestError(
-            f"a deleted DAG run with the same id and date began on {manifest.created_at}, and its copies are already "
-            "published, so this DAG run would copy nothing",
+            "this DAG run would copy nothing: an earlier DAG run with the same id and date, which was deleted, began "
+            f"on {manifest.created_at} and has already published its copies",
             where=run.folder.uri,
             hint="trigger a DAG run with another run id and date",
         )

@@ -58,8 +58,8 @@ def say_missed_past(log: Any, missed: MissedPast | None) -> None:
     """Log a warning if the copies of a run are not exact at the time that readers may expect."""
     if missed is not None:
         log.warning(
-            "AS_OF IS NOT MET: the copies show the state at the time of this run, not at %s (missing_past = "
-            "present): %s",
+            "AS_OF IS NOT MET: the copies show the state at the time of this run, not at %s, because the option "
+            "`missing_past` is `present`: %s",
             missed.as_of,
             missed.why,
         )

@@ -17,7 +17,7 @@ _SERVER = r"All masters are unresponsive|Failed to connect to master|UnknownHost
 _CAUSES = (
     (
         r"OutOfMemoryError|insufficient memory|Cannot allocate memory|unable to create native thread",
-        "give Spark's driver more memory (spark.driver.memory in spark_conf), or run fewer tasks at once here",
+        "give Spark's driver more memory (spark.driver.memory in `spark_conf`), or run fewer tasks at once here",
     ),
     (r"No space left on device", "free disk space in Spark's work folder: the temporary folder, or spark.local.dir"),
     (
@@ -25,7 +25,10 @@ _CAUSES = (
         "install Java 17 or later where Airflow's tasks run, and set JAVA_HOME",
     ),
     (r"HADOOP_CONF_DIR", "set HADOOP_CONF_DIR where Airflow's tasks run"),
-    (_SERVER, "check that the cluster is up, and that the connection spark_conn_id has its host and port"),
+    (
+        _SERVER,
+        "check that the cluster is up, and that the connection in `spark_conn_id` has the cluster's host and port",
+    ),
 )
 _KILLED = "the machine may have run out of memory: check its kernel log, and run fewer tasks at once on it"
 _ENDED = (

@@ -35,7 +35,7 @@ def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
             "the connection does not exist",
             where=where,
             hint="create the connection with the type spark (host local[2] or spark://host, port 7077), or correct "
-            "spark_conn_id",
+            "the option `spark_conn_id`",
         ) from error
     mode = properties.get("spark.submit.deployMode") or connection.extra_dejson.get("deploy-mode")
     if mode == "cluster":

@@ -170,8 +170,8 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
             raise ConfigurationError(
                 f"run_uri is {self.run_uri!r}, which is not the folder of a run",
                 where=f"task {self.task_id}",
-                hint="pass the XCom run_uri of the task lock_and_record; if that XCom is missing or was changed, clear "
-                "lock_and_record",
+                hint="pass the XCom `run_uri` of the task `lock_and_record`; if this XCom is missing or was changed, "
+                "clear the task `lock_and_record`",
             )
         folder = Storage(self.run_uri)
         if not self._recorded_by or not Run.exists(folder):
@@ -180,9 +180,9 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         names = dag_run.dag_id, dag_run.run_id, self._recorded_by, lake, context["ti"].map_index
         if not same_run(run_id_in(folder), *names):
             raise ConfigurationError(
-                f"{folder.uri} is not the run that {self._recorded_by} began for this DAG run",
+                f"{folder.uri} is not the folder of the run that the task {self._recorded_by} of this DAG run began",
                 where=f"task {self.task_id}, run_uri",
-                hint="the XCom run_uri was changed: clear lock_and_record and the tasks after it",
+                hint="the XCom `run_uri` was changed: clear the task `lock_and_record` and all tasks after it",
             )
         return folder
 

@@ -102,9 +102,9 @@ def going_back(source: Source) -> GoesBack:
     """
     if not isinstance(source, GoesBack):
         raise ConfigurationError(
-            f"a copy of a {source.kind} source can be exact only at a position of its own run",
+            f"a run cannot copy a {source.kind} source as of a past position",
             where="parameter as_of",
-            hint="leave as_of empty",
+            hint="leave the option `as_of` empty",
         )
     return source
 
@@ -151,7 +151,7 @@ def rolling_forward(source: Source) -> RollsForward:
         raise ConfigurationError(
             f"copies of a {source.kind} source cannot be rolled forward yet",
             where="parameter refresh",
-            hint="choose full or auto: the tables are then read in full",
+            hint="set `refresh` to `full` or `auto`: the run then reads the tables in full",
         )
     return source
 
@@ -169,11 +169,14 @@ def late_problems(plans: Sequence[TablePlan], options: StepOptions) -> list[Prob
     if not (late := [plan for plan in plans if plan.at_upper]):
         return []
     why = f"the copy is exact where its reads end ({late[0].table}: {late[0].reason})"
-    hint = "or let the log have the old rows (REPLICA IDENTITY FULL), with consistency auto and without views"
+    hint = (
+        "or set REPLICA IDENTITY FULL on the tables, so that the log has the old rows, set `consistency` to "
+        "`auto`, and copy no views"
+    )
     problems = []
     if options.as_of:
-        problems.append(Problem("parameter as_of", f"cannot be met: {why}", f"leave as_of empty; {hint}"))
+        problems.append(Problem("parameter as_of", f"cannot be met: {why}", f"leave the option `as_of` empty; {hint}"))
     if options.keep_slot:
         what = f"the slot is at initial_lsn, but {why}"
-        problems.append(Problem("parameter keep_slot", what, f"leave keep_slot off; {hint}"))
+        problems.append(Problem("parameter keep_slot", what, f"leave the option `keep_slot` off; {hint}"))
     return problems

@@ -79,7 +79,8 @@ class Kind:
             raise ConfigurationError(
                 f"the dependencies of {self.title} are not installed: {error}",
                 where=where,
-                hint=f"pip install 'airflow-provider-cdc[{self.extra}]' for Airflow, and for the Python of Spark",
+                hint=f"pip install 'airflow-provider-cdc[{self.extra}]' in the Python environment of Airflow and in "
+                "that of Spark",
             ) from error
 
 

@@ -150,7 +150,7 @@ class MysqlSource:
             # Table identities can be compared only on the same server. When copies are rolled forward, `check_since`
             # checks that the server is the same.
             if value(connection, "@@global.server_uuid") == identity[SERVER_UUID]:
-                hint = "clear preflight and the tasks after it"
+                hint = "clear the task `preflight` and all tasks after it"
                 self._check_replaced(connection, identity, tables, hint, {}, until[server.LOG_PLACE], now)
 
     def _check_replaced(

@@ -107,7 +107,9 @@ def resolve(
         if excludes:
             left_out = {name for name in names if pattern.matches(name, fold)}
             if not left_out:
-                _log.info("The pattern %s excludes no table that an earlier pattern matches.", text)
+                _log.info(
+                    "The pattern %s has no effect: no earlier pattern matches a table that this pattern excludes.", text
+                )
             names -= left_out
             continue
         matches = [name for name in kinds if pattern.matches(name, fold)] or _read_otherwise(text, kinds, fold)
@@ -129,10 +131,10 @@ def resolve(
         if not _fits_a_path(name):
             problem = Problem(
                 str(name),
-                "the folder of a copy is named <schema>.<table>. From the folder of this table, its schema and name "
-                "could not be read back",
-                f"exclude the table ({_NOT}{exactly(name)}), or rename it: the schema must have no dot, and neither "
-                "schema nor table a slash",
+                "the folder of a copy has the name <schema>.<table>. For this table, readers of the folder's name "
+                "could not tell the schema from the table",
+                f"exclude the table ({_NOT}{exactly(name)}), or rename the table or its schema: a schema's name must "
+                "not contain a dot or a slash, and a table's name must not contain a slash",
                 # If the name of the schema contains a dot, `schema.table` may also be the name of another table.
                 "" if "." in name.schema else str(name),
             )

@@ -40,7 +40,8 @@ def wait_for_clock(as_of: datetime, server_time: Callable[[], datetime]) -> None
             )
         if not logged:
             _log.info(
-                "The server's clock is %.1f s behind as_of (%s): waiting until the clock reaches as_of",
+                "The server's clock is %.1f s behind the time in `as_of` (%s): waiting until the clock reaches this "
+                "time",
                 (as_of - now).total_seconds(),
                 as_of,
             )

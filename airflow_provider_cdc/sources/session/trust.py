@@ -69,7 +69,7 @@ def trust_in(settings: ConnectionSettings, more: Collection[str] = ()) -> Trust:
         raise ConfigurationError(
             "TLS is disabled, but an authority is given to verify the server's certificate",
             where=settings.address,
-            hint="clear tls_mode or tls_ca",
+            hint="clear the field `tls_mode` or the field `tls_ca`",
         )
     nobody_between = is_local(settings.host) or _is_yes(settings, "trusted_network")
     if ca:
@@ -96,13 +96,13 @@ def warning(settings: ConnectionSettings) -> str:
     if _is_yes(settings, "trusted_network"):
         return (
             f"{settings.address}: tls_trusted_network is set: an attacker in that network can read the password, "
-            "unless the server's certificate is verified (tls_ca)"
+            "unless the field tls_ca names the authority of the server's certificate"
         )
     mode = settings.tls.get("mode")
     if mode in (DISABLED, PREFERRED) and not settings.tls.get("ca"):
         return (
             f"{settings.address}: tls_mode is {mode}: an attacker in the network can read and change the copied data; "
-            "verify the server's certificate (tls_ca)"
+            "to verify the server's certificate, name its authority in the field tls_ca"
         )
     return ""
 

@@ -127,7 +127,7 @@ def test_a_past_before_the_commit_of_rows_that_were_purged_is_refused_before_any
     before.record()
     assert sorted(published(before.finish()["published"]["shop.stock"])[1]) == [(1, 12), (2, 20), (3, 30)]
     mysql_long_ago.purge_log(current)
-    with pytest.raises(PreflightError, match=r"(?s)prepared transaction X'6f6c64'.*ask for 2"):
+    with pytest.raises(PreflightError, match=r"(?s)prepared transaction X'6f6c64'.*set `as_of` to 2"):
         run(position).preflight()
     (position,) = mysql_long_ago.query("SELECT @@global.gtid_executed")[0]
     mysql_long_ago.query("UPDATE shop.stock SET left_over = 15 WHERE id = 1")
@@ -165,7 +165,7 @@ def test_rows_that_are_purged_while_they_are_looked_for_are_rows_that_were_purge
     monkeypatch.setattr(long_prepared, "_before", purging)
     if way == "as_of":
         with pytest.raises(
-            PreflightError, match=r"(?s)prepared transaction X'6f6c64'.*cannot read the log file.*ask for 2"
+            PreflightError, match=r"(?s)prepared transaction X'6f6c64'.*cannot read the log file.*set `as_of` to 2"
         ):
             run(1, as_of=position).preflight()
     else:

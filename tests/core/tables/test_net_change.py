@@ -92,5 +92,5 @@ def test_a_multiset_is_rewound_by_its_net_counts(rows: list[str], steps: list[tu
 
 
 def test_a_count_below_zero_is_proof_of_a_mistake() -> None:
-    with pytest.raises(CopyMismatch, match=r"3 times, but the row was read only 1 time\n"):
+    with pytest.raises(CopyMismatch, match=r"3 times, but the run read this row only 1 time\n"):
         rewind_counts({"row": 1}, {"row": 3})

@@ -100,7 +100,7 @@ def test_changes_of_random_histories(night: Night, seed: int, slice_rows: int, m
     for number in range(1, 5):
         runner = night(number)
         if number == 1:
-            with pytest.raises(ChangesMissing, match="lead to the copy of run"):
+            with pytest.raises(ChangesMissing, match="the changes before the copy of run"):
                 read_changes(runner.target.uri, NAMES[0])
         else:
             check(runner, 20 * (number - 1))

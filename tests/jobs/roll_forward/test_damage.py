@@ -198,7 +198,9 @@ def test_a_record_that_was_altered_is_not_rested_on(runner: Runner) -> None:
     record = json.loads(path.read_text())
     record["found"]["log_end"] = str(LENGTH - 1)
     path.write_text(json.dumps(record))
-    with pytest.raises(ManifestError, match="extract_delta of this run was made for another snapshot"):
+    with pytest.raises(
+        ManifestError, match="extract_delta of this run depends on an earlier version of the record snapshot"
+    ):
         publish()
 
 

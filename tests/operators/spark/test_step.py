@@ -383,7 +383,7 @@ def test_a_run_that_is_no_text_is_told_with_the_task_that_leaves_it(run_uri: obj
     operator = SnapshotOperator(task_id="t", source_conn_id="shop", run_uri=run_uri, spark_conn_id="spark")
     with pytest.raises(AirflowFailException, match="not the folder of a run") as refusal:
         operator.execute(CONTEXT)
-    assert "clear lock_and_record" in str(refusal.value)
+    assert "clear the task `lock_and_record`" in str(refusal.value)
 
 
 def test_a_step_does_not_take_the_finished_run_of_another_dag_run_for_its_own(
@@ -405,9 +405,11 @@ def test_a_step_does_not_take_the_finished_run_of_another_dag_run_for_its_own(
         begun.finish_step("snapshot", FOUND)
         begun.folder.write_json(done_file("snapshot"), {})
     operator.run_uri = lake.folder("_runs", other).uri
-    with pytest.raises(AirflowFailException, match="is not the run that record began") as refusal:
+    with pytest.raises(
+        AirflowFailException, match="is not the folder of the run that the task record of this DAG run began"
+    ) as refusal:
         operator.execute(CONTEXT)
-    assert "clear lock_and_record" in str(refusal.value)
+    assert "clear the task `lock_and_record`" in str(refusal.value)
     assert not lake.folder("_runs", other).exists("report.html")
     released: list[str] = []
     monkeypatch.setattr(operator, "release", lambda run, settings: released.append(run.uri))

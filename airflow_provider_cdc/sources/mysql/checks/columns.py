@@ -24,16 +24,18 @@ def _virtual_columns(context: TablesContext) -> Iterable[Problem]:
 COLUMNS: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.column-types",
-        "Arrow can hold the type of every column, and the values of key columns distinguish rows.",
+        "Arrow can represent the type of every column. Different rows have different published key values.",
         _WHEN,
-        "leave the column out (columns), change its type, set unrepresentable, or leave the table out",
+        "leave the column out with the option `columns`, change the column's type, set the option `unrepresentable`, "
+        "or leave the table out",
         _types,
     ),
     Check(
         "mysql.virtual-columns",
         "The values of VIRTUAL columns do not depend on the session.",
         _WHEN,
-        "leave the column out (columns), make it STORED, drop it, or leave the table out",
+        "leave the column out with the option `columns`, make the column STORED, drop the column, or leave the table "
+        "out",
         _virtual_columns,
     ),
 )

@@ -81,7 +81,7 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "mysql.start-on-record",
-        "The run has recorded the time of the server's last start before the run began.",
+        "When the run began, it recorded the time of the server's last start.",
         _WHEN,
         _NEW_RUN,
         _start_on_record,
@@ -96,7 +96,7 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "mysql.no-crash",
-        "No crash of the server has undone rows that the run read. The server was restarted at most once.",
+        "The server did not lose rows in a crash after the run read them. The server was restarted at most once.",
         _WHEN,
         BEGIN_ANEW,
         _no_crash,

@@ -104,7 +104,7 @@ def _set_since(context: PastContext) -> Iterable[Problem]:
         yield Problem(
             ", ".join(untold),
             "the server does not show when the setting was last changed",
-            "restart the server with performance_schema=ON, and ask for a time after the restart",
+            "restart the server with performance_schema=ON, and set `as_of` to a time after the restart",
         )
 
 
@@ -125,8 +125,8 @@ def _purged_since(context: PastContext) -> Iterable[Problem]:
         yield Problem(
             "gtid_purged",
             f"contains transactions that are not in the position: {beyond}",
-            "ask for a later position: since this position, these transactions were purged from the log, or "
-            "gtid_purged was set to include them",
+            "set `as_of` to a later position. After the requested position, the server purged these transactions "
+            "from its log, or someone set gtid_purged so that it includes these transactions",
         )
 
 
@@ -134,7 +134,7 @@ def _crashed_since(context: PastContext) -> Iterable[Problem]:
     try:
         check_continuity(context.settings, log_files(context.connection), context.past.prefix.place)
     except (ExactnessError, LogGone) as error:
-        yield Problem("log", error.message, "ask for a time after the last start of the server")
+        yield Problem("log", error.message, "set `as_of` to a time after the last start of the server")
 
 
 def _statements(context: PastContext) -> Iterable[Problem]:
@@ -173,7 +173,7 @@ def _replaced(context: PastContext) -> Iterable[Problem]:
 
 def _later(when: datetime) -> str:
     # The server reports these times in whole seconds.
-    return f"ask for {when.astimezone(UTC) + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ} or later"
+    return f"set `as_of` to {when.astimezone(UTC) + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ} or later"
 
 
 def _last_break(
@@ -238,10 +238,10 @@ class _Look(PreparedWalker):
 REPLICATED: tuple[Check[PositionContext], ...] = (
     Check(
         "mysql.past-replica",
-        "If the server has applied transactions of other servers since the position, it has the settings that a "
-        "replica needs.",
+        "If the server has applied transactions of other servers after the position, its settings are correct for a "
+        "replica.",
         (*_WHEN, Moment.ROLL_FORWARD),
-        "ask for a time after the settings were corrected",
+        "set `as_of` to a time after these settings were corrected",
         _replica_since,
     ),
 )
@@ -251,28 +251,28 @@ SINCE: tuple[Check[PastContext], ...] = (
         "mysql.past-settings",
         "Settings that do not appear in the log were not changed since the position.",
         _WHEN,
-        "ask for a later time",
+        "set `as_of` to a later time",
         _set_since,
     ),
     Check(
         "mysql.past-start",
         "The server has not been restarted since the position.",
         _WHEN,
-        "ask for a time after the last start of the server",
+        "set `as_of` to a time after the last start of the server",
         _started_since,
     ),
     Check(
         "mysql.past-purged",
         "The log contains all transactions since the position.",
         _WHEN,
-        "ask for a later position",
+        "set `as_of` to a later position",
         _purged_since,
     ),
     Check(
         "mysql.past-crash",
         "The server did not crash since the position.",
         _WHEN,
-        "ask for a time after the last start of the server",
+        "set `as_of` to a time after the last start of the server",
         _crashed_since,
     ),
 )
@@ -280,9 +280,9 @@ SINCE: tuple[Check[PastContext], ...] = (
 STATEMENTS: tuple[Check[PastContext], ...] = (
     Check(
         "mysql.past-statements",
-        "No statement since the position makes it impossible to rewind a copied table.",
+        "No statement after the position prevents the run from rewinding a copied table.",
         (Moment.PREFLIGHT,),
-        "ask for a time after the statement",
+        "set `as_of` to a time after this statement was executed",
         _statements,
         (Raised(Moment.LOG_READ, "sources.mysql.log.refusals:touched"),),
     ),
@@ -292,9 +292,9 @@ STATEMENTS: tuple[Check[PastContext], ...] = (
 REPLACED: tuple[Check[PastContext], ...] = (
     Check(
         "mysql.past-replaced",
-        "Since the position, no table has been replaced by an operation that the log does not contain.",
+        "After the position, no table was replaced without an entry in the log.",
         _WHEN,
-        "ask for a time after the table was created",
+        "set `as_of` to a time after the table was created",
         _replaced,
     ),
 )

@@ -27,7 +27,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.position",
-        "At least one transaction was committed, so that the position identifies this server's history.",
+        "The server has committed at least one transaction. Otherwise, the position does not identify the server's "
+        "history.",
         (),
         "commit any transaction",
         raised_by=(Raised(Moment.POSITION_FIXED, "sources.mysql.steps.snapshot:record_initial"),),
@@ -36,7 +37,7 @@ READERS: tuple[Check[None], ...] = (
         "mysql.sampled-values",
         "The first and the last rows of each table can be published.",
         (),
-        "set unrepresentable, or correct the values",
+        "set the option `unrepresentable`, or correct the values",
         raised_by=(Raised(Moment.PREFLIGHT, "sources.mysql.chunking.sample:sample"),),
     ),
     Check(
@@ -66,8 +67,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.definitions",
-        "The log has no DDL or TRUNCATE on a copied table, except statements that change neither rows nor the "
-        "meaning of their values. Table maps in the log match the recorded columns.",
+        "The log has no TRUNCATE of a copied table, and no DDL that changes its rows or the meaning of their values. "
+        "Table maps in the log match the recorded columns.",
         (),
         "do not change the definitions of copied tables during a run; trigger a new run",
         raised_by=(
@@ -78,7 +79,7 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.identity",
-        "No table was replaced without a trace in the log (see below).",
+        "No table was replaced without an entry in the log (see below).",
         (),
         "run loads and restores with the log enabled (sql_log_bin=1); trigger a new run",
         raised_by=(
@@ -90,14 +91,15 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "mysql.row-images",
-        "Each row event has all columns of its rows. JSON documents are complete if the run needs them.",
+        "Each row event has all columns of its rows. If the run needs a JSON document, the row event has the whole "
+        "document.",
         (),
         "let all sessions use binlog_row_image=FULL, and leave binlog_row_value_options empty",
         raised_by=(Raised(Moment.LOG_READ, f"{_REFUSALS}:bad_rows"),),
     ),
     Check(
         "mysql.statement-writes",
-        "Changes that were logged as statements, without rows, cannot have reached a copied table.",
+        "A change that was logged as a statement, without rows, cannot have affected a copied table.",
         (),
         "let all sessions use binlog_format=ROW",
         raised_by=(

@@ -43,8 +43,9 @@ def _keys(context: TablesContext) -> Iterable[Problem]:
         if table.keyless:
             yield Problem(
                 str(table.name),
-                "watermark needs a primary key or a unique index of whole NOT NULL columns, and the table has neither",
-                f"ALTER TABLE {table_sql(table.name)} ADD PRIMARY KEY (…), or choose auto or lock",
+                "the consistency `watermark` needs a primary key or a unique index of whole NOT NULL columns, and "
+                "the table has neither",
+                f"ALTER TABLE {table_sql(table.name)} ADD PRIMARY KEY (…), or set `consistency` to `auto` or `lock`",
                 str(table.name),
             )
 
@@ -60,7 +61,8 @@ def _unlogged_cascades(context: TablesContext) -> Iterable[Problem]:
 PARENTS: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.parents",
-        "The run knows all parent tables that change rows of a copied table through unlogged foreign key actions.",
+        "If a foreign key action can change rows of a copied table without an entry in the log, the run knows the "
+        "parent table.",
         _WHEN,
         "grant SELECT on the parent tables, drop the foreign key, or leave the table out",
         _parents,
@@ -79,7 +81,7 @@ TABLES: tuple[Check[TablesContext], ...] = (
         "mysql.key",
         "If a table is read without a lock, it has a key that identifies its rows.",
         (Moment.PREFLIGHT,),
-        "add a primary key, or choose auto or lock",
+        "add a primary key, or set `consistency` to `auto` or `lock`",
         _keys,
         (Raised(Moment.POSITION_FIXED, "sources.mysql.steps.snapshot:tables_of"),),
     ),
@@ -98,10 +100,10 @@ PARTITIONS: tuple[Check[TablesContext], ...] = (
 CASCADES: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.unlogged-cascades",
-        "If foreign keys change a table and the log does not show these changes, the table is read at one exact "
-        "position.",
+        "Some foreign key actions change rows without an entry in the log. A table with such rows is read at one "
+        "exact position.",
         _WHEN,
-        "choose auto or lock, or leave the table out",
+        "set `consistency` to `auto` or `lock`, or leave the table out",
         _unlogged_cascades,
     ),
 )

@@ -150,8 +150,9 @@ def _no_date(where: str, column: ColumnType, value: str) -> ValueNotRepresentabl
     return ValueNotRepresentable(
         f"the {column.family.value} {value} is not a calendar date, so no {column.arrow} can hold it",
         where=where,
-        hint="set unrepresentable to string (or to null, unless the column is part of a key or its table has no key). "
-        f"Or correct the rows where {column.select} is {value!r}, or leave the table out",
+        hint="set the option `unrepresentable` to `string`. `null` is also possible, unless the column is part of a "
+        f"key or its table has no key. Or correct the rows where {column.select} is {value!r}, or leave the "
+        "table out",
     )
 
 

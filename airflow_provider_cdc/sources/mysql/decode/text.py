@@ -77,14 +77,14 @@ def no_text(where: str, charset: str, value: bytes, *, apart: bool = False) -> V
 
     :param apart: see `to_utf8`.
     """
-    or_not_alone = ", or to a character that also has another code" if apart else ""
+    or_not_alone = ", or is a character that also has another code" if apart else ""
     shown = value[:40].hex() + ("…" if len(value) > 40 else "")
     return ValueNotRepresentable(
-        f"the stored bytes x'{shown}' have a code that is not assigned to a character of {charset}{or_not_alone}",
+        f"the stored bytes x'{shown}' contain a code that is not a character of {charset}{or_not_alone}",
         where=where,
-        hint="set unrepresentable to string (the stored bytes as 0x…), or to null unless the column is part of a key "
-        "or its table has no key. Or correct the rows, change the column to a binary type, or leave it out "
-        "(columns)",
+        hint="set the option `unrepresentable` to `string` (the stored bytes as 0x…). `null` is also possible, "
+        "unless the column is part of a key or its table has no key. Or correct the rows, change the column to "
+        "a binary type, or leave the column out with the option `columns`",
     )
 
 

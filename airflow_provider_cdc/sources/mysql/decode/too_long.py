@@ -35,8 +35,8 @@ def check_whole(connection: Connection, table: Table, warnings: int) -> None:
             f"a SELECT had {warnings:,} warnings, of which the server lists {len(listed):,}: another may say that a "
             f"value was left out because it is longer than max_allowed_packet (MySQL warning {RESULT_TOO_LONG})",
             where=str(table.name),
-            hint=f"raise max_error_count on the server (to at most {MOST_WARNINGS - 1}), copy with a smaller "
-            "chunk_rows, or leave out the VIRTUAL column that causes the warnings"
+            hint=f"raise max_error_count on the server (to at most {MOST_WARNINGS - 1}), decrease the option "
+            "`chunk_rows`, or leave out the VIRTUAL column that causes the warnings"
             + (f": {listed[0][2]}" if listed else ""),
         )
 

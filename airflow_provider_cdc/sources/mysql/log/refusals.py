@@ -45,9 +45,9 @@ def logged_as_statement(statement: str, where: str) -> CdcError:
     return ImageNotWhole(
         f"{statement} was logged as a statement, without row images",
         where=where,
-        hint="use binlog_format=ROW in every session. Tools that cannot do this (pt-table-checksum) may write to one "
-        "table in another schema, if they name it with its schema and use only built-in functions; then "
-        f"{_NEW_RUN}",
+        hint="use binlog_format=ROW in every session. A tool that needs another format (such as pt-table-checksum) "
+        "may write to one table in another schema, if its statements give the name of this table with the "
+        f"schema and call only built-in functions. Then {_NEW_RUN}",
     )
 
 
@@ -64,11 +64,11 @@ def bad_rows(code: int, table: TableName, where: str) -> CdcError:
         )
     if code == walk_state.OTHERS_CASCADES:
         return CascadeNotLogged(
-            "the log lacks the effects of foreign keys for some changes, although this server logs such effects. The "
-            "changes were replicated from a server that does not log these effects, or were applied from the log of "
-            "such a server. Some copied tables have foreign keys that change rows",
+            "this server logs the row changes of foreign key actions, but for some changes, the log lacks them. "
+            "These changes come from a server that does not log foreign key actions: they were replicated, or "
+            "applied from its log. Some copied tables have foreign keys that change rows",
             where=where,
-            hint="during a run, apply no changes from servers before MySQL 9.6 or with "
+            hint="during a run, do not apply changes from a server that is older than MySQL 9.6 or has "
             f"innodb_native_foreign_keys=ON; then {_NEW_RUN}",
         )
     if code == walk_state.NOT_WHOLE:

@@ -60,9 +60,10 @@ _NONCE_BYTES = 20
 _REQUEST_KEY = {_CACHING: b"\x02", _SHA256: b"\x01"}
 _FAST_DONE, _FULL_WANTED = b"\x01\x03", b"\x01\x04"
 _TRUST_HINT = (
-    "name the authority that signed the server's certificate (tls_ca; MySQL stores the one that it created as ca.pem "
-    "in its data directory); or, with tls_mode disabled, name the server's public RSA key (tls_server_key; "
-    "public_key.pem in the same directory); or declare the network to the server as trusted (tls_trusted_network)"
+    "enter the authority of the server's certificate in the field `tls_ca` (MySQL stores its own authority in the "
+    "file ca.pem of its data directory); or, if `tls_mode` is disabled, enter the server's public RSA key in the "
+    "field `tls_server_key` (the file public_key.pem of the same directory); or, if the network to the server is "
+    "trusted, set the field `tls_trusted_network`"
 )
 
 
@@ -184,7 +185,7 @@ class GuardedConnection(_Driver):
             raise ConfigurationError(
                 "no encrypted connection could be made: the server does not offer TLS",
                 where=self._where,
-                hint="enable TLS on the server; or, if its network is trusted, choose another tls_mode",
+                hint="enable TLS on the server; or, if its network is trusted, choose another `tls_mode`",
             )
         driver._auth_plugin_name = ""
 

@@ -94,7 +94,8 @@ def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
         return ConfigurationError(
             message,
             where=where,
-            hint="grant the missing privilege to the user of this connection; preflight shows the GRANT statement",
+            hint="grant the missing privilege to the user of this connection; the log of the task `preflight` shows "
+            "the GRANT statement",
         )
     if code in _TOO_LARGE:
         return ConfigurationError(
@@ -134,13 +135,14 @@ def connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> Cd
         return ConfigurationError(
             f"the server's certificate cannot be trusted: {cause.verify_message}",
             where=where,
-            hint="name the authority that signed the certificate in tls_ca, or use the host name in the certificate",
+            hint="in the field `tls_ca`, enter the authority that signed the certificate; or connect with the host "
+            "name that is in the certificate",
         )
     if isinstance(cause, ssl.SSLError) or code == 2026:
         return ConfigurationError(
             f"no encrypted connection could be made: {cause or text}",
             where=where,
-            hint="enable TLS on the server, or choose another tls_mode",
+            hint="enable TLS on the server, or choose another mode in the field `tls_mode`",
         )
     if code == 1045:
         return ConfigurationError(
@@ -150,7 +152,7 @@ def connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> Cd
         )
     if code == 3159:
         return ConfigurationError(
-            "the server accepts only encrypted connections", where=where, hint="set tls_mode to required"
+            "the server accepts only encrypted connections", where=where, hint="set the field `tls_mode` to required"
         )
     if code == 1049:
         return ConfigurationError(

@@ -37,7 +37,7 @@ _CREATED = slice(1 + codes.HEADER_BYTES + 52, 1 + codes.HEADER_BYTES + 56)
 _ENCRYPTION_BYTES = 512
 """The size of the header of an encrypted log file."""
 
-BEGIN_ANEW = "clear lock_and_record and the tasks after it: the run begins anew"
+BEGIN_ANEW = "clear the task `lock_and_record` and all tasks after it: the run then starts again"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class LogPlace:
         position, _, stamp = place.partition("@")
         number = file.rpartition(".")[2]
         if not all(part.isdecimal() for part in (number, position, stamp or "0")):
-            raise PositionError(f"{text!r} is not a place in the log", hint="use the form file:position@stamp")
+            raise PositionError(f"{text!r} is not a log position", hint="use the form file:position@stamp")
         return cls(file, int(position), stamp)
 
 

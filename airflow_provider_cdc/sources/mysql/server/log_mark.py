@@ -60,7 +60,7 @@ class LogMark:
         """
         place, *digests = text.rsplit(" ", 2)
         if len(digests) != 2:
-            raise PositionError(f"{text!r} is not a mark in the log", hint="use the form PLACE BEGIN LAST")
+            raise PositionError(f"{text!r} is not a log mark", hint="use the form PLACE BEGIN LAST")
         return cls(LogPlace.parse(place), *digests)
 
 
@@ -113,7 +113,7 @@ def _by_mark(settings: ConnectionSettings, files: Mapping[str, int], text: str) 
     try:
         mark = LogMark.parse(text)
     except PositionError:
-        return Finding(Relation.UNKNOWN, "the copy does not record its place in the log")
+        return Finding(Relation.UNKNOWN, "the copy has no record of the log position at which it was made")
     return _compared(settings, files, mark)
 
 

@@ -110,7 +110,7 @@ class Privileges:
         return [
             Problem(
                 ", ".join(str(name) for name in lacking if name.schema == schema),
-                "the option lock requires LOCK TABLES, which this user lacks",
+                "the consistency `lock` needs the privilege LOCK TABLES, which this user lacks",
                 f"GRANT LOCK TABLES ON {quote(schema)}.* TO {self._account}",
             )
             for schema in dict.fromkeys(name.schema for name in lacking)

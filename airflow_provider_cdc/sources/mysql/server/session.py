@@ -247,8 +247,8 @@ def _check_server(settings: RunSettings, connection: Connection) -> None:
         raise SourceReplaced(
             f"server {uuid} ({host}) lacks transactions of the run's initial position",
             where=settings.address,
-            hint=f"{hint}; if the server lost these transactions in a crash, clear lock_and_record and the tasks "
-            "after it",
+            hint=f"{hint}; if the server lost these transactions in a crash, clear the task `lock_and_record` and all "
+            "tasks after it",
         )
 
 
@@ -292,6 +292,6 @@ def _tls_arguments(settings: ConnectionSettings, trust: Trust) -> dict[str, Any]
         raise ConfigurationError(
             f"the TLS files cannot be read: {error}",
             where=settings.address,
-            hint="correct tls_ca, tls_cert and tls_key, which must have no passphrase",
+            hint="correct the fields `tls_ca`, `tls_cert` and `tls_key`. The key must have no passphrase",
         ) from error
     return {"ssl": context}

@@ -63,7 +63,9 @@ PINNED: Mapping[str, Pinned] = {
         "rejects SET TRANSACTION. With RELEASE, these statements end the session",
     ),
     "transaction_isolation": Pinned("'REPEATABLE-READ'", "READ UNCOMMITTED shows changes that are not in the log"),
-    "transaction_read_only": Pinned("0", "sessions must not depend on the restrictions of read-only transactions"),
+    "transaction_read_only": Pinned(
+        "0", "in a read-only transaction, the server would reject some statements of a run"
+    ),
     # Values
     "time_zone": Pinned("'+00:00'", "TIMESTAMP values are returned in this time zone"),
     "sql_mode": Pinned(
@@ -76,8 +78,8 @@ PINNED: Mapping[str, Pinned] = {
     "collation_connection": Pinned("'utf8mb4_0900_ai_ci'", "computed texts are compared with this collation"),
     "character_set_results": Pinned(
         "'utf8mb4'",
-        "the server sends names and messages in this character set. Sessions that read rows set NULL, to get the "
-        "stored bytes",
+        "the server sends names and messages in this character set. Sessions that read rows set the variable to "
+        "NULL, so that the server sends the stored bytes",
     ),
     "lc_messages": Pinned("'en_US'", "some errors can be distinguished only by their text"),
     # Rows
@@ -104,7 +106,8 @@ PINNED: Mapping[str, Pinned] = {
     "sort_buffer_size": Pinned("4194304", "the sort buffer must hold several texts of `max_sort_length`"),
     "eq_range_index_dive_limit": Pinned(
         "0",
-        "the number of rows with one value would be estimated from statistics instead of from the index (index dives)",
+        "the server would estimate the number of rows with a given value from statistics, instead of reading the "
+        "index (index dives)",
     ),
     "range_optimizer_max_mem_size": Pinned("0", "each chunk would be read by a scan of the whole table"),
     "cte_max_recursion_depth": Pinned("1000", "a lower limit would end the recursive query that reads labels of enums"),

@@ -122,18 +122,18 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
         if not is_waiting:
             is_waiting = True
             _log.info(
-                "Nothing was committed after %s yet. Waiting up to %.0f s for the first later commit. Until then, a "
-                "new commit may still get a timestamp up to that time",
+                "Nothing was committed after %s yet. Waiting up to %.0f s for the first later commit. Until such a "
+                "commit, a new transaction may still be committed with a timestamp before or at the requested time",
                 as_of,
                 wait_seconds,
             )
         if time.monotonic() > until:
             raise SourceUnavailable(
-                f"nothing was committed after {as_of:%Y-%m-%d %H:%M:%S %Z} yet, and the next commit may still have "
-                "this time or an earlier one",
+                f"nothing was committed after {as_of:%Y-%m-%d %H:%M:%S %Z} yet, so the next transaction may still be "
+                "committed with a timestamp before or at this time",
                 where=settings.address,
-                hint="commit a transaction on the server, ask for an earlier time, or wait for longer "
-                "(as_of_wait_seconds). The task can be retried",
+                hint="commit a transaction on the server, set `as_of` to an earlier time, or set "
+                "`as_of_wait_seconds` to a longer time. The task can be retried",
             )
         time.sleep(_POLL_SECONDS)
     return Past(prefix, as_of, as_of)
@@ -149,7 +149,7 @@ def wait_until_visible(connection: Connection, position: GtidSet, seconds: float
     while not position <= GtidSet.parse(value(connection, "@@global.gtid_executed")):
         if time.monotonic() > until:
             raise SourceUnavailable(
-                "the log contains transactions of the position that queries cannot see yet",
+                "some transactions of the position are already in the log, but not yet visible to queries",
                 hint="the task can be retried",
             )
         time.sleep(0.05)

@@ -66,8 +66,8 @@ from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
 
 NO_POSITION = Problem(
     "gtid_executed",
-    "is empty: no transaction was committed yet, so this history cannot be distinguished from another",
-    "commit a transaction, for example CREATE DATABASE",
+    "is empty: no transaction was committed yet, so the position cannot identify the history of this server",
+    "commit a transaction on the server; a CREATE DATABASE is enough",
 )
 _GROUP_CONSISTENCY = "group_replication_consistency"
 _SIGN_SECONDS = 60
@@ -126,9 +126,9 @@ def tables_of(connection: Connection, plans: Sequence[TablePlan]) -> tuple[Table
     for plan, table in zip(plans, tables, strict=True):
         if table.keyless and plan.consistency == "watermark":
             raise SchemaChanged(
-                "watermark needs a key, but the table lost its key after preflight",
+                "the consistency `watermark` needs a key, but the table lost its key after the task `preflight` ran",
                 where=str(table.name),
-                hint="clear preflight and the tasks after it",
+                hint="clear the task `preflight` and all tasks after it",
             )
     return tuple(
         replace(table, options=plan.options, selection=plan.selection)
@@ -322,7 +322,7 @@ def _take_lock(connection: Connection, names: Sequence[TableName], policy: LockP
     raise LockNotGranted(
         f"the read lock was not granted in {counted(policy.tries, 'try', 'tries')} of {policy.wait_seconds} s",
         where=", ".join(map(str, names)),
-        hint="end the transactions that hold locks on the tables, or allow more tries (lock_tries). "
+        hint="end the transactions that hold locks on the tables, or increase the option `lock_tries`. "
         "performance_schema.metadata_locks shows these transactions. Prepared XA transactions hold locks, too: "
         "XA RECOVER lists them",
     )

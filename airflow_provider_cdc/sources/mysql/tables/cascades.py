@@ -122,11 +122,11 @@ def watermark_problems(connection: Connection, tables: Iterable[Table]) -> list[
     return [
         Problem(
             str(table.name),
-            f"through foreign keys (ON DELETE or ON UPDATE CASCADE or SET NULL), changes of {parents_of(table)} also "
-            f"change rows of this table, and {unlogged_because(connection)}. With the consistency watermark, the copy "
-            "would be wrong",
-            "choose auto or lock, or leave the table out. If the foreign key was created after preflight ran, clear "
-            "preflight",
+            f"through foreign keys (ON DELETE or ON UPDATE CASCADE or SET NULL), changes of {parents_of(table)} "
+            f"also change rows of this table, and {unlogged_because(connection)}. So with the consistency "
+            "`watermark`, the copy would be wrong",
+            "set `consistency` to `auto` or `lock`, or leave the table out. If the foreign key was created after the "
+            "task `preflight` ran, clear this task",
             str(table.name),
         )
         for table in tables
@@ -223,8 +223,9 @@ def _problems(connection: Connection, table: Table, name: TableName, parent: Tab
     if parent is None:
         yield Problem(
             str(name),
-            f"through foreign keys, changes of {name} change rows of {table.name} without being logged. {name} does "
-            f"not exist, or this user may not read all of it. So it is unknown which other changes reach {table.name}",
+            f"a change of {name} can change rows of {table.name} through a foreign key, and the server does not log "
+            f"this. {name} does not exist, or this user may not read the whole table. So the run cannot know all "
+            f"tables whose changes reach {table.name}",
             f"GRANT SELECT ON {table_sql(name)} TO {account(connection)}, drop the foreign key, or leave out "
             f"{table.name}",
             str(table.name),
@@ -234,8 +235,8 @@ def _problems(connection: Connection, table: Table, name: TableName, parent: Tab
         if (reason := unsupported(column, policy=_ANY_VALUE.unrepresentable)) is not None:
             yield Problem(
                 f"{name}.{column.name}",
-                f"{reason}. The run must read the changes of {name} in the log, because they change rows of "
-                f"{table.name} through foreign keys, and the server does not log this",
+                f"{reason}. Changes of {name} change rows of {table.name} through foreign keys, and the server does "
+                f"not log this. So the run must read the changes of {name} in the log",
                 f"change the column's type, or leave out {table.name}",
                 str(table.name),
             )

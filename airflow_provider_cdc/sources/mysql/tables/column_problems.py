@@ -35,7 +35,10 @@ def type_problems(table: Table) -> Iterable[Problem]:
         otherwise = leaving_out(table, column.name)
         hint = f"{otherwise}change the column's type, or leave the table out"
         if reason is not None and is_wide_decimal(column):
-            hint = f"set unrepresentable to string{'' if apart else ' or null'}, {otherwise}or leave the table out"
+            hint = (
+                f"set the option `unrepresentable` to `string`{'' if apart else ' or `null`'}, {otherwise}or leave "
+                "the table out"
+            )
         if reason is None and column.name in table.key:
             reason = unsupported_key(column, policy)
         if reason is not None:

@@ -64,6 +64,7 @@ def generated_problems(table: Table, expressions: Mapping[str, str]) -> Iterable
             yield Problem(
                 f"{table.name}.{column.name}",
                 f"the column is VIRTUAL, and its value may differ between sessions: {reason}",
-                "leave the column out (columns), make it STORED, drop it, or leave the table out",
+                "leave the column out with the option `columns`, make the column STORED, drop the column, or leave "
+                "the table out",
                 str(table.name),
             )

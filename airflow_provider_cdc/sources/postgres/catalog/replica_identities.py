@@ -106,7 +106,7 @@ def identity_problem(table: Table) -> Problem | None:
             str(table.name),
             "is a view. The log has no changes of views, so a copy is exact only at the position at which the view "
             "is read",
-            "choose consistency auto, again or exported",
+            "set `consistency` to `auto`, `again` or `exported`",
             str(table.name),
         )
     roots = [table.name] if table.details["kind"] == "p" and table.details["identity"] != "f" else []

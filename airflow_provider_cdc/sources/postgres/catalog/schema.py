@@ -23,7 +23,7 @@ Since PostgreSQL 18, a NOT NULL constraint may be NOT VALID. Such a constraint s
 may contain a NULL. So code that relies on NOT NULL uses this condition, and never ``attnotnull`` alone.
 """
 
-RENAMED = "another table has its name now"
+RENAMED = "another table now has the name of this table"
 REWRITTEN = "was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
 HINT = "do not change the definition of copied tables during a run; trigger a new run"
 

@@ -183,7 +183,7 @@ def _problem(connection: Connection, error: psycopg.Error, triggers: Sequence[Ev
         "correct the function of the event trigger: qualify the names in it with their schemas (or ALTER FUNCTION "
         f"{entry.function} SET search_path = …), grant {quote(user)} the privileges that it needs (or make it "
         "SECURITY DEFINER), or let it RETURN for this user. Or let the owner of the tables create a publication, and "
-        "name it in the connection (publication): runs then do not need this command",
+        "enter its name in the field `publication` of the connection: runs then do not need this command",
     )
 
 
@@ -286,7 +286,7 @@ def unplannable(connection: Connection, tables: Sequence[Table]) -> list[Problem
                 again = _planning_error(connection, [(table, leaf)], path)
                 if again is None:
                     _log.info(
-                        "%s is planned under search_path %s, because planning fails under the search_path of the "
+                        "The run plans %s with search_path = %s, because planning fails with the search_path of the "
                         "run's sessions: %s",
                         leaf.sql,
                         path,

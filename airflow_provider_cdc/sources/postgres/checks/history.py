@@ -36,7 +36,7 @@ def _same_server(context: RunContext) -> Iterable[Problem]:
     for name in session_setup.OF_THE_SERVER:
         if found[name] != expected[name]:
             raise SourceReplaced(
-                f"this is not the server that the run began on: {name} was {expected[name]}, here it is {found[name]}",
+                f"this is not the server on which the run began: {name} was {expected[name]}, here it is {found[name]}",
                 where=name,
                 hint="point the connection back to the server on which the run began, or trigger a new run on this one",
             )
@@ -75,13 +75,13 @@ def _check_publication(connection: Connection, expected: Mapping[str, str], kind
 
 def _check_slot(connection: Connection, name: str, initial: Lsn) -> None:
     where = f"replication slot {name}"
-    hint = "trigger a new run, or clear lock_and_record and the tasks after it"
+    hint = "trigger a new run, or clear the task `lock_and_record` and all tasks after it"
     slot = slots.state(connection, name)
     if slot is None:
         raise LogGone("the slot that kept the log for this run no longer exists", where=where, hint=hint)
     if slot.lost:
         raise LogGone(
-            f"the server removed log that the slot had kept (wal_status: {slot.wal_status})",
+            f"the server removed log that it had kept for the replication slot (wal_status: {slot.wal_status})",
             where=where,
             hint=f"{hint}; raise {slot.limit} so that the server keeps the log until the run ends",
         )

@@ -51,7 +51,7 @@ class Past:
     @property
     def earliest(self) -> str:
         """A hint that names the earliest time and position since which the slot still has the log."""
-        return f"ask for {said(self.marks[0].latest)} or later, or for the LSN {self.confirmed} or a greater one"
+        return f"set `as_of` to {said(self.marks[0].latest)} or later, or to the LSN {self.confirmed} or a greater LSN"
 
 
 @dataclass(kw_only=True)
@@ -122,17 +122,18 @@ def _trees(context: PastContext) -> Iterable[Problem]:
         if table.details["kind"] == "p":
             yield Problem(
                 where,
-                "the table has room for more partitions. A partition that was added and removed again leaves no "
-                "trace, so the past state of the table cannot be determined",
-                f"leave as_of empty in runs that copy the table; as_of is possible for {NO_ROOM}",
+                "more partitions can be added to the table. If a partition was added and removed again, the catalog "
+                "does not show this, so the past state of the table cannot be determined",
+                f"if a run copies this table, leave the option `as_of` empty. `as_of` is possible for {NO_ROOM}",
                 where,
             )
         else:
             yield Problem(
                 where,
-                "other tables once inherited from this table. Children that were added and removed since then leave "
-                "no trace",
-                f"ANALYZE {quote(table.name.schema, table.name.name)}; as_of is then possible from the next run on",
+                "other tables inherited from this table in the past. If a child table was added and removed again "
+                "after that, the catalog does not show this",
+                f"ANALYZE {quote(table.name.schema, table.name.name)}; from the next run on, `as_of` is then possible "
+                "for this table",
                 where,
             )
 
@@ -152,16 +153,19 @@ def _record(context: PastContext) -> Iterable[Problem]:
     for table in tables:
         where = str(table.name)
         if (joined := past.record.tables.get(where)) is None:
-            hint = "preflight of the next run that has no other problem adds the table; ask for a time after that"
-            what = f"the record of the standing slot {past.name} does not have it yet"
+            hint = (
+                "if the next run has no other problems, its task `preflight` adds the table to this record. Then "
+                "set `as_of` to a time after this task has run"
+            )
+            what = f"the table is not yet in the record of the standing slot {past.name}"
             yield Problem(where, what, hint, where, passes=True)
         elif joined.state != states[where]:
             yield Problem(
                 where,
                 f"the table, its schema or the publication was altered since {said(joined.at)}, or a privilege on the "
                 "table was granted or revoked",
-                "preflight of the next run adds the table to the standing slot again. Ask for a time after that "
-                "preflight",
+                "the task `preflight` of the next run adds the table to the standing slot again. Then set `as_of` to "
+                "a time after this task has run",
                 where,
                 passes=True,
             )
@@ -169,7 +173,7 @@ def _record(context: PastContext) -> Iterable[Problem]:
             yield Problem(
                 where,
                 f"the standing slot covers the table only since {joined.position}, {said(joined.at)}: {joined.why}",
-                f"ask for {said(joined.at)} or later, or for the LSN {joined.position} or a greater one",
+                f"set `as_of` to {said(joined.at)} or later, or to the LSN {joined.position} or a greater LSN",
                 where,
                 passes=True,
             )
@@ -178,7 +182,11 @@ def _record(context: PastContext) -> Iterable[Problem]:
 def _keys(context: PastContext) -> Iterable[Problem]:
     for table in context.planned("watermark"):
         if table.keyless:
-            yield Problem(str(table.name), "lost its key since preflight", "clear preflight and the tasks after it")
+            yield Problem(
+                str(table.name),
+                "lost its key after the task `preflight` ran",
+                "clear the task `preflight` and all tasks after it",
+            )
 
 
 PAST: tuple[Check[PastContext], ...] = (
@@ -198,23 +206,24 @@ PAST: tuple[Check[PastContext], ...] = (
     ),
     Check(
         "postgres.past-trees",
-        "No partition or child of a table was added and removed since the position.",
+        "After the position, no partition or child table was added to a table and then removed again.",
         _WHEN,
-        "leave as_of empty in runs that copy the table",
+        "if a run copies this table, leave the option `as_of` empty",
         _trees,
     ),
     Check(
         "postgres.past-record",
-        "Since the position, the tables have not been altered, and the standing slot has covered all of them.",
+        "After the position, no table was altered. The standing slot has kept the log of all tables since the "
+        "position.",
         _WHEN,
-        "ask for a later position",
+        "set `as_of` to a later position",
         _record,
     ),
     Check(
         "postgres.past-key",
-        "A table that is planned with `watermark` still has its key.",
+        "If the plan of a table has the consistency `watermark`, the table still has its key.",
         _WHEN,
-        "clear preflight and the tasks after it",
+        "clear the task `preflight` and all tasks after it",
         _keys,
     ),
 )

@@ -10,7 +10,7 @@ _NEW_RUN = "do not change the definitions of copied tables during a run; trigger
 READERS: tuple[Check[None], ...] = (
     Check(
         "postgres.session-values",
-        "The settings of a session are still those that it was opened with.",
+        "The settings of a session have not changed after the session was opened.",
         (),
         "connect to the server directly: a pooler drops the start-up options, or an event trigger changes the settings",
         raised_by=(Raised(Moment.EACH_SESSION, "sources.postgres.server.session_setup:check"),),
@@ -33,7 +33,7 @@ READERS: tuple[Check[None], ...] = (
         "postgres.sampled-values",
         "The first and the last rows of each table can be published.",
         (),
-        "set unrepresentable, or correct the values",
+        "set the option `unrepresentable`, or correct the values",
         raised_by=(Raised(Moment.PREFLIGHT, "sources.postgres.chunking.sample:sample"),),
     ),
     Check(
@@ -59,8 +59,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.tables-in-the-view",
-        "With `again` or `exported`: in the exported snapshot, the tables are as recorded, and partitions that were "
-        "added later are empty.",
+        "With the consistency `again` or `exported`, the tables in the exported snapshot have their recorded "
+        "definitions. Partitions that were added later are empty in this snapshot.",
         (),
         _NEW_RUN,
         raised_by=(
@@ -72,7 +72,7 @@ READERS: tuple[Check[None], ...] = (
         "postgres.database-views",
         "A database view gives the same rows in every session, and calls no user-defined code.",
         (),
-        "remove the parts that the message lists from the view, or leave the view out",
+        "the message lists parts of the view: remove these parts, or leave the view out",
         raised_by=(
             Raised(Moment.PREFLIGHT, "sources.postgres.catalog.safe_views:view_problems"),
             Raised(Moment.POSITION_FIXED, "sources.postgres.catalog.safe_views:view_problems"),
@@ -91,8 +91,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.no-crash",
-        "No crash undid rows that were read. A part of a table counts as read only after the log up to its last read "
-        "is on disk.",
+        "The server did not lose rows in a crash after the run read them. A part of a table counts as read only when "
+        "the log is on disk up to the last read of this part.",
         (),
         "do nothing: the task reads these parts again",
         raised_by=(
@@ -104,7 +104,7 @@ READERS: tuple[Check[None], ...] = (
         "postgres.end-of-reads",
         "The log still has the message that the run wrote to it at the end of the reads.",
         (),
-        "the server was put back to an earlier state: trigger a new run",
+        "the server was restored to an earlier state: trigger a new run",
         raised_by=(Raised(Moment.LOG_READ, f"{_WALKER}.close"),),
     ),
     Check(
@@ -140,7 +140,8 @@ READERS: tuple[Check[None], ...] = (
     ),
     Check(
         "postgres.standing-record",
-        "The standing slot has the log since the copy, and its record lists the copy. The table was not altered.",
+        "The standing slot has the log after the copy, and the slot's record lists the copy. The table was not "
+        "altered after the copy.",
         (),
         "the table is read in full, or rolled forward from another copy",
         raised_by=(

@@ -36,8 +36,9 @@ def _damaged_pages(context: ServerContext) -> Iterable[Problem]:
         if value(context.connection, f"current_setting('{name}')") != required.value:
             yield Problem(
                 name,
-                "is on: the server silently skips rows on damaged pages, or reads whatever the pages contain",
-                f"RESET {name} for the server, this database and this user, and have the damage examined",
+                "is on: on a damaged page, the server silently skips rows, or reads wrong data",
+                f"RESET {name} for the server, for this database and for this user. Then find out which pages are "
+                "damaged",
             )
 
 
@@ -71,7 +72,7 @@ SETTINGS: tuple[Check[ServerContext], ...] = (
         "postgres.damaged-pages",
         "The server raises an error at a damaged page. It does not skip the page or use its contents.",
         _WHEN,
-        "reset zero_damaged_pages and ignore_checksum_failure, and have the damage examined",
+        "reset zero_damaged_pages and ignore_checksum_failure. Then find out which pages are damaged",
         _damaged_pages,
         (Raised(Moment.EACH_SESSION, "sources.postgres.server.session_setup:check"),),
     ),

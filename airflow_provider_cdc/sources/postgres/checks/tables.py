@@ -40,10 +40,10 @@ def _keys(context: TablesContext) -> Iterable[Problem]:
         if table.columns and table.keyless and table.details["kind"] not in (VIEW, MATERIALIZED):
             yield Problem(
                 where,
-                "watermark needs a primary key or a non-deferrable unique index of whole NOT NULL columns, and the "
-                "table has neither",
-                f"ALTER TABLE {quote(table.name.schema, table.name.name)} ADD PRIMARY KEY (…), "
-                "or choose auto or exported",
+                "the consistency `watermark` needs a primary key or a non-deferrable unique index of whole NOT NULL "
+                "columns, and the table has neither",
+                f"ALTER TABLE {quote(table.name.schema, table.name.name)} ADD PRIMARY KEY (…), or set `consistency` "
+                "to `auto` or `exported`",
                 where,
             )
 
@@ -70,7 +70,7 @@ def rewind_problems(connection: Connection, table: Table) -> Iterable[Problem]:
                 f"{where}.{column.name}",
                 f"is a generated column, and {why}",
                 f"{leaving_out(table, column.name) if generated == 'stored' else ''}drop the column, leave the table "
-                "out, or choose consistency auto or again",
+                "out, or set `consistency` to `auto` or `again`",
                 where,
             )
 
@@ -135,15 +135,15 @@ COLUMNS: tuple[Check[TablesContext], ...] = (
         "postgres.key",
         "If the parts of a table are read at different times, the table has a key that identifies its rows.",
         (Moment.PREFLIGHT,),
-        "add a primary key, or choose auto or exported",
+        "add a primary key, or set `consistency` to `auto` or `exported`",
         _keys,
         _NOT_PLANNED,
     ),
     Check(
         "postgres.replica-identity",
-        "If a table is rewound, the log has the old rows of this table.",
+        "The log has the old rows of each table that the run rewinds.",
         (Moment.PREFLIGHT,),
-        "ALTER TABLE … REPLICA IDENTITY FULL, or choose consistency auto or again",
+        "ALTER TABLE … REPLICA IDENTITY FULL, or set `consistency` to `auto` or `again`",
         _rewound,
         (*_NOT_PLANNED, Raised(Moment.LOG_READ, "sources.postgres.log.walker:LogWalker._check_identity")),
     ),
@@ -159,7 +159,8 @@ COLUMNS: tuple[Check[TablesContext], ...] = (
 RELATIONS: tuple[Check[TablesContext], ...] = (
     Check(
         "postgres.relations",
-        "The relations of a table are logged, are stored as heap tables, and show all rows to this user.",
+        "A table and its partitions are logged (not UNLOGGED) and stored as heap tables, and this user sees all of "
+        "their rows.",
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
         "ALTER TABLE … SET LOGGED, connect as the table's owner or ALTER ROLE … BYPASSRLS, or leave the table out",
         _relations,

@@ -88,5 +88,5 @@ def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
     raise CopyMismatch(
         f"the table has no partition with the OID {oid}",
         where=f"{table.name}, {chunk}",
-        hint="clear lock_and_record and the tasks after it",
+        hint="clear the task `lock_and_record` and all tasks after it",
     )

@@ -84,7 +84,7 @@ class KeyLookup:
         (plain_types,) = ask(f"SELECT {plain}")
         if missing := [name for name in table.key if name not in found]:
             raise SchemaChanged(
-                f"the key of the table has changed: no index defines how {', '.join(missing)} is compared",
+                f"the key of the table has changed: no index contains the key column {', '.join(missing)}",
                 where=self._name,
                 hint="the table changed since the run began: trigger a new run",
             )

@@ -96,8 +96,8 @@ def texts(where: str, located: Located, index: int) -> pa.Array:
         raise DecodeError(
             f"the text is not UTF-8: {error}",
             where=where,
-            hint="a row is damaged, because the server accepts only valid text: correct the row, or leave the column "
-            "out (columns)",
+            hint="the row is damaged, because the server accepts only valid text: correct the row, or leave the "
+            "column out with the option `columns`",
         ) from error
     return array
 

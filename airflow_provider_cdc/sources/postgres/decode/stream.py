@@ -146,7 +146,7 @@ class CopyStream:
             raise failure
         if kind == _COPY_DONE:
             if not self.state[packets.STATE_ENDED]:
-                raise DecodeError("the rows ended without the mark that ends a COPY", where=self.where)
+                raise DecodeError("the server ended the rows without a CopyDone message", where=self.where)
             for also, _ in self._messages():
                 if also not in _OF_NO_CONCERN:
                     raise self._unexpected(also)

@@ -46,7 +46,7 @@ PART_BYTES = 512 * 2**20
 read by one call."""
 
 _LARGEST_INT = 2**31 - 1
-_NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
+_NEW_RUN = "trigger a new run, or clear the task `lock_and_record` and all tasks after it"
 
 
 def log_segments(
@@ -254,7 +254,7 @@ def check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> No
     flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
     if flushed < stop:
         raise LogGone(
-            f"the log ends at {flushed}, but it had already reached {stop}",
+            f"the log ends at {flushed}, but earlier its end was at {stop}",
             where=where,
             hint=f"the server lost a part of its log, or another server answers in its place: {_NEW_RUN}",
         )

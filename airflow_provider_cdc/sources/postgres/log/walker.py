@@ -226,7 +226,7 @@ class LogWalker:
             self._check(found, index, name, columns_of(table, leaf), f"partition {name} of {table.name}")
         elif found.name in self._names:
             raise SchemaChanged(
-                "another table has its name now", where=f"{found.name} at {self.where}", hint=_LEAVE_ALONE
+                "another table now has the name of this table", where=f"{found.name} at {self.where}", hint=_LEAVE_ALONE
             )
         self._register(found.oid, walk_state.UNTRACKED if index is None else index | self._order_of(found, index))
 
@@ -301,7 +301,7 @@ class LogWalker:
                 raise SchemaChanged(
                     "TRUNCATE of a table that is being copied",
                     where=f"{table.name} at {self.where}",
-                    hint=f"do not truncate copied tables while a run lasts; {_NEW_RUN}",
+                    hint=f"do not truncate copied tables during a run; {_NEW_RUN}",
                 )
 
     def _error(self, code: int, message: bytes) -> CdcError:

@@ -50,15 +50,16 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
         return ConfigurationError(
             "the server requests the password in clear text, and its identity has not been verified",
             where=where,
-            hint="name the authority that signed the server's certificate (tls_ca); or configure scram-sha-256 "
-            "(pg_hba.conf); or declare that the network to the server is trusted (tls_trusted_network)",
+            hint="enter the authority that signed the server's certificate in the field `tls_ca`; or configure "
+            "scram-sha-256 in pg_hba.conf; or, if the network to the server is trusted, set the field "
+            "`tls_trusted_network`",
         )
     if re.search("private key file", text):
         return ConfigurationError(
             f"the private key of the client certificate cannot be used: {message}",
             where=where,
-            hint="correct tls_cert and tls_key. The key must belong to the certificate, have no passphrase, and be in "
-            "a file that only this user can read",
+            hint="correct the fields `tls_cert` and `tls_key`. The key must belong to the certificate, have no "
+            "passphrase, and be in a file that only this user can read",
         )
     if re.search("certificate|SSL error|SSL response|sslmode|does not support SSL|root.crt", text):
         return _tls_refused(where, message)

@@ -252,7 +252,8 @@ def _tls(settings: ConnectionSettings) -> dict[str, str]:
                 "the installed libpq would send the password in clear text to any server that requests it in clear "
                 "text",
                 where=settings.address,
-                hint="install psycopg[binary], or a libpq of version 16 or later; or verify the server (tls_ca)",
+                hint="install psycopg[binary], or libpq 16 or later; or name the server's certificate authority in "
+                "the field `tls_ca` of the connection",
             )
         tls_options["require_auth"] = NO_CLEARTEXT
     return {"sslmode": TLS_MODES[trust.mode], **tls_options}
@@ -309,8 +310,8 @@ def slot_errors(where: str) -> Iterator[None]:
         raise LogGone(
             said(error),
             where=where,
-            hint="trigger a new run, or clear lock_and_record and the tasks after it; raise max_slot_wal_keep_size "
-            "(and idle_replication_slot_timeout, if it is set)",
+            hint="raise max_slot_wal_keep_size, and idle_replication_slot_timeout if this setting is not 0. Then "
+            "trigger a new run, or clear the task `lock_and_record` and all tasks after it",
         ) from error
 
 
@@ -335,7 +336,8 @@ def _statement_error(where: str, state: str, told: str) -> CdcError:
         return ConfigurationError(
             told,
             where=where,
-            hint="grant the missing privilege to the user of this connection; preflight shows the GRANT statement",
+            hint="grant the missing privilege to the user of this connection; the log of the task `preflight` shows "
+            "the GRANT statement",
         )
     if state in _CHANGED:
         return SchemaChanged(told, where=where, hint="the table changed since the run began: trigger a new run")
@@ -356,9 +358,9 @@ def _statement_error(where: str, state: str, told: str) -> CdcError:
         return TerminalError(
             told,
             where=where,
-            hint="a row exceeds the server's limit of 1 GB for one text. (In the log, a changed row counts together "
-            "with its old row.) Leave the table out. If a change in the log is too large, use refresh=full, "
-            "which begins after this change",
+            hint="a row is larger than the server's limit of 1 GB for one text. (In the log, the limit applies to "
+            "the old and the new row of a change together.) Leave the table out. If a change in the log is too "
+            "large, set `refresh` to `full`: the new run then begins after this change",
         )
     # If the connection was lost, the driver's error has no SQLSTATE.
     if not state or state.startswith(_LOST):

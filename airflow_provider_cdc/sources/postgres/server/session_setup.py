@@ -49,7 +49,7 @@ during a run."""
 
 _ANY = Lsn(0)
 """A position that every server has reached."""
-_NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
+_NEW_RUN = "trigger a new run, or clear the task `lock_and_record` and all tasks after it"
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,8 @@ def check(settings: ConnectionSettings, row: Sequence[str | None]) -> None:
         raise ConfigurationError(
             f"damaged pages would not be detected: {', '.join(f'{name} is on' for name in found)}",
             where=settings.address,
-            hint=f"RESET {found[0]} for the server, this database and this user, and have the damage examined",
+            hint=f"RESET {found[0]} for the server, for this database and for this user. Then find out which pages "
+            "are damaged",
         )
     if row[0]:
         raise ConfigurationError(
@@ -167,7 +168,7 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
     for name, found in zip(OF_THE_SERVER, (system, timeline(line), database), strict=True):
         if found != expected[name]:
             raise SourceReplaced(
-                f"this is not the server that the run began on: {name} was {expected[name]}, here it is {found}",
+                f"this is not the server on which the run began: {name} was {expected[name]}, here it is {found}",
                 where=f"{settings.address}, {name}",
                 hint="point the connection back to the server on which the run began, and only to that server; or "
                 "trigger a new run on this server",
@@ -193,8 +194,9 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
             if confirmed is None
             else f"the slot was moved from {position} to {confirmed}: another program reads from it",
             where=f"replication slot {slot}",
-            hint="this package drops the slot when a task of the run fails permanently. If no task failed, make sure "
-            f"that nothing else uses or drops slots named cdc_…, and connect to a single server. Then {_NEW_RUN}",
+            hint="if a task of the run fails permanently, this package itself drops the slot. If no task failed, "
+            "make sure that no other program uses or drops slots named cdc_…, and that the connection leads to "
+            f"one server only. Then {_NEW_RUN}",
         )
     if meaning != expected.get(MEANING, meaning):
         raise ExactnessError(

@@ -38,7 +38,9 @@ _TRANSACTION = "a session in autocommit must read committed rows, and may change
 
 PINNED: Mapping[str, Pinned] = {
     **{
-        name: Pinned(value, "the setting determines how values are printed, or which rows a statement sees (`types`)")
+        name: Pinned(
+            value, "the setting decides how the server prints values, or which rows a statement sees (see `types`)"
+        )
         for name, value in types.SESSION_SETTINGS.items()
     },
     "statement_timeout": Pinned("0", _LIMIT),
@@ -56,7 +58,8 @@ PINNED: Mapping[str, Pinned] = {
     ),
     "array_nulls": Pinned(
         "on",
-        "an array in a key is searched by its printed text. In this text, NULL must mean a null, not the word NULL",
+        "the run searches for an array in a key by the text that the server prints. In this text, an unquoted NULL "
+        "must be a null, not the word NULL",
     ),
     "transform_null_equals": Pinned("off", "the SQL expressions that compute columns would be parsed differently"),
     "enable_tidscan": Pinned("on", "a chunk is a range of blocks, and each chunk would scan the whole table"),
@@ -65,7 +68,8 @@ PINNED: Mapping[str, Pinned] = {
     ),
     "gin_fuzzy_search_limit": Pinned(
         "0",
-        "a GIN index (also on plain numbers, with btree_gin) would return only about this number of matching rows",
+        "if this limit is not 0, a GIN index returns only some of the matching rows. (With btree_gin, plain numbers "
+        "can have a GIN index, too.)",
     ),
     "constraint_exclusion": Pinned(
         "off", "if a CHECK constraint contradicts the query, rows that violate the constraint would be left out"
@@ -73,7 +77,9 @@ PINNED: Mapping[str, Pinned] = {
     "join_collapse_limit": Pinned("8", _SEARCH),
     "from_collapse_limit": Pinned("8", _SEARCH),
     "geqo": Pinned("off", _SEARCH),
-    "jit": Pinned("off", "the plans only scan, and compiling such a plan takes more time than it saves"),
+    "jit": Pinned(
+        "off", "the statements of a run only scan tables, and compiling their plans takes more time than it saves"
+    ),
     "max_parallel_workers_per_gather": Pinned(
         "0", "a run would use more processes of the server than its own sessions"
     ),

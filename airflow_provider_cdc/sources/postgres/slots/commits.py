@@ -117,9 +117,9 @@ def advance(connection: Connection, slot: str, to: Lsn) -> None:
         confirmed = Lsn.parse(at)
     if confirmed != to:
         raise LogGone(
-            f"the slot stands at {confirmed}, but {to} was requested",
+            f"the slot is at the position {confirmed}, but {to} was requested",
             where=f"replication slot {slot}",
-            hint="ask for a later time or position",
+            hint="request a later time or position",
         )
 
 

@@ -152,7 +152,9 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
             if leaf.identity == FULL:
                 what = f"the replica identity of {leaf.sql} is no longer FULL, or the table now has a virtual column"
                 repair = f"ALTER TABLE {leaf.sql} REPLICA IDENTITY FULL"
-            raise SchemaChanged(what, where=str(table), hint=f"{repair}, and clear preflight and the tasks after it")
+            raise SchemaChanged(
+                what, where=str(table), hint=f"{repair}, and clear the task `preflight` and all tasks after it"
+            )
 
 
 def publication_state(connection: Connection, name: str, relations: str = "") -> str:

@@ -338,7 +338,8 @@ def _drop(connection: Connection, slot: str, publication: str) -> None:
             raise ConfigurationError(
                 f"the slot is gone, but its publication could not be dropped: {error.where}: {error.message}",
                 where=f"publication {publication}",
-                hint=f"run {drop} as a user for whom the event trigger raises no error; for later runs: {error.hint}",
+                hint=f"run {drop} as a user for whom the event trigger raises no error. To avoid this error in later "
+                f"runs: {error.hint}",
             ) from error
 
 

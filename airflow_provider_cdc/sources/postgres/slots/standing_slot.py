@@ -125,7 +125,7 @@ def usable(connection: Connection, name: str) -> Standing | None:
     if not lost:
         return record
     _log.warning(
-        "THE PAST IS LOST: the log up to now is no longer retained. The next run creates the standing slot %s anew: %s",
+        "THE PAST IS LOST: the server no longer has the log up to now. The next run creates a new standing slot %s: %s",
         name,
         lost,
     )
@@ -219,7 +219,7 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
             prefix = prefix_at(settings, name, marks, record.joins, oldest, record.wanted(slot.confirmed))
             mark = prefix.mark if prefix is not None else None
         except ConfigurationError as untold:
-            _log.info("Only the server's clock decides how far the standing slot %s is advanced: %s", name, untold)
+            _log.info("Advancing the standing slot %s by the server's clock, without commit times: %s", name, untold)
             record, mark = _by_the_clock(connection, record, slot.confirmed, oldest)
             store(connection, name, record)
         if mark is None or (there := Lsn.parse(mark.position)) == slot.confirmed:

@@ -41,7 +41,7 @@ def has_reached(settings: ConnectionSettings, target: AsOf) -> Reach:
         here = Lsn.parse(text or "0/0")
         return Reach(
             here >= target,
-            f"the server is at {here}, {counted(target - here, 'byte')} of log before the requested position",
+            f"the server is at {here}; the requested position is {counted(target - here, 'byte')} of log ahead",
         )
     assert isinstance(target, datetime)
     assert when is None or isinstance(when, datetime)

@@ -136,9 +136,9 @@ def _past(connection: Connection, options: StepOptions) -> Past:
             [
                 Problem(
                     _WHERE,
-                    "PostgreSQL retains the log of the past only for a standing slot, and no standing slot is "
-                    "configured",
-                    "set the option standing_slot to a name, such as nightly. Times since the first run with this "
+                    "PostgreSQL retains old log only if a standing slot exists, and the option `standing_slot` is "
+                    "empty",
+                    "set the option `standing_slot` to a name, such as nightly. Times since the first run with this "
                     "option can then be requested",
                 )
             ]
@@ -150,8 +150,8 @@ def _past(connection: Connection, options: StepOptions) -> Past:
                 Problem(
                     f"standing slot {name_of(connection, options.standing_slot)}",
                     "the standing slot does not exist yet, or the log that it kept was lost",
-                    "if the next run has no other problems, its preflight creates the standing slot. Request a time "
-                    "after that preflight",
+                    "if the next run has no other problems, its task `preflight` creates the standing slot. Then set "
+                    "`as_of` to a time after this task has run",
                 )
             ]
         )
@@ -196,10 +196,11 @@ def resolve(
         if len(marks) > len(past.marks):
             if time.monotonic() > deadline:
                 raise SourceUnavailable(
-                    f"no commit is later than {said(when)} yet, because the server's clock was set back. The next "
-                    "commits may still have this time or an earlier one",
+                    f"no commit is later than {said(when)} yet, because the server's clock was set back. So the next "
+                    "transactions may still be committed with a timestamp before or at this time",
                     where=settings.address,
-                    hint="request an earlier time, or wait longer (as_of_wait_seconds), then retry the task",
+                    hint="set `as_of` to an earlier time, or set `as_of_wait_seconds` to a longer time; then retry "
+                    "the task",
                 )
             time.sleep(_POLL_SECONDS)
         # Add a mark, so that the next search does not read the same log again. Then emit a message, to commit a later
@@ -246,7 +247,7 @@ def copy_slot(connection: Connection, past: Past, name: str, position: Lsn) -> N
     slot_state = slots.state(connection, name)
     if slot_state is None or slot_state.lost or slot_state.confirmed != position:
         raise LogGone(
-            f"the slot that was copied from the standing slot does not stand at {position}",
+            f"the run copied the standing slot and advanced the copied slot, but the copied slot is not at {position}",
             where=f"replication slot {past.name}",
             hint=past.earliest,
         )

@@ -80,7 +80,7 @@ def check_server(settings: ConnectionSettings) -> list[Problem]:
 def _why_again(connection: Connection, tables: Sequence[Table], options: TableOptions) -> str:
     """Return the reason why rows of tables are read again instead of rewound. Empty: they are rewound."""
     if options.consistency == "again":
-        return "consistency is set to again"
+        return "the option `consistency` is `again`"
     views = [table.name for table in tables if table.details["kind"] in (VIEW, MATERIALIZED)]
     if views and options.consistency != "watermark":
         return f"{views[0]} is a view, which is exact only at the position where it is read"
@@ -122,7 +122,7 @@ def _why_whole(table: Table, options: TableOptions) -> str:
     if table.details["kind"] in (VIEW, MATERIALIZED):
         return "it is a view, and the log has no changes of views"
     return (
-        "consistency is set to exported"
+        "the option `consistency` is `exported`"
         if options.consistency == "exported"
         else "the log does not have the keys of its changed rows"
     )
@@ -130,7 +130,8 @@ def _why_whole(table: Table, options: TableOptions) -> str:
 
 def _plan(table: Table, options: TableOptions) -> TablePlan:
     if options.consistency == "exported":
-        chosen, reason = "exported", "consistency is set to exported: it is read in one snapshot, at one position"
+        chosen = "exported"
+        reason = "the option `consistency` is `exported`: the table is read in one snapshot, at one position"
     elif table.keyless and options.consistency != "watermark":
         chosen = "exported"
         reason = "it has no key that identifies its rows, so it is read in one snapshot, at one position"

@@ -39,7 +39,10 @@ _SLOTS, _SLOTS_AGAIN = 3, 5
 """Number of slots that a run has at once: the run's own slot, the slot at the position of the copies, and a temporary
 slot. If rows are read again, the run has these five: the first two slots, a temporary copy of each of them, and the
 slot of the snapshot."""
-_ANEW = "clear preflight and the tasks after it: the table is then read in full, or rolled forward from another copy"
+_ANEW = (
+    "clear the task `preflight` and all tasks after it: the table is then read in full, or rolled forward from "
+    "another copy"
+)
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +63,15 @@ def refusals_since(
         return dict.fromkeys((table.name for table in tables), why)
 
     if not options.standing_slot:
-        return all_for("the server keeps the log since the last copy only for a standing slot (option standing_slot)")
+        return all_for(
+            "the server keeps the log since the last copy only for a standing slot, and the option "
+            "`standing_slot` is empty"
+        )
     if options.keep_slot:
-        return all_for("keep_slot keeps the run's slot and publication, and both must cover the table: it is read")
+        return all_for(
+            "with the option `keep_slot`, the run's slot and publication are kept and must cover the "
+            "table, so the table is read"
+        )
     with session(settings) as connection:
         _check_since(connection, identity, start)
         standing = past.find_past(connection, options)
@@ -102,7 +111,8 @@ def keep_window(
         with session(session_setup.of_run(settings, point.identity, Lsn.expect(point.position))) as connection:
             standing = past.find_past(connection, options)
             if standing is None:
-                where, what = f"standing slot {options.standing_slot}", "it was lost after preflight"
+                where = f"standing slot {options.standing_slot}"
+                what = "the slot was lost after the task `preflight` ran"
                 raise PreflightError([Problem(where, what, _ANEW)])
             if why := _beyond(standing, min(starts.values())):
                 raise PreflightError([Problem(f"standing slot {standing.name}", why, _ANEW)])
@@ -146,14 +156,15 @@ def _check_since(connection: Connection, identity: Mapping[str, str], start: Lsn
                 f"the copy was made from a server whose {name} is {identity.get(name)}, but the {name} of this server "
                 f"is {server_identity[name]}",
                 where=name,
-                hint="read the tables in full (refresh=full)",
+                hint="set `refresh` to `full`, so that the run reads the tables in full",
             )
     flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
     if flushed < start:
         raise SourceReplaced(
             f"the server's log ends at {flushed}, before the copy's position {start}",
             where=f"{start}",
-            hint="the server has lost a part of its history: read the tables in full (refresh=full)",
+            hint="the server has lost a part of its history: set `refresh` to `full`, so that the run reads the "
+            "tables in full",
         )
 
 
@@ -210,8 +221,9 @@ def _altered(
             # position is in the server's present history.
             reasons[table.name] = (
                 f"the standing slot {standing.name} has no record of the copy at {starts[table.name]}: the server's "
-                f"disk was restored to an earlier state, or the copy is older than {KNOWN_DAYS} days, or its run did "
-                "not use this standing slot, or could not record the copy (its consolidate then logged a warning)"
+                f"disk was restored to an earlier state, or the copy is older than {KNOWN_DAYS} days, or the run of "
+                "the copy did not use this standing slot, or this run could not record the copy (its task "
+                "`consolidate` then logged a warning)"
             )
         elif joined.state != states[name]:
             reasons[table.name] = (

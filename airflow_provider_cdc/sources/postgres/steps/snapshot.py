@@ -215,7 +215,7 @@ def _check_publication(
 
 
 def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Sequence[Table], publication: str) -> None:
-    hint = "clear preflight and the tasks after it"
+    hint = "clear the task `preflight` and all tasks after it"
     for plan, table, followed_table in zip(plans, tables, followed(connection, tables, publication), strict=True):
         if plan.at_upper:
             if needs_log(plan) and not followed_table:
@@ -227,7 +227,9 @@ def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Seq
             continue
         if table.keyless and plan.consistency == "watermark":
             raise SchemaChanged(
-                "watermark needs a key, but the table lost its key after preflight", where=str(table.name), hint=hint
+                "the consistency `watermark` needs a key, but the table lost its key after the task `preflight` ran",
+                where=str(table.name),
+                hint=hint,
             )
         if problem := identity_problem(table):
             raise SchemaChanged(problem.what, where=problem.where, hint=problem.hint)

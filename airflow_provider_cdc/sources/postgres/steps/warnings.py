@@ -103,8 +103,9 @@ def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
     megabytes, idle = limits["max_slot_wal_keep_size"], limits.get("idle_replication_slot_timeout", 0)
     if 0 <= megabytes * 2**20 < size * _LOG_PER_TABLE_BYTE:
         _log.warning(
-            "max_slot_wal_keep_size is %d MB. The tables have %.0f MB, which take about %.0f s to read. If the server "
-            "writes more log than this limit meanwhile, it removes the log that the run needs",
+            "max_slot_wal_keep_size is %d MB. The size of the tables is %.0f MB, and reading them takes about %.0f "
+            "s. If the server writes more log than this limit during that time, the server removes log that the run "
+            "needs",
             megabytes,
             size / 2**20,
             seconds,

@@ -223,7 +223,7 @@ class TestBytesThatAreNoText:
         assert {problem.what for problem in problems} == {
             "no Arrow type holds the column's value in 1 of the 2 rows sampled"
         }
-        assert all("string, or to null" in problem.hint for problem in problems)
+        assert all("`string` or `null`" in problem.hint for problem in problems)
         assert source.sample([replace(plan, unrepresentable="string") for plan in plans]) == []
         mysql.query(f"ALTER TABLE {schema}.t DROP PRIMARY KEY")
         keyless = source.sample([replace(plan, unrepresentable="string") for plan in plans])

@@ -91,7 +91,7 @@ def test_nothing_is_wrong_with_a_quiet_past_until_a_table_is_replaced_unlogged(s
             check(moment, PLAN, options)
         (problem,) = refused.value.problems
         assert problem.where == "d.t"
-        assert "ask for" in problem.hint
+        assert "set `as_of` to" in problem.hint
     # Nothing was logged since, so the new table is a state of this position, too.
     source.check_past(before, PLAN, options)
 
@@ -122,7 +122,7 @@ def test_what_changed_since_is_named_with_the_earliest_time_that_works(
     past = resolve(settings(server), moment, wait_seconds=5, final=True)
     (problem,) = problems(server, past)
     assert what in problem.what
-    earliest = re.search(r"ask for (\S+) or later", problem.hint)
+    earliest = re.search(r"set `as_of` to (\S+) or later", problem.hint)
     assert earliest is not None
     # The time that the error names works.
     time.sleep(2.2)
@@ -188,7 +188,7 @@ def test_the_past_is_visible_before_it_is_read(server: MysqlServer) -> None:
     position = executed(server)
     with session(settings(server)) as connection:
         wait_until_visible(connection, position, 1)
-        with pytest.raises(SourceUnavailable, match="cannot see yet"):
+        with pytest.raises(SourceUnavailable, match="not yet visible to queries"):
             wait_until_visible(connection, position | GtidSet.parse("11111111-2222-3333-4444-555555555555:1"), 0.3)
 
 
@@ -244,7 +244,7 @@ def test_a_commit_that_is_in_the_log_and_that_nobody_sees_is_waited_for(server: 
                 assert time.monotonic() < deadline, "nothing holds the commit"
                 time.sleep(0.05)
             assert executed(server) == before, "it is visible: the test provokes nothing"
-            with pytest.raises(SourceUnavailable, match="cannot see yet"):
+            with pytest.raises(SourceUnavailable, match="not yet visible to queries"):
                 source.record_past(position, PLAN, StepOptions(as_of_wait_seconds=1))
         finally:
             server.query("SET GLOBAL rpl_semi_sync_source_enabled = OFF")
@@ -300,7 +300,7 @@ def test_a_clock_that_was_set_back_does_not_keep_it_looking_for_ever(server: Mys
     server.query("ALTER TABLE d.t ADD COLUMN w INT")
     (problem,) = problems(server, resolve(settings(server), moment))
     assert "ALTER TABLE" in problem.what
-    earliest = re.search(r"ask for (\S+) or later", problem.hint)
+    earliest = re.search(r"set `as_of` to (\S+) or later", problem.hint)
     assert earliest is not None
     assert problems(server, resolve(settings(server), datetime.fromisoformat(earliest[1]))) == []
 

@@ -178,7 +178,7 @@ class TestSettings:
             "shop.orphan",
             "schema dull",
         ]
-        assert "changes of shop.parent change its rows through foreign keys" in found[1].what
+        assert "changes of shop.parent also change rows of this table" in found[1].what
         assert "innodb_native_foreign_keys=ON" in found[1].what
 
     @pytest.mark.parametrize(("option", "names"), [("binlog_ignore_db", "dull"), ("binlog_do_db", "shop")])
@@ -257,7 +257,7 @@ class TestTables:
         with having(server, f"CREATE TABLE shop.t (id INT, {column}{key})", "DROP TABLE shop.t"):
             (problem,) = problems(server, "shop.t")
         assert problem.where == f"shop.t.{column[0]}"
-        assert ("leave the column out (columns)" in problem.hint) == ("UNIQUE" not in column)
+        assert ("leave the column out with the option `columns`" in problem.hint) == ("UNIQUE" not in column)
 
     def test_text_of_any_character_set(self, server: MysqlServer) -> None:
         charsets = [

@@ -244,7 +244,7 @@ def test_tables_that_were_replaced_behind_the_back_of_the_log(
     assert "trigger a new run" in stopped.value.hint
     with pytest.raises(SchemaChanged, match="sql_log_bin") as stopped:
         source.check_replaced(point.identity, point.tables, point.identity, point.tables)
-    assert "clear preflight" in stopped.value.hint
+    assert "clear the task `preflight`" in stopped.value.hint
     run.check_tables([table for table in point.tables if table.name.name in SAME])
     # On another server, and of copies that older versions made, nothing can be compared.
     source.check_replaced({**point.identity, "server_uuid": "another"}, point.tables, point.identity, point.tables)

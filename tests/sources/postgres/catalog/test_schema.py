@@ -230,7 +230,7 @@ HARMFUL = {
     "ALTER TABLE shop.parts DETACH PARTITION shop.parts_low": "partitions were attached or detached",
     "ALTER TABLE shop.parts DETACH PARTITION shop.parts_low;"
     "ALTER TABLE shop.parts ATTACH PARTITION shop.parts_low FOR VALUES FROM (0) TO (10)": "attached or detached",
-    "ALTER TABLE shop.visits RENAME TO v; CREATE TABLE shop.visits (at date)": "another table has its name now",
+    "ALTER TABLE shop.visits RENAME TO v; CREATE TABLE shop.visits (at date)": "another table now has the name",
 }
 
 

@@ -188,13 +188,13 @@ def test_views_are_copied_only_where_they_are_named(source: PostgresSource, run:
 
 
 def test_a_view_is_exact_only_where_it_is_read(source: PostgresSource) -> None:
-    with pytest.raises(PreflightError, match="choose consistency auto"):
+    with pytest.raises(PreflightError, match="set `consistency` to `auto`"):
         source.preflight(["public.kept"], TableOptions("watermark"))
     plans = source.preflight(["public.kept", "public.t"], TableOptions("exported"))
     assert [(plan.consistency, plan.at_upper) for plan in plans] == [("exported", True)] * 2
     (problem,) = late_problems(plans, StepOptions(as_of="2026-01-01T00:00:00Z"))
     assert "is a view" in problem.what
-    assert "without views" in problem.hint
+    assert "copy no views" in problem.hint
 
 
 def test_a_view_is_read_as_it_was_in_the_snapshot(source: PostgresSource, run: Run) -> None:

@@ -256,6 +256,6 @@ def test_rows_that_end_without_saying_so(postgres: PostgresServer, table: str, m
             return at_other()
 
         monkeypatch.setattr(one, "at_other", forgetful)
-        with pytest.raises(DecodeError, match="without the mark that ends a COPY"):
+        with pytest.raises(DecodeError, match="without a CopyDone message"):
             list(CopyReader(one, described).read("public.copied"))
         one.close()

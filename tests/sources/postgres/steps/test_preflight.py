@@ -58,7 +58,7 @@ def test_each_table_gets_the_consistency_that_fits_it(postgres: PostgresServer, 
     assert {plan.consistency for plan in source.preflight(["public.*"], TableOptions("exported"))} == {"exported"}
     assert [plan.consistency for plan in source.preflight(["public.keyed"], TableOptions("watermark"))] == ["watermark"]
     (problem,) = problems_of(source, consistency="watermark")
-    assert "watermark needs a primary key" in problem.what
+    assert "`watermark` needs a primary key" in problem.what
 
 
 def test_hints_for_the_replica_identity_fix_it(postgres: PostgresServer, source: PostgresSource) -> None:
@@ -184,7 +184,7 @@ def test_a_login_whose_sessions_act_as_a_role_without_replication_is_told(
     run(postgres, source, "ALTER ROLE reader REPLICATION", "GRANT owner_of_shop TO reader")
     run(postgres, source, "ALTER ROLE reader SET role = 'owner_of_shop'")
     (problem,) = (one for one in problems_of(reader, "shop.*") if one.where == "REPLICATION")
-    assert 'act as "owner_of_shop"' in problem.what
+    assert 'act as the role "owner_of_shop"' in problem.what
     assert problem.hint == 'ALTER ROLE "reader" RESET role, or ALTER ROLE "owner_of_shop" REPLICATION'
     run(postgres, source, "ALTER ROLE owner_of_shop REPLICATION")
     assert "REPLICATION" not in {one.where for one in problems_of(reader, "shop.*")}

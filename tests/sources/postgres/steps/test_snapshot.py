@@ -137,7 +137,7 @@ SWAPS = {
     "VACUUM FULL stock": "was rewritten or truncated",
     "ALTER TABLE stock ALTER id TYPE bigint": "the columns of the rows, or their types, differ|was rewritten",
     "ALTER TABLE stock SET UNLOGGED": "was rewritten or truncated",
-    "ALTER TABLE stock RENAME TO old; CREATE TABLE stock (LIKE old)": "another table has its name",
+    "ALTER TABLE stock RENAME TO old; CREATE TABLE stock (LIKE old)": "another table now has the name",
     "DROP TABLE stock": "does not exist",
     "ALTER TABLE stock DROP note": "does not exist",
 }

@@ -92,14 +92,14 @@ def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
             raise LogGone(
                 "the log holds no transaction, so the times of commits are not known",
                 where=settings.address,
-                hint=f"commit a transaction on the server, ask for a time after it, and {_KEEP_LOGS}",
+                hint=f"commit a transaction on the server, request a time after this commit, and {_KEEP_LOGS}",
             )
         if begins(0) > limit:
             first = _time(begins(0))
             raise LogGone(
                 f"the first commit in the log was at {_text(first)}, after {_text(when)}",
                 where=settings.address,
-                hint=f"ask for {first + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ} or later, and {_KEEP_LOGS}",
+                hint=f"request {first + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ} or later, and {_KEEP_LOGS}",
             )
         low, high = 0, len(files)
         while high - low > 1:
@@ -134,18 +134,18 @@ def prefix_of(settings: ConnectionSettings, wanted: GtidSet) -> Prefix:
             raise LogGone(
                 f"the oldest log file, {files[0]}, begins after the position that was requested",
                 where=settings.address,
-                hint=f"ask for a later position, and {_KEEP_LOGS}",
+                hint=f"request a later position, and {_KEEP_LOGS}",
             )
         before = previous_gtids(connection, files[low])
     prefix = _read(settings, files[low:], before, within=wanted)
     prefix = replace(prefix, position=prefix.position | (unlogged & wanted))
     if missing := wanted - prefix.position:
         raise SourceReplaced(
-            f"this GTID set was never the exact state of the server: the transactions {missing} come after "
-            "transactions that the set omits, or are not in the log of this server",
+            f"gtid_executed of the server never had exactly this value: in the log, the transactions {missing} come "
+            f"after transactions that are not in the GTID set, or the transactions {missing} are not in the log",
             where=f"{settings.address}, {prefix.place}",
-            hint="give a time, or a complete value that gtid_executed had at some moment. At this place in the log, "
-            f"the value was {prefix.position}",
+            hint="give a time, or a value that gtid_executed once had on this server. At this place in the log, "
+            f"gtid_executed was {prefix.position}",
         )
     return prefix
 
@@ -269,7 +269,7 @@ class _Scan:
             )
         if code == commits.NAMELESS:
             raise UnknownEvent(
-                "a transaction has no GTID", where=self._where, hint="ask for a time after gtid_mode was set to ON"
+                "a transaction has no GTID", where=self._where, hint="request a time after gtid_mode was set to ON"
             )
         return code == commits.FOUND
 
