@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 from pyarrow import dataset
 
 from airflow_provider_cdc.core.copies.history import history_in
@@ -29,7 +30,7 @@ from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.core.tables.selection import selection_of
 from airflow_provider_cdc.core.tables.table import CopyName, TableName
 from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, PositionError
-from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy
+from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy, Sink
 from airflow_provider_cdc.sinks.catalog import CUTS_NAMESPACE
 from airflow_provider_cdc.sinks.feeds import feeds_of
 from airflow_provider_cdc.sinks.registry import open_sink
@@ -54,7 +55,9 @@ class Changes:
     :param rows: the number of changes.
     :param files: URIs of all files of the changes, in the order of the changes. Empty if the earlier copy is still the
         latest copy.
-    :param copy_file: URI of one file of the latest copy. The changes have the same columns as this file.
+    :param copy_file: URI of one file of the latest copy. The changes have the same columns as this file. Empty: the
+        copy is a snapshot of an Iceberg table.
+    :param schema: the columns of the changes, if no file shows them; otherwise None.
     """
 
     table: str
@@ -64,7 +67,8 @@ class Changes:
     position: str
     rows: int
     files: tuple[str, ...]
-    copy_file: str
+    copy_file: str = ""
+    schema: pa.Schema | None = None
 
     @property
     def locations(self) -> list[str]:
@@ -141,13 +145,18 @@ def read_changes(
     table: str,
     since: str = "",
     *,
+    cut: Cut | None = None,
     where: str | None = None,
     columns: Sequence[str] | None = None,
     storage: StorageSettings | None = None,
 ) -> Changes:
     """Return the changes of a table between one of its copies and the latest copy, without a gap.
 
-    Applying the changes in order to the earlier copy gives the latest copy.
+    Applying the changes in order to the earlier copy gives the latest copy. For Iceberg tables, pass a cut. Its copy
+    then takes the place of the latest copy, so the changes of several tables lead to copies at one position::
+
+        cut = read_cut(catalog)
+        orders, lines = (read_changes(target, name, since, cut=cut) for name in ("shop.orders", "shop.lines"))
 
     :param target: the folder in which runs publish, as for `read_latest`.
     :param table: ``schema.table``.
@@ -155,6 +164,8 @@ def read_changes(
         copy before the latest copy. Note that a run may have been recreated at another position after its copy was
         removed. After the source was set back, the same position may belong to two copies. In this case, give the
         ``run_id``, until the source is beyond the position that it had reached before.
+    :param cut: the cut with the copy to which the changes lead; None: they lead to the latest copy as plain Parquet
+        files.
     :param where: together with ``columns``, the part of the table that was copied, as for `read_latest`.
     :param storage: as for `read_latest`.
     :raises ChangesMissing: no changes were published since the copy ``since``, or some of the changes no longer exist.
@@ -165,20 +176,10 @@ def read_changes(
     :raises StorageRefused: the store denies access.
     """
     name = CopyName.of(TableName.parse(table), selection_of(where, columns))
-    sink = open_sink(LAKE_FORMAT, Storage(target, storage))
-    latest = sink.latest(name)
-    if latest is None:
-        published = Storage(target, storage).folder(*feeds_of(name).split("/"))
-        if published.folders():
-            raise ChangesMissing(
-                "the table has published changes, but no copy as plain Parquet files",
-                where=table,
-                hint="the table's copies are snapshots of an Iceberg table, and read_changes does not work with "
-                f"these. Read the changes of a run as Parquet files, in {published}/<run_id>",
-            )
-        raise ChangesMissing(
-            "the table has no copy yet", where=table, hint="wait until a run has published a copy of the table"
-        )
+    # Changes are files in the target, whatever the format of the copies.
+    lake = Storage(target, storage)
+    sink = open_sink(LAKE_FORMAT, lake)
+    latest = _latest(sink, lake, name) if cut is None else _latest_in(cut, name)
     _check_unambiguous(latest, since)
     feeds: list[LakeFeed] = []
     run_id, position = latest.run_id, latest.position
@@ -203,8 +204,54 @@ def read_changes(
         position=latest.position,
         rows=sum(feed.rows for feed in feeds),
         files=tuple(file for feed in feeds for file in feed.files),
-        copy_file=latest.files[0],
+        copy_file="" if cut is not None else latest.files[0],
+        schema=None if cut is None or feeds else _schema_in(cut, name, sink.feed(latest.run_id, name), storage),
     )
+
+
+def _latest(sink: Sink, lake: Storage, table: TableName) -> LatestCopy:
+    """Return the latest copy as plain Parquet files.
+
+    :raises ChangesMissing: there is none.
+    """
+    latest = sink.latest(table)
+    if latest is not None:
+        return latest
+    if lake.folders(feeds_of(table)):
+        raise ChangesMissing(
+            "the table has published changes, but no copy as plain Parquet files",
+            where=str(table),
+            hint="if the table's copies are snapshots of an Iceberg table, name the cut to which the changes lead: "
+            "read_changes(…, cut=read_cut(catalog))",
+        )
+    raise ChangesMissing("the table has no copy yet", where=str(table), hint="wait until a run has published it")
+
+
+def _latest_in(cut: Cut, table: TableName) -> LatestCopy:
+    """Return the copy that a cut has of a table.
+
+    :raises ChangesMissing: there is none.
+    """
+    if str(table) not in cut.tables:
+        raise ChangesMissing(
+            f"the cut of run {cut.run_id} has no copy of the table",
+            where=str(table),
+            hint=f"choose one of {', '.join(cut.tables)}, or another task group in read_cut",
+        )
+    copy = cut[str(table)].copy()
+    if isinstance(table, CopyName) != bool(copy.where or copy.columns):
+        raise ChangesMissing(
+            f"the cut of run {cut.run_id} has a copy of {'a part of' if copy.where or copy.columns else 'all of'} the "
+            "table",
+            where=str(table),
+            hint="give where and columns as the run that copied the table had them",
+        )
+    return copy
+
+
+def _schema_in(cut: Cut, table: TableName, feed: LakeFeed | None, storage: StorageSettings | None) -> pa.Schema:
+    """Return the columns of changes that lead to a copy, if there are no changes."""
+    return feed_schema(cut[str(table)].arrow_schema()) if feed is None else _opened(feed.files, storage).schema
 
 
 def _check_unambiguous(latest: LatestCopy, since: str) -> None:
@@ -234,6 +281,8 @@ def open_dataset(copy: LatestCopy | Changes, storage: StorageSettings | None = N
 
     :param storage: as for `read_latest`.
     """
+    if isinstance(copy, Changes) and copy.schema is not None:
+        return dataset.dataset(copy.schema.empty_table())
     if isinstance(copy, Changes) and not copy.files:
         return dataset.dataset(feed_schema(_opened([copy.copy_file], storage).schema).empty_table())
     if not copy.files:

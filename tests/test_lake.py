@@ -292,7 +292,7 @@ def test_what_is_damaged_or_gone_among_changes_is_said(lake: Lake) -> None:
     lake.storage.write_json("shop.iceberg/_changes/20260101T000000Z-00000000/_changes.json", {})
     with pytest.raises(ChangesMissing, match="no copy as plain Parquet") as refusal:
         read_changes(lake.storage.uri, "shop.iceberg")
-    assert "shop.iceberg/_changes/<run_id>" in refusal.value.hint
+    assert "cut=read_cut(catalog)" in refusal.value.hint
 
 
 def test_reading_imports_neither_airflow_nor_spark_nor_a_driver() -> None:

@@ -12,13 +12,22 @@ from pyiceberg.catalog import load_catalog
 EXTENSIONS = ("avro", "httpfs", "iceberg")
 
 
-def opened_duckdb() -> duckdb.DuckDBPyConnection:
-    """A DuckDB that reads Iceberg tables. Its extensions come from packages, so it needs no network."""
-    connection = duckdb.connect()
+def load_statements() -> list[str]:
+    """The statements that load DuckDB's extensions for Iceberg tables. The extensions come from packages, so loading
+    them needs no network."""
+    statements = []
     for name in EXTENSIONS:
         package = Path(str(import_module(f"duckdb_extension_{name}").__file__)).parent
         (file,) = package.glob(f"extensions/*/{name}.duckdb_extension")
-        connection.execute(f"LOAD '{file}'")
+        statements.append(f"LOAD '{file}'")
+    return statements
+
+
+def opened_duckdb() -> duckdb.DuckDBPyConnection:
+    """A DuckDB that reads Iceberg tables."""
+    connection = duckdb.connect()
+    for statement in load_statements():
+        connection.execute(statement)
     connection.execute("SET TimeZone = 'UTC'")
     return connection
 

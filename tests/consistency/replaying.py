@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from datetime import date, datetime, time, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -56,5 +57,10 @@ def _row(values: dict[str, Any]) -> Row:
 def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return tuple(map(_plain, value))
+    # Iceberg tables have a duration and a time of day in microseconds.
+    if isinstance(value, time):
+        value = datetime.combine(date.min, value) - datetime.min
+    if isinstance(value, timedelta):
+        return value // timedelta(microseconds=1)
     # -0.0 is not 0.0, and a NaN is a NaN.
     return repr(value) if isinstance(value, float) else value

@@ -34,6 +34,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"vs_connectorx_parquet", "vs_drain"},
         ),
         (
+            "snapshot",
+            ["--rounds=1", "--shape=taxi"],
+            {"mysql_parquet", "mysql_iceberg", "postgres_parquet", "postgres_iceberg"},
+            set(),
+        ),
+        (
             "delta",
             ["--rounds=1", "--shape=oltp"],
             {"ours", "ours_small_file", "ours_two_files", "ours_two_files_from_disk", "mysql_replication"},

@@ -188,9 +188,9 @@ def test_a_group_for_each_of_several_sources_has_the_same_tasks(mapped: Any) -> 
         (lambda: SnapshotTaskGroup.partial().expand(source_conn_ids=[["a"]]), "'source_conn_ids' cannot differ"),
         (lambda: SnapshotTaskGroup.partial().expand_kwargs([{"group_id": "a"}]), "'group_id' cannot differ"),
         (
-            lambda: SnapshotTaskGroup.partial().expand_kwargs(["{{ x }}"]),
+            lambda: SnapshotTaskGroup.partial().expand_kwargs(["{{ x }}"]),  # type: ignore[list-item]
             "a list of objects, and the list must be known",
-        ),  # type: ignore[list-item]
+        ),
         (
             lambda: SnapshotTaskGroup.partial().expand_kwargs([{"source_conn_id": "a"}, {"tables": ["a.b"]}]),
             "an element of expand_kwargs has no",

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ import pytest
 
 from harness.environment import spark_environment
 from harness.mysql_server import MysqlServer
+from harness.own_environment import make_environment, run
 
 ROOT = Path(__file__).parents[2]
 LOOK = Path(__file__).with_name("look.py")
@@ -86,7 +86,7 @@ class Installed:
         return self.run("-m", "airflow", *arguments)
 
     def run(self, *arguments: str | Path, **more: str) -> str:
-        return _run(self._python, *arguments, env=self._environment | more)
+        return run(self._python, *arguments, env=self._environment | more)
 
     def copy(self, dag_id: str, **conf: Any) -> str:
         """Run a DAG to its end, and return its log."""
@@ -170,32 +170,7 @@ def _lineage_is_told(installed: Installed, mysql: MysqlServer, schema: str, late
 
 def _install(folder: Path, pins: Path) -> Path:
     """The wheel with its declared requirements, in its own environment."""
-    _run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
+    run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ROOT)
     (wheel,) = folder.glob("*.whl")
     assert version("airflow-provider-cdc") in wheel.name
-    home = folder / "venv"
-    _run(sys.executable, "-m", "venv", "--without-pip", home)
-    python = home / "bin/python"
-    wanted = [f"{wheel}[openlineage,postgres]", "--constraint", str(pins)]
-    by_uv: list[str | Path] = [
-        Path(sys.executable).with_name("uv"),
-        "pip",
-        "install",
-        "--quiet",
-        "--python",
-        python,
-        *wanted,
-    ]
-    # uv leaves the locks of builds in the temporary folder.
-    if subprocess.run(by_uv, env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, check=False).returncode:
-        # An index may be configured for pip alone.
-        _run(python, "-m", "ensurepip")
-        _run(python, "-m", "pip", "install", "--quiet", *wanted)
-    return python
-
-
-def _run(*command: str | Path, env: dict[str, str] | None = None) -> str:
-    done = subprocess.run(command, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
-    assert done.returncode == 0, said[-8000:]
-    return said
+    return make_environment(folder, f"{wheel}[openlineage,postgres]", "--constraint", pins)

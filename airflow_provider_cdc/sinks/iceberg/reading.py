@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
+
+from airflow_provider_cdc.core.copies.head import decode_copy
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import ConfigurationError, ManifestError
+from airflow_provider_cdc.sinks.base import LatestCopy
 from airflow_provider_cdc.sinks.catalog import CUTS_NAMESPACE
 from airflow_provider_cdc.sinks.iceberg.catalog import identifier_in, open_catalog
+from airflow_provider_cdc.sinks.iceberg.commit import COPY, property_of
 from airflow_provider_cdc.sinks.iceberg.cuts import CutRow, find_cuts, newest_cut
 
 if TYPE_CHECKING:
     import polars
-    import pyarrow as pa
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
@@ -44,6 +49,26 @@ class CutTable:
         """Load the Iceberg table."""
         table: Table = self._catalog.load_table(identifier_in(self.identifier))
         return table
+
+    def copy(self) -> LatestCopy:
+        """Return the record of the copy, without its files.
+
+        :raises ManifestError: the snapshot is gone.
+        """
+        snapshot = self.load().metadata.snapshot_by_id(self.snapshot_id)
+        if snapshot is None:
+            raise ManifestError(
+                f"the snapshot {self.snapshot_id} is gone",
+                where=self.identifier,
+                hint="the copy was removed (the option keep), or the table was made again: read a newer cut",
+            )
+        record = decode_copy(json.loads(property_of(snapshot, COPY)), self.identifier)
+        return LatestCopy.of(TableName.parse(self.table), record, record.path, ())
+
+    def arrow_schema(self) -> pa.Schema:
+        """Return the columns, with the types of the Iceberg table."""
+        schema = self.load().scan(snapshot_id=self.snapshot_id).projection().as_arrow()
+        return pa.schema([column.with_type(_with_small_offsets(column.type)) for column in schema])
 
     def to_arrow(self) -> pa.Table:
         """Return the rows."""
@@ -100,6 +125,19 @@ class Cut:
         """
         return self.tables[table]
 
+    def dbt_vars(self, tables: Collection[str] = (), *, spark: str = "") -> dict[str, Any]:
+        """Return the variables of dbt for the macro ``cdc_table``, which then reads tables of this cut. Pass them as
+        JSON in ``dbt run --vars``.
+
+        :param tables: the tables that the models read, by their names at the source; empty: all tables of the cut. For
+            DuckDB, the catalog is asked for each of them.
+        :param spark: if dbt runs on Spark, the name of the catalog in Spark's configuration; empty: dbt runs on DuckDB.
+        :raises KeyError: the cut does not have one of ``tables``.
+        """
+        chosen = [self[table] for table in tables or self.tables]
+        sql = {one.table: one.spark(spark) if spark else one.duckdb() for one in chosen}
+        return {"cdc_cut": {"run_id": self.run_id, "position": self.position, "tables": sql}}
+
 
 def read_cut(
     catalog: Catalog | str,
@@ -136,6 +174,13 @@ def read_cut(
         return None
     newest = newest_cut(wanted)
     return _cut([row for row in rows if row.cut == newest and row.group == groups[0]], opened)
+
+
+def _with_small_offsets(kind: pa.DataType) -> pa.DataType:
+    """Return the type that data files have. PyIceberg converts a schema without files to types with large offsets."""
+    if pa.types.is_large_list(kind):
+        return pa.list_(kind.value_field.with_type(_with_small_offsets(kind.value_type)))
+    return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)
 
 
 def _cut(rows: list[CutRow], catalog: Catalog) -> Cut:

@@ -33,6 +33,23 @@ SHAPES = {
         "timestamp '2024-01-01' + n * interval '1 second'",
         "updated = updated + interval '1 second'",
     ),
+    "taxi": Shape(
+        "vendorid int, tpep_pickup_datetime timestamp, tpep_dropoff_datetime timestamp, "
+        "passenger_count double precision, trip_distance double precision, ratecodeid double precision, "
+        "store_and_fwd_flag varchar(1), pulocationid int, dolocationid int, payment_type bigint, "
+        "fare_amount double precision, extra double precision, mta_tax double precision, tip_amount double precision, "
+        "tolls_amount double precision, improvement_surcharge double precision, total_amount double precision, "
+        "congestion_surcharge double precision, airport_fee double precision",
+        "1 + n % 2, timestamp '2024-01-01' + n * interval '3 seconds', "
+        "timestamp '2024-01-01' + (n * 3 + 300 + n * 7919 % 3600) * interval '1 second', "
+        "CASE WHEN n % 20 > 0 THEN 1 + n % 6 END, n * 7919 % 3000 / 100.0, "
+        "CASE WHEN n % 20 > 0 THEN 1 + (n % 25 = 0)::int END, "
+        "CASE WHEN n % 100 = 0 THEN 'Y' WHEN n % 20 > 0 THEN 'N' END, 1 + n * 31 % 265, 1 + n * 7919 % 265, n % 5, "
+        "3 + n * 31 % 7000 / 100.0, n % 3 / 2.0, 0.5, n * 17 % 1500 / 100.0, "
+        "CASE WHEN n % 15 > 0 THEN 0 ELSE 6.94 END, 1, 8 + n * 37 % 9000 / 100.0, "
+        "CASE WHEN n % 20 > 0 THEN 2.5 END, CASE WHEN n % 20 > 0 THEN 1.75 * (n % 12 = 0)::int END",
+        "total_amount = total_amount + 1",
+    ),
 }
 
 

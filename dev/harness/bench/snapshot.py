@@ -4,6 +4,8 @@ Two sizes are copied. The slope between them is the rate, and the time at zero r
 copy is the time of the call that makes it: interpreters, imports, JVMs and Spark sessions are started before. Every
 contender first copies a small table, so that the cost of the first use does not count. For this package, that cost is
 measured separately.
+
+With ``--shape taxi``, both databases are copied by this package alone, to Parquet and to Iceberg: see `taxi`.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from harness.bench import taxi
 from harness.bench.contender import Address, Contender, Order
 from harness.bench.report import Report, Result, print_ratios, print_table
 from harness.bench.server import bench_server, logs_directory
@@ -42,7 +45,7 @@ SLOW_SECONDS = 20.0
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(rows=2_000_000)
-    parser.add_argument("--shape", choices=list(SHAPES), default="mixed", help="the table (mixed: 11 columns)")
+    parser.add_argument("--shape", choices=list(SHAPES), default="mixed", help="the table (taxi: both databases)")
     parser.add_argument(
         "--peers",
         default=",".join(DEFAULT_PEERS),
@@ -72,6 +75,8 @@ class Measured:
 
 
 def run(arguments: argparse.Namespace, directory: Path) -> Report:
+    if arguments.shape == taxi.SHAPE:
+        return taxi.run(arguments.rows, arguments.rounds, directory)
     peers = _chosen(arguments.peers)
     rows, shape = arguments.rows, arguments.shape
     report = Report("snapshot", rows)

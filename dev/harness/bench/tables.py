@@ -1,4 +1,4 @@
-"""The tables of the benches: four shapes, filled by the server itself, and kept for the next bench."""
+"""The tables of the benches: five shapes, filled by the server itself, and kept for the next bench."""
 
 from __future__ import annotations
 
@@ -66,6 +66,22 @@ SHAPES = {
         "'address', JSON_OBJECT('city', 'Zürich', 'zip', n % 10000, 'street', CONCAT('Street ', n))), "
         "IF(n % 3, NULL, JSON_ARRAY(n, n / 3, 'x')), '2024-01-01' + INTERVAL n SECOND",
         "updated = updated + INTERVAL 1 SECOND",
+    ),
+    # The columns of the yellow taxi trips that New York City publishes.
+    "taxi": Shape(
+        "vendorid INT NULL, tpep_pickup_datetime DATETIME NULL, tpep_dropoff_datetime DATETIME NULL, "
+        "passenger_count DOUBLE NULL, trip_distance DOUBLE NULL, ratecodeid DOUBLE NULL, "
+        "store_and_fwd_flag VARCHAR(1) NULL, pulocationid INT NULL, dolocationid INT NULL, payment_type BIGINT NULL, "
+        "fare_amount DOUBLE NULL, extra DOUBLE NULL, mta_tax DOUBLE NULL, tip_amount DOUBLE NULL, "
+        "tolls_amount DOUBLE NULL, improvement_surcharge DOUBLE NULL, total_amount DOUBLE NULL, "
+        "congestion_surcharge DOUBLE NULL, airport_fee DOUBLE NULL",
+        "1 + n % 2, '2024-01-01' + INTERVAL n * 3 SECOND, "
+        "'2024-01-01' + INTERVAL n * 3 + 300 + n * 7919 % 3600 SECOND, IF(n % 20, 1 + n % 6, NULL), "
+        "n * 7919 % 3000 / 100, IF(n % 20, 1 + (n % 25 = 0), NULL), "
+        "IF(n % 100, IF(n % 20, 'N', NULL), 'Y'), 1 + n * 31 % 265, 1 + n * 7919 % 265, n % 5, "
+        "3 + n * 31 % 7000 / 100, n % 3 / 2, 0.5, n * 17 % 1500 / 100, IF(n % 15, 0, 6.94), 1, "
+        "8 + n * 37 % 9000 / 100, IF(n % 20, 2.5, NULL), IF(n % 20, 1.75 * (n % 12 = 0), NULL)",
+        "total_amount = total_amount + 1",
     ),
 }
 

@@ -14,7 +14,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import ChangesMissing, PreflightError
-from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
+from airflow_provider_cdc.lake import open_dataset, read_changes, read_cut, read_latest
+from airflow_provider_cdc.sinks.iceberg.reading import Cut
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
 from tests.consistency.mysql import history
@@ -30,14 +31,16 @@ NIGHTS = chain_length(3)
 COMMIT = re.compile(r"immediate_commit_timestamp=(\d+) .*?SET @@SESSION\.GTID_NEXT= '([^']+)'", re.DOTALL)
 
 
-def copy_of(target: str, table: str) -> pa.Table:
+def copy_of(target: str, table: str, cut: Cut | None = None) -> pa.Table:
+    if cut is not None:
+        return cut[table].to_arrow()
     copy = read_latest(target, table)
     assert copy is not None
     return open_dataset(copy).to_table()
 
 
-def changes_of(target: str, table: str, since: str = "") -> pa.Table:
-    found = read_changes(target, table, since)
+def changes_of(target: str, table: str, since: str = "", cut: Cut | None = None) -> pa.Table:
+    found = read_changes(target, table, since, cut=cut)
     assert found.files
     return open_dataset(found).to_table()
 
@@ -61,6 +64,7 @@ def test_replayed_onto_a_copy_they_give_the_next(
     seed: int, mysql: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
+    lake_format = "iceberg" if seed % 2 else "parquet"
     mysql.query("FLUSH BINARY LOGS")
     first_log = mysql.query("SHOW BINARY LOG STATUS")[0][0]
     with mysql.connect() as connection:
@@ -87,6 +91,7 @@ def test_replayed_onto_a_copy_they_give_the_next(
                 run_id=f"202601{night + 1:02}T000000Z-{seed:08}",
                 refresh="auto",
                 changes=True,
+                format=lake_format,
             )
             positions.append(run.record())
             assert all(plan.base for plan in run.plans) or not night, [plan.reason for plan in run.plans]
@@ -94,16 +99,17 @@ def test_replayed_onto_a_copy_they_give_the_next(
             run.extract_delta()
         run.consolidate()
         logged = {gtid: (number, when) for number, (gtid, when) in enumerate(commits(mysql, first_log))}
+        cut = read_cut(target) if lake_format == "iceberg" else None
         for name in names:
             place = f"seed {seed}, night {night}, {name}"
-            copy = copy_of(target, name)
+            copy = copy_of(target, name, cut)
             if night:
-                found = read_changes(target, name)
+                found = read_changes(target, name, cut=cut)
                 assert (found.from_position, found.position) == (positions[-2], positions[-1]), place
-                changes = changes_of(target, name)
+                changes = changes_of(target, name, cut=cut)
                 assert replayed(rows_of(before[name]), keys[name], changes) == rows_of(copy), place
                 _check_points(changes, logged, mysql, positions[-2:])
-                whole = changes_of(target, name, positions[0])
+                whole = changes_of(target, name, positions[0], cut)
                 assert replayed(rows_of(first[name]), keys[name], whole) == rows_of(copy), place
                 assert whole["order"].to_pylist() == list(range(1, whole.num_rows + 1)), place
             before[name] = copy

@@ -297,8 +297,8 @@ MOVES = {
     "ALTER TABLE p DETACH PARTITION p1; ALTER TABLE p ATTACH PARTITION p1 FOR VALUES FROM (0) TO (10)": "attached or",
     "ALTER TABLE p ADD COLUMN more int": "other columns",
     "ALTER TABLE p DROP COLUMN v; ALTER TABLE p ADD COLUMN v text": "other columns",
-    "ALTER TABLE p RENAME TO q; CREATE TABLE p (LIKE q)": "another table now has the name",
-    "DROP TABLE p": "another table now has the name",
+    "ALTER TABLE p RENAME TO q; CREATE TABLE p (LIKE q)": "another table has its name in the later snapshot",
+    "DROP TABLE p": "another table has its name in the later snapshot",
 }
 
 

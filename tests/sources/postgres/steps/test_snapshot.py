@@ -354,7 +354,7 @@ def test_ddl_while_the_position_is_fixed_is_not_overlooked(
     assert Lsn.expect(initial.position) > altered[0]
     plain.discard(initial.identity)
     limit = 100
-    with pytest.raises(SchemaChanged, match="3 times"):
+    with pytest.raises(SchemaChanged, match="in each of 3 tries"):
         plain.record_initial(plans, LockPolicy(), RUN_ID)
     assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
     assert postgres.query("SELECT 1 FROM pg_publication", database=plain.settings.database) == []
