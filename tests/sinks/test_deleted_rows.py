@@ -12,6 +12,7 @@ from airflow_provider_cdc.core.run.table_files import TableFiles
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import FileDamaged
 from airflow_provider_cdc.sinks.base import Publication, TableChange
+from tests.sinks.catalogs import plain_catalog
 from tests.sinks.test_contract import ORDERS, SCHEMA, Lake
 
 
@@ -85,3 +86,16 @@ def test_a_delete_file_that_is_gone_stops_the_publication(lake: Lake) -> None:
     with pytest.raises(FileDamaged, match="is gone"):
         lake.sink.publish(second)
     assert lake.seen() == [[1, 1, 1]] * 2
+
+
+def test_a_copy_with_deletes_replaces_what_another_program_changed(lake: Lake) -> None:
+    first = lake.stage(1)
+    lake.sink.publish(first)
+    second = without_first_kept_row(lake.stage(2, before=first))
+    lake.sink.publish(second)
+    third = keeps_all(lake.stage(3), second)
+    # This removes data files, and leaves the delete file.
+    plain_catalog(lake.storage).load_table(("shop", "orders")).delete("id = 1")
+    lake.options = {"on_foreign_commit": "replace"}
+    lake.sink.publish(third)
+    assert lake.seen() == [[1, 2, 2, 2, 3, 3, 3]] * 2

@@ -127,7 +127,5 @@ def test_a_cascade_to_a_parent_that_does_not_exist_yet(planned: Planned, server:
         cursor.execute("SET foreign_key_checks = 0")
         cursor.execute("DROP TABLE d.parent")
         cursor.execute(CASCADE)
-    with pytest.raises(
-        PreflightError, match=r"d\.parent: a change of d\.parent can change rows of d\.child"
-    ):
+    with pytest.raises(PreflightError, match=r"d\.parent: a change of d\.parent can change rows of d\.child"):
         source.preflight(["d.child"])

@@ -117,9 +117,7 @@ class TestPreflight:
             "GRANT SELECT, LOCK TABLES ON d.* TO copier",
         )
         try:
-            assert "up.parent: a change of up.parent can change rows of d.child" in problems(
-                server, user="copier"
-            )
+            assert "up.parent: a change of up.parent can change rows of d.child" in problems(server, user="copier")
             run(server, "GRANT SELECT (id, code) ON up.parent TO copier")
             assert "GRANT SELECT ON `up`.`parent` TO" in problems(server, user="copier")
             run(server, "GRANT SELECT ON up.* TO copier")
