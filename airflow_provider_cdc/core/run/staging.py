@@ -16,7 +16,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.parquet.partitioned_writer import PartitionedWriter
 from airflow_provider_cdc.core.parquet.splice import SplicedFile
 from airflow_provider_cdc.core.parquet.writer import COMPRESSION, ParquetWriter, StagedFile, write_empty
 from airflow_provider_cdc.core.storage.errors import told
@@ -57,6 +56,9 @@ class Staging:
 
         :raises ConfigurationError: the rows are of too many partitions.
         """
+        # Import the compiled kernels late, because readers of a lake import this module, too.
+        from airflow_provider_cdc.core.parquet.partitioned_writer import PartitionedWriter
+
         yield from _written(self.folder, name, PartitionedWriter(self.folder, _own(name), schema, fields))
 
     @contextmanager
