@@ -1,4 +1,4 @@
-"""The production targets of a connection. They are the folders whose copies belong to the plain assets of the tables.
+"""The production targets of a connection. The copies in these folders belong to the plain assets of the tables.
 The URI of a plain asset has no query: it names neither a target nor the past.
 
 Airflow's setting ``production_targets`` in the section ``cdc`` (``AIRFLOW__CDC__PRODUCTION_TARGETS``) names these

@@ -40,8 +40,8 @@ async def source_in_event_loop(conn_id: str) -> Source:
     try:
         connection = await BaseHook.aget_connection(conn_id)
     except AirflowNotFoundException as error:
-        # Airflow also raises this error if its own server does not answer. Here, a missing answer is the likely reason,
-        # because the connection existed when the task was deferred.
+        # Airflow also raises this error if its own server does not answer. The connection existed when the task was
+        # deferred, so that server has probably not answered.
         missing = _none(conn_id)
         raise SourceUnavailable(missing.message, where=missing.where, hint=missing.hint) from error
     # Import the driver in another thread, because the import is slow and must not block other triggers. The other calls

@@ -37,8 +37,8 @@ WITH RECURSIVE part(root, oid) AS (
 # Lists, for all parts of a type, every alterable property that affects the values of the type.
 #
 # - Labels are compared by the version of their rows (xmin). So the comparison also detects a label that was renamed and
-#   then renamed back. The digest does not include labels, because adding a label at any place leaves the other labels
-#   unchanged.
+#   then renamed back. The digest does not include labels: a new label does not change the existing labels, wherever it
+#   is inserted.
 # - Fields are compared by number, type and modifier. Values do not depend on the name of a field, or on whether a field
 #   is NOT NULL. While a table has a column of the type, the server rejects statements that change the type of a field.
 #   A dropped field stays in the catalog.

@@ -126,8 +126,8 @@ def keep_window(
                 raise PreflightError([Problem(str(table), why, _ANEW, str(table)) for table, why in altered.items()])
             identity = slots.with_forward_slots(point.identity, slot_names, standing.name)
             if keys_only:
-                # Later, the log is also read through the standing slot's publication, up to the end of the reads. So
-                # record the state of this publication.
+                # The snapshot step also reads the log, through the standing slot's publication. So record the state of
+                # this publication.
                 relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
                 state = run_publication.publication_state(connection, standing.name, relations)
                 identity |= {"standing_relations": relations, "standing_state": state}
