@@ -55,9 +55,10 @@ class Changes:
     :param rows: the number of changes.
     :param files: URIs of all files of the changes, in the order of the changes. Empty if the earlier copy is still the
         latest copy.
-    :param copy_file: URI of one file of the latest copy. The changes have the same columns as this file. Empty: the
-        copy is a snapshot of an Iceberg table.
-    :param schema: the columns of the changes, if no file shows them; otherwise None.
+    :param copy_file: URI of one file of the latest copy. The changes have the same columns as this file. It is empty if
+        the copy is a snapshot of an Iceberg table.
+    :param schema: the columns of the changes, if there is no file of changes from which to read the columns; otherwise
+        None.
     """
 
     table: str
@@ -95,10 +96,10 @@ def read_latest(
     :param target: the folder in which runs publish, as in the option ``target``. ``{source}`` must be replaced by its
         value.
     :param table: ``schema.table``.
-    :param where: the condition that selected the copied rows, in any notation. None: all rows were copied.
-    :param columns: the requested columns, in any order. None: all columns were copied.
-    :param storage: access to the object store, as returned by `hooks.storage.storage_settings`. None: the settings in
-        the environment.
+    :param where: the condition that selected the copied rows, in any notation. It is None if all rows were copied.
+    :param columns: the requested columns, in any order. It is None if all columns were copied.
+    :param storage: access to the object store, as returned by `hooks.storage.storage_settings`. If it is None, the
+        settings in the environment apply.
     :raises ConfigurationError: ``target`` is not a folder in a lake, ``table`` is not a table's name, or ``where`` is
         not a condition.
     :raises ManifestError: the record of the copy is damaged, or its files are gone.
@@ -117,7 +118,8 @@ def read_cut(
     run_id: str | None = None,
     position: str | None = None,
 ) -> Cut | None:
-    """Return the newest cut of Iceberg tables, or the cut of a given run or position. None: this cut does not exist.
+    """Return the newest cut of Iceberg tables, or the cut of a given run or position. Return None if this cut does not
+    exist.
 
     A cut is the set of the copies of all tables of one run. All tables of a cut are exact at one position, even if
     other runs publish meanwhile::
@@ -127,7 +129,8 @@ def read_cut(
 
     :param catalog: a PyIceberg catalog, or the target of the runs if the catalog is in the target folder.
     :param namespace: the namespace of the Iceberg table ``cdc_cuts``.
-    :param group: the task group of the runs, as ``dag_id`` or ``dag_id.group_id``. None: only one group has cuts.
+    :param group: the task group of the runs, as ``dag_id`` or ``dag_id.group_id``. It may be None if only one group has
+        cuts.
     :raises ConfigurationError: there are cuts of several groups, and the call does not name a group; or PyIceberg is
         not installed.
     """
@@ -152,20 +155,21 @@ def read_changes(
 ) -> Changes:
     """Return the changes of a table between one of its copies and the latest copy, without a gap.
 
-    Applying the changes in order to the earlier copy gives the latest copy. For Iceberg tables, pass a cut. Its copy
-    then takes the place of the latest copy, so the changes of several tables lead to copies at one position::
+    Applying the changes in order to the earlier copy gives the latest copy. For Iceberg tables, pass a cut. The changes
+    then end at the copy in the cut, so the changes of several tables end at one position::
 
         cut = read_cut(catalog)
         orders, lines = (read_changes(target, name, since, cut=cut) for name in ("shop.orders", "shop.lines"))
 
     :param target: the folder in which runs publish, as for `read_latest`.
     :param table: ``schema.table``.
-    :param since: the copy at which the changes begin, named by its position or by the ``run_id`` of its run. Empty: the
-        copy before the latest copy. Note that a run may have been recreated at another position after its copy was
-        removed. After the source was set back, the same position may belong to two copies. In this case, give the
-        ``run_id``, until the source is beyond the position that it had reached before.
-    :param cut: the cut with the copy to which the changes lead; None: they lead to the latest copy as plain Parquet
-        files.
+    :param since: the copy at which the changes begin, named by its position or by the ``run_id`` of its run. If it is
+        empty, the changes begin at the copy before the latest copy. Note that a run may have been recreated at another
+        position after its copy was removed. If the source was set back to an earlier state, the same position may
+        belong to two copies. In this case, pass the ``run_id``, until the source has passed the position that it had
+        reached before it was set back.
+    :param cut: the changes end at the table's copy in this cut. If ``cut`` is None, they end at the latest copy as
+        plain Parquet files.
     :param where: together with ``columns``, the part of the table that was copied, as for `read_latest`.
     :param storage: as for `read_latest`.
     :raises ChangesMissing: no changes were published since the copy ``since``, or some of the changes no longer exist.
@@ -228,7 +232,7 @@ def _latest(sink: Sink, lake: Storage, table: TableName) -> LatestCopy:
 
 
 def _latest_in(cut: Cut, table: TableName) -> LatestCopy:
-    """Return the copy that a cut has of a table.
+    """Return the copy of a table in a cut.
 
     :raises ChangesMissing: there is none.
     """
@@ -250,7 +254,7 @@ def _latest_in(cut: Cut, table: TableName) -> LatestCopy:
 
 
 def _schema_in(cut: Cut, table: TableName, feed: LakeFeed | None, storage: StorageSettings | None) -> pa.Schema:
-    """Return the columns of changes that lead to a copy, if there are no changes."""
+    """Return the columns that the changes of a table would have. Used if there are no changes."""
     return feed_schema(cut[str(table)].arrow_schema()) if feed is None else _opened(feed.files, storage).schema
 
 

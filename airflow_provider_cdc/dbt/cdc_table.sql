@@ -7,7 +7,7 @@
 -#}
 {% macro cdc_table(table) %}
     {%- set cut = var('cdc_cut', none) -%}
-    {#- dbt also parses models where no cut is needed, as for dbt ls. -#}
+    {#- dbt also parses models in commands that need no cut, such as dbt ls. -#}
     {%- if execute and not cut -%}
         {{ exceptions.raise_compiler_error("the variable cdc_cut is missing: pass the result of Cut.dbt_vars() to dbt in --vars") }}
     {%- elif execute and table not in cut['tables'] -%}

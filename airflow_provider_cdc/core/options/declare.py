@@ -1,5 +1,5 @@
-"""The means to declare an option of a run, with its accepted values and its description. ``core.options.run`` declares
-all options."""
+"""Functions and classes that declare an option of a run, with its accepted values and its description.
+``core.options.run`` declares all options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class Accepted:
     plain: Callable[[Any], Any] = lambda value: value
     """Converts an accepted value to the option's type."""
     features: Collection[str] = ()
-    """The choices that are offered only for kinds of sources with the feature of the same name."""
+    """Choices that need a feature of the same name. Forms offer such a choice only for kinds of sources with this
+    feature."""
 
     def holds(self, value: Any) -> bool:
         """Return whether ``value`` is accepted."""
@@ -64,11 +65,11 @@ class Option:
     """The declaration of one option.
 
     ``default`` is `MISSING` if a value is required. ``type`` is the type of a checked value. ``argument`` is the name
-    of the operator's argument. ``feature`` names the feature that a kind of source needs for the option; empty: all
-    kinds support it.
-    ``secret``: users may put secrets into the value, so the value is never shown. ``in_form``: the DAGs that come with
-    the package have a param for the option. The param has the title ``title``, and is in the form's ``section``; empty:
-    the section that is open at first. ``fixed``: the DAG's author sets the option, and its value cannot be a template.
+    of the operator's argument. ``feature`` names the feature that a kind of source needs for the option. It is empty if
+    all kinds support the option. ``secret``: users may put secrets into the value, so the value is never shown.
+    ``in_form``: the DAGs that come with the package have a param for the option. The param has the title ``title``, and
+    is in the form's ``section``; empty: the section that is open at first. ``fixed``: the DAG's author sets the option,
+    and its value cannot be a template.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Option:
         return self.default is MISSING
 
     def check(self, value: Any) -> Problem | None:
-        """Return the problem with ``value``; None: the value is accepted."""
+        """Return the problem with ``value``, or None if the value is accepted."""
         if self.accepts.holds(value):
             return None
         shown = f"a value of type {type(value).__name__}" if value and self.secret else repr(value)
@@ -115,7 +116,8 @@ def option(
     section: str = "",
     fixed: bool = False,
 ) -> Any:
-    """Declare an option; see `Option`. ``name``: the option's name for users, if it differs from the field's."""
+    """Declare an option; see `Option`. ``name`` is the option's name for users, if it differs from the name of the
+    field."""
     declared = {
         "accepts": accepts,
         "help": help,
@@ -227,8 +229,8 @@ class _AcceptedPoint(Accepted):
 AS_OF = _AcceptedPoint(
     "a time with its zone, a date, a GTID set or an LSN, or empty",
     Any,
-    # A time of day contains a colon, or at least follows a letter (as in 2026-01-31T00Z). A GTID set contains colons,
-    # and an LSN contains a slash.
+    # A time of day contains a colon or, as in 2026-01-31T00Z, follows a letter. A GTID set contains colons, and an LSN
+    # contains a slash.
     {
         "type": ["string", "null"],
         **expecting(

@@ -9,7 +9,8 @@ from airflow_provider_cdc.core.options.declare import COUNT, FLAG, SECONDS, WHOL
 
 @dataclass(frozen=True)
 class LockPolicy:
-    """Settings for the short lock. Each try waits at most ``wait_seconds``, then lets the waiting sessions go first.
+    """Settings for the short lock. Each try waits at most ``wait_seconds`` for the lock. After a failed try, the
+    sessions that wait behind it go first.
 
     ``through_read`` holds the lock until the table is read, because some servers' read views need that.
     ``slot_wait_seconds`` is how long slot creation may wait for open write transactions; it blocks no other session.

@@ -1,9 +1,10 @@
 """The options of a run, each declared once.
 
-A field whose value is `option(...)` is an option, with the field's name, type and default. The declaration has the
-accepted values and the effect. The operators' arguments, the params of the package's DAGs, preflight's checks and
-messages, the options in the manifest, and the table in ``docs/options.md`` are derived from it. Only
-`SnapshotTaskGroup` (for editors) and ``operators/arguments.py`` (for type checkers) list arguments; tests compare them.
+A field whose value is `option(...)` is an option, with the field's name, type and default. The declaration contains the
+values that the option accepts, and describes the effect of the option. The operators' arguments, the params of the
+package's DAGs, preflight's checks and messages, the options in the manifest, and the table in ``docs/options.md`` are
+derived from the declaration. Only `SnapshotTaskGroup` (for editors) and ``operators/arguments.py`` (for type checkers)
+list arguments; tests compare them.
 
 To add an option, declare it here: in `TableOptions` if it is about how tables are read and published, in `StepOptions`
 if steps after preflight need it, and in `RunOptions` otherwise. ``core/options/author.py`` has the options that the
@@ -56,8 +57,9 @@ PRESENT, FAIL = "present", "fail"
 class TableOptions:
     """The options for how tables are read and published.
 
-    Some columns identify rows: key columns, and all columns of a table without a key. There, ``unrepresentable`` =
-    ``null`` stops the run at such a value, and ``string`` stops it at bytes that are not valid characters.
+    Some columns identify rows: key columns, and all columns of a table without a key. In these columns, the option
+    ``unrepresentable`` has another effect: with ``null``, an unrepresentable value stops the run, and with ``string``,
+    bytes that are not valid characters stop the run.
     """
 
     consistency: str = option(
@@ -236,7 +238,7 @@ class StepOptions:
 
     @property
     def skips(self) -> bool:
-        """Return whether a table that cannot be copied is left out instead of stopping the run."""
+        """Return whether the run leaves out a table that cannot be copied, instead of stopping."""
         return self.on_table_error == "skip"
 
 
@@ -351,7 +353,7 @@ def declared(kind: type[Any] = RunOptions) -> tuple[Option, ...]:
 
 
 def checked(values: Mapping[str, Any]) -> RunOptions:
-    """Return the options of a run, checked.
+    """Check the options of a run, and return them.
 
     :param values: by the name of the operator's argument (`Option.argument`); every option must be present.
     :raises PreflightError: names every option whose value is not accepted.

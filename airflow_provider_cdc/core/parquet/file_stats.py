@@ -1,5 +1,5 @@
-"""Computes the counts and bounds of the columns of a data file. The metadata of table formats contains them in this
-form.
+"""Computes the counts and bounds of the columns of a data file. The metadata of table formats contains these counts and
+bounds.
 
 The counts and bounds are taken from the statistics in the file's footer, in Parquet's raw form. So even values that
 Python cannot represent (such as the year 0) are recorded exactly. Parquet writers leave out the bounds of a row group
@@ -37,7 +37,8 @@ class FileStats:
 
     The counts in ``values`` include nulls. A column is missing in ``nulls`` if the footer does not have its null count.
     A column without bounds is missing in ``lower`` and ``upper``. ``splits`` are the offsets at which row groups begin.
-    ``partition`` is the partition of the file (`partitions.encode_partition`). Empty: the table is not partitioned.
+    ``partition`` is the partition of the file (`partitions.encode_partition`). It is empty if the table is not
+    partitioned.
     """
 
     sizes: dict[int, int] = field(default_factory=dict)
@@ -157,7 +158,7 @@ def _twos_complement(value: int) -> bytes:
 
 def _text_above(text: str) -> bytes | None:
     """Return an upper bound for ``text``: the text itself if it is short enough for a bound, otherwise a prefix that is
-    rounded up. None: no prefix can be rounded up."""
+    rounded up. Return None if no prefix can be rounded up."""
     if len(text) <= BOUND_LENGTH:
         return text.encode()
     for length in range(BOUND_LENGTH, 0, -1):
@@ -172,7 +173,7 @@ def _text_above(text: str) -> bytes | None:
 
 def _bytes_above(value: bytes) -> bytes | None:
     """Return an upper bound for ``value``: the bytes themselves if they are short enough for a bound, otherwise a
-    prefix that is rounded up. None: no prefix can be rounded up."""
+    prefix that is rounded up. Return None if no prefix can be rounded up."""
     if len(value) <= BOUND_LENGTH:
         return value
     prefix = value[:BOUND_LENGTH].rstrip(b"\xff")

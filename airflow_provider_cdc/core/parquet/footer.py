@@ -126,7 +126,7 @@ class RowGroup:
 class Footer:
     """The decoded footer of a file.
 
-    :raises UnknownFooter: the footer has something that encoding would not reproduce.
+    :raises UnknownFooter: the footer contains data that would change if the footer was decoded and encoded again.
     """
 
     fields: Struct

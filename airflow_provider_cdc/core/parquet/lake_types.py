@@ -18,7 +18,8 @@ FIELD_ID = b"PARQUET:field_id"
 
 @dataclass(frozen=True)
 class Conversion:
-    """The type in a data file of the published types ``published``. ``why`` says why it is another type."""
+    """A conversion: data files store values of the types ``published`` as the type ``file``. ``why`` is the reason why
+    the types differ."""
 
     published: tuple[pa.DataType, ...]
     file: pa.DataType
@@ -33,8 +34,8 @@ CONVERSIONS = (
     Conversion((pa.duration("us"),), pa.int64(), "microseconds; Iceberg has no durations"),
     Conversion((pa.time64("us"),), pa.int64(), "microseconds; Spark cannot read a table with a `time` column"),
 )
-"""The published types that have another type in data files. Text from a dictionary is text, and the elements of a list
-have the types that columns have. All other types stay the same."""
+"""The published types that have another type in data files. Dictionary-encoded text becomes text. The elements of a
+list have the same types as columns. All other types stay the same."""
 _SAME = (
     pa.bool_(),
     pa.int32(),

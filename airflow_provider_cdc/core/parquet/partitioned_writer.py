@@ -17,7 +17,7 @@ from airflow_provider_cdc.errors import ConfigurationError
 MOST_PARTITIONS = 200
 """The maximum number of partitions whose rows one task writes. Each has an open file."""
 PENDING_BYTES = 2 * ROW_GROUP_BYTES
-"""The maximum size, in Arrow bytes, of the rows that wait for their row groups, in all partitions together."""
+"""The maximum size, in Arrow bytes, of the rows that are not written yet, in all partitions together."""
 
 
 class PartitionedWriter(ParquetWriter):

@@ -2,7 +2,7 @@
 
 See https://iceberg.apache.org/spec/#partition-transforms. The transforms are applied to the values in data files, so
 their types are those of `lake_types`. Readers compute the same transforms of the values in a filter, and skip the files
-of other partitions. So a wrong partition value would be a missing row.
+of other partitions. So if a partition value was wrong, readers would miss rows.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ PartitionValue = int | str | bool | bytes | Decimal | None
 """The value of a partition field. Dates are days, and times are microseconds, since 1970."""
 
 _SINCE_1970 = ("month", "day")
-"""DuckDB 1.5.5 rounds these periods of times before 1970 up, and then misses the rows of their partitions."""
+"""For times before 1970, DuckDB 1.5.5 rounds these periods up. It then misses the rows of the affected partitions."""
 _UNITS = {"year": "Y", "month": "M", "day": "D", "hour": "h"}
 
 
 def problem_of(field: PartitionField, kind: pa.DataType) -> str:
-    """Return why a column with this type in data files cannot be partitioned by ``field``; empty: it can."""
+    """Return the reason why a table cannot be partitioned by ``field`` if the column has the type ``kind`` in data
+    files. The result is empty if the type is suitable."""
     is_day, is_time = pa.types.is_date(kind), pa.types.is_timestamp(kind)
     if field.transform in PERIODS:
         fits = is_time or (is_day and field.transform != "hour")
@@ -45,7 +46,8 @@ def problem_of(field: PartitionField, kind: pa.DataType) -> str:
 
 
 def divided(rows: pa.Table, fields: Sequence[PartitionField]) -> Iterator[tuple[tuple[PartitionValue, ...], pa.Table]]:
-    """Yield the rows of each partition, in the order in which they are, with the values of the partition's fields."""
+    """Yield the rows of each partition, and the values of the partition's fields. The rows of a partition keep their
+    order."""
     if not rows.num_rows:
         return
     codes: Int64s = np.zeros(rows.num_rows, np.int64)
@@ -115,7 +117,7 @@ def _numbers(column: pa.Array) -> pa.Array:
 
 
 def _buckets(column: pa.Array, count: int) -> pa.Array:
-    """Return the buckets of values: Murmur3 of the specification's form of each value."""
+    """Return the bucket of each value. Murmur3 hashes the form of the value that Iceberg's specification defines."""
     kind = column.type
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
         data = column.cast(pa.large_binary())

@@ -45,7 +45,7 @@ def deletes_table(data_file: str, positions: Int64s) -> pa.Table:
 def read_positions(folder: Storage, data_file: StagedFile, hint: str) -> Int64s:
     """Return the sorted positions of the deleted rows of a data file.
 
-    The file is read as a whole and compared with its record: a wrong position would be a wrong row.
+    The whole file is read and compared with its record, because a wrong position would delete a wrong row.
 
     :param hint: the hint of the error.
     :raises FileDamaged: the delete file differs from its record, or has positions that the data file does not have.

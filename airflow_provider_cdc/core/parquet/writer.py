@@ -37,9 +37,9 @@ class StagedFile:
     format, ``name`` is relative to the folder of the table's data files, and ``stats`` is the encoded
     `file_stats.FileStats`.
 
-    ``deletes`` is the file with the positions of the deleted rows of this file (`position_deletes`); None: no row is
-    deleted. ``rows`` counts deleted rows, too. A copy that keeps a data file keeps its ``deletes``, because both are in
-    one record.
+    ``deletes`` is the file with the positions of the deleted rows of this file (`position_deletes`), or None if no row
+    is deleted. ``rows`` counts deleted rows, too. If a copy takes over a data file, it also takes over the file's
+    ``deletes``, because one record contains both.
     """
 
     name: str
@@ -95,7 +95,7 @@ class ParquetWriter:
         self._open: _OpenFile | None = None
 
     def write(self, rows: pa.RecordBatch | pa.Table) -> None:
-        """Append rows, which must have the schema."""
+        """Append rows. The rows must have the schema of the file."""
         if isinstance(rows, pa.RecordBatch):
             rows = pa.Table.from_batches([rows])
         while rows.num_rows:
@@ -117,11 +117,11 @@ class ParquetWriter:
 
     @property
     def pending_bytes(self) -> int:
-        """The size, in Arrow bytes, of the rows that wait for their row group."""
+        """The size, in Arrow bytes, of the rows that are not written yet."""
         return self._bytes
 
     def flush(self) -> None:
-        """Write the rows that wait as a row group."""
+        """Write all rows that are not written yet, as one row group."""
         if not self._rows:
             return
         group = pa.concat_tables(self._pending).cast(self._schema)

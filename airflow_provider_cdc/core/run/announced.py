@@ -27,14 +27,14 @@ class Announced:
 @dataclass(frozen=True)
 class Told:
     """The events of the copies, by the table's name. Each try has its own mapping, because Airflow records all events
-    of a try or none of them. Empty: there are no copies, or an earlier version, which did not record events, wrote the
-    record."""
+    of a try or none of them. The mapping is empty if there are no copies, or if an earlier version, which did not
+    record events, wrote the record."""
 
     announced: tuple[dict[str, Announced], ...] = ()
 
 
 def read_told(folder: Storage) -> Told | None:
-    """Return the record in the folder of a run; None: the record does not exist yet.
+    """Return the record in the folder of a run, or None if the record does not exist yet.
 
     :raises ManifestError: the record is damaged.
     """

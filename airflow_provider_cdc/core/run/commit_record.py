@@ -1,8 +1,8 @@
 """The commit record of a run: the files of its copies. The record is in the run's folder, and its digest is part of its
 name.
 
-Later runs that roll these copies forward depend on this record. They use the digest in the name to verify that the
-record is the published record.
+Later runs that roll these copies forward depend on this record. These runs compare the content of the record with the
+digest in its name, to verify that it is the record that was published.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Begins a run and fixes its initial position. The run keeps this position as long as the source still has the log
-after this position."""
+"""Begins a run and fixes its initial position. The run keeps this position, unless the source no longer has the log
+since this position."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def begin(
 
     :param record: a function that fixes the initial position. It is not called if the run continues.
     :param lake: URI of the folder to publish in.
-    :param scratch: URI of the folder that holds the run's own folder; empty: a folder in the lake.
+    :param scratch: URI of the folder that holds the run's own folder. If it is empty, this is a folder in the lake.
     :param source_conn_id: the connection to the source.
     :param skipped: the reasons why named tables are not part of the run, by the table's name.
     :param missed_past: the requested point of the past, if the run cannot reach it.
     :param lake_format: the format of the copies.
     :param group: the task group of the run.
-    :param heads: the lake's copies; None: the run's copies do not record their history.
+    :param heads: the copies in the lake. If it is None, the copies of this run do not record their history.
     :raises LockNotGranted: a table needs the lock, and the lock was not granted.
     :raises ConfigurationError: the run began on a source of another kind.
     """
@@ -126,7 +126,8 @@ def begin(
         group=group,
     )
     # A concurrent attempt may already have begun the run, and may have read chunks since. In that case, continue the
-    # begun run. A row must never be rewound to a position that was recorded after the row was read.
+    # run that the other attempt began. A row must never be rewound to a position that was recorded after the row was
+    # read.
     run: Run | None = None
     while run is None or run.digest != records.digest_of(manifest):
         current = _current(folder)
@@ -219,7 +220,7 @@ def _said(table: TableName, selection: Selection) -> str:
 
 
 def _damaged_bases(run: Run, plans: Sequence[TablePlan]) -> str:
-    """Return a text that names the tables of the run whose base is damaged and whose plan has changed."""
+    """Return, as one text, the names of the tables whose base is damaged and that have another base in ``plans``."""
     planned = {plan.table: plan.base for plan in plans}
     scratch = run.folder.parent()
     return ", ".join(

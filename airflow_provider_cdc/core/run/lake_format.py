@@ -19,7 +19,7 @@ def _no_places(tables: Sequence[Table], selections: Mapping[TableName, Selection
 class LakeFormat:
     """The format of the copies.
 
-    The function ``prepare`` prepares the lake for the given tables, each with its schema and the selected part. It
+    The function ``prepare`` prepares the lake for the given tables and the selected part of each table. The function
     returns the places of the data files, by the name of the copy; see `sinks.base.Sink.prepare`.
     """
 

@@ -27,7 +27,7 @@ class Base:
     """A reference to the copies of an earlier run. It is in the manifest of the run that rolls these copies forward.
 
     The copies are exact at ``position``, which is a position of the server with the identity ``identity``. ``record``
-    is the name of the record that lists their files, in the earlier run's folder.
+    is the name of a record in the folder of the earlier run. This record lists the files of the copies.
     """
 
     position: str
@@ -40,7 +40,7 @@ class RunTable:
     """A table of the run: the schema at the initial position, the way in which the table is read, and the reason.
 
     ``at_upper`` says whether the table is published at the position where its reads end, and not at the initial
-    position. ``base`` is the id of the run whose copy is rolled forward; empty: the table's rows are read.
+    position. ``base`` is the id of the run whose copy is rolled forward. It is empty if the table's rows are read.
     """
 
     table: Table
@@ -61,10 +61,10 @@ class Manifest:
     position (`Run.position`): ``initial_position``, or the position at which their reads end (``at_upper``).
     ``position_key`` is the source's name for the initial position. ``options`` are the settings that later steps need.
     ``skipped`` has, by the table's name, the reason why a named table is not part of the run. ``bases`` has the copies
-    that are rolled forward, by the id of their run. ``missed_past`` is set if the run copies the present because it
-    cannot be exact at the requested point of the past. ``histories`` has the history that each copy belongs to, by the
-    table's name. Manifests of earlier versions have no histories. ``created_at`` is a time in ISO 8601. ``group`` names
-    the task group of the run.
+    that are rolled forward, by the id of their run. ``missed_past`` is set if a point of the past was requested that
+    the run cannot reach. The run then copies the present state of the tables. ``histories`` has the history that each
+    copy belongs to, by the table's name. Manifests of earlier versions have no histories. ``created_at`` is a time in
+    ISO 8601. ``group`` names the task group of the run.
     """
 
     run_id: str

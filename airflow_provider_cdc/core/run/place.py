@@ -20,8 +20,9 @@ class Place:
     the column's name. ``element_ids`` has the field ids of the elements of list columns. The catalog assigned these
     ids. Without the field ids in the files, readers would see values of a dropped column in a new column of the same
     name. ``partition`` is the partitioning of the table. ``details`` has all other facts that the sink needs to
-    publish. ``location`` is the location of the data files in the notation of the table's metadata, with which position
-    deletes name a data file. Empty: the format has no position deletes, or a version without them began the run.
+    publish. ``location`` is the location of the data files, as the table's metadata writes it. Position deletes name a
+    data file by this location. It is empty if the format has no position deletes, or if a version of this package
+    without position deletes began the run.
     """
 
     folder: str

@@ -11,8 +11,8 @@ from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
 from airflow_provider_cdc.core.tables.table import CopyName, Table, TableName
 
 FEW_KEYS = 10_000
-"""The maximum number of touched keys for which the only lookups are in the exported snapshot. So many lookups take
-about a second, so an earlier pass is not worthwhile."""
+"""If a table has at most this number of touched keys, they are looked up only in the exported snapshot. This number of
+lookups takes about a second, so an earlier pass is not worthwhile."""
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class TablePlan:
 
     ``at_upper`` says whether the table is published at the position where its reads end, and not at the initial
     position. The snapshot step determines the position where the reads end. ``at_upper`` is the same for all tables of
-    a run. ``base`` is the id of the run whose copy is rolled forward; empty: the table is read. ``base_position`` is
-    the position of that copy, as text because a plan is stored as a record. ``selection`` is the part of the table that
-    is copied.
+    a run. ``base`` is the id of the run whose copy is rolled forward. It is empty if the table is read.
+    ``base_position`` is the position of that copy, as text because a plan is stored as a record. ``selection`` is the
+    part of the table that is copied.
     """
 
     table: TableName
@@ -58,7 +58,7 @@ class TablePlan:
 @dataclass(frozen=True)
 class MissedPast:
     """A point of the past that a run cannot reach. ``as_of`` is the value of the option, and ``why`` is the reason. The
-    run copies the present instead."""
+    run copies the present state of the tables instead."""
 
     as_of: str
     why: str
@@ -69,8 +69,8 @@ class InitialPoint:
     """The initial position, the schemas of the tables at that position, and the identity of the server.
 
     ``lock_seconds`` is how long a lock was held; 0.0 without a lock. ``superseded`` has the identities that earlier
-    tries of the run recorded. These identities name slots and publications, which are dropped once this point is in the
-    manifest.
+    tries of the run recorded. The slots and publications with these identities are dropped once the manifest contains
+    this initial position.
     """
 
     position: Position

@@ -32,8 +32,8 @@ def release(folder: Storage, drop: Callable[[str], bool]) -> None:
     The run may have no manifest: a task may be killed after it created the slot and before it wrote the manifest. With
     the option ``keep_slot``, the slot and the publication of a run that has its commit are not dropped.
 
-    :param drop: a function that drops the slot and the publication of the run with the given id. It returns whether
-        sources of this kind have slots.
+    :param drop: a function that drops the slot and the publication of the run with the given id. The function returns
+        whether sources of this kind have slots.
     """
     run = Run.load(folder) if Run.exists(folder) else None
     if run is not None and run.committed and run.manifest.options.keep_slot:

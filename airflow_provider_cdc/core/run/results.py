@@ -30,12 +30,13 @@ class TableRead:
 class SnapshotResult:
     """Result of the snapshot step.
 
-    ``log_end`` is the bound of the reads; empty: no rows were read. ``tables`` is by the table's name. ``lock_seconds``
-    is the longest time for which a lock was held. ``record`` names the record of the files that count. ``skipped`` are
-    tables that could not be copied, because of a problem that was found while they were read. If the run is published
-    at ``snapshot_upper``: ``again`` names the record of the rows that were read again, ``keys_again`` is the number of
-    keys that were looked up in the exported snapshot, and ``view_seconds`` is the time for which this snapshot was
-    open. ``incarnation`` is the server's incarnation at the bound of the reads.
+    ``log_end`` is the place in the log up to which the window is read; it is empty if no rows were read. The keys of
+    ``tables`` are table names. ``lock_seconds`` is the longest time for which a lock was held. ``record`` names the
+    record that lists the valid files. ``skipped`` are tables that could not be copied, because of a problem that was
+    found while they were read. If the run is published at ``snapshot_upper``: ``again`` names the record of the rows
+    that were read again, ``keys_again`` is the number of keys that were looked up in the exported snapshot, and
+    ``view_seconds`` is the time for which this snapshot was open. ``incarnation`` is the server's incarnation at
+    ``log_end``.
     """
 
     snapshot_upper: str
@@ -58,8 +59,8 @@ class DeltaResult:
     """Result of the extract_delta step. ``keys`` is the number of keys that the window touches, by the table's name.
 
     ``record`` names the record of the files with the net change. ``changes`` names the record of the files with the
-    single changes (empty: the run makes no feeds). ``skipped`` are tables with log entries that make an exact copy
-    impossible.
+    single changes. It is empty if the run makes no feeds. ``skipped`` are tables with log entries that make an exact
+    copy impossible.
     """
 
     transactions: int
@@ -80,9 +81,10 @@ class ConsolidateResult:
 
     ``nulled`` counts the values that became null when rows were restored. (The snapshot step counts the values that
     became null when rows were read.) ``skipped`` has all named tables that are not published, including the tables that
-    earlier steps skipped. ``changes`` is the number of row changes in the feeds; None: the table has no feed, because
-    there was no earlier copy at which the feed could begin. ``superseded`` has the tables whose source was set back
-    after the previous copy, with the evidence. The copies of these tables begin a new history.
+    earlier steps skipped. ``changes`` is the number of row changes in the feeds. It is None if the table has no feed,
+    because there was no earlier copy at which the feed could begin. ``superseded`` has the tables whose source was set
+    back to an earlier state after the previous copy, each with the evidence for this. The copies of these tables begin
+    a new history.
     """
 
     published: dict[str, str]

@@ -2,13 +2,13 @@
 
 ``<scratch>/<run_id>/manifest.json`` is written when the run begins (`core.run.initial_position`). The result of each
 finished step is a separate record, ``steps/<digest of the manifest>/<task_id>.json``, which only one try can create.
-The record of a step contains the digests of the records that it depends on. The work of a step counts only if it is in
-one of these records, or in a record that they name. A retry repeats all other work.
+The record of a step contains the digests of the records that it depends on. The work of a step is valid only if one of
+these records, or a record that they name, contains it. A retry repeats all work that no record contains.
 
 If the source no longer has the log since the initial position, the run begins anew, with ``manifest-2.json``, and so
-on. The last manifest counts. Before another manifest is written, the *commit* of the previous manifest is recorded as
-``abandoned``. (A commit is the decision about which files are published.) So at most one manifest of a run can be
-published, even if a try is still working on an earlier manifest.
+on. Only the last manifest is valid. Before another manifest is written, the *commit* of the previous manifest is
+recorded as ``abandoned``. (A commit is the decision about which files are published.) So at most one manifest of a run
+can be published, even if a try is still working on an earlier manifest.
 """
 
 from __future__ import annotations
@@ -106,12 +106,12 @@ class Run:
 
     @property
     def committed(self) -> bool:
-        """Whether the run has its commit, which decides which files are published."""
+        """Whether the run has a commit that is not abandoned. The commit decides which files are published."""
         return self.commit is not None and not self.commit.abandoned
 
     @property
     def abandoned(self) -> bool:
-        """Whether the run began anew. If so, this manifest no longer counts."""
+        """Whether the run began anew. In this case, this manifest is no longer valid."""
         return self.commit is not None and self.commit.abandoned
 
     def found(self, kind: type[Result]) -> Result:
@@ -130,9 +130,9 @@ class Run:
         )
 
     def finish_step(self, task_id: str, found: Result, token: str = "") -> Result:
-        """Record the result of a finished step, and return the result that counts.
+        """Record the result of a finished step, and return the recorded result.
 
-        A concurrent try of the step may already have recorded a result. In this case, the recorded result counts,
+        A concurrent try of the step may already have recorded a result. In this case, return the result of that try,
         because later steps may depend on it.
 
         :param token: identifies this try.
@@ -144,8 +144,7 @@ class Run:
         return self.found(type(found))
 
     def decide(self, commit: Commit) -> Commit:
-        """Record the commit, unless a commit is already recorded. Return the commit that counts. A commit never
-        changes.
+        """Record the commit, unless a commit is already recorded. Return the recorded commit. A commit never changes.
 
         :raises CommitUnknown: it is unknown whether the commit was recorded, because the store failed.
         """
@@ -170,7 +169,7 @@ class Run:
         self.folder.write_json(_IS_LATEST, dict(is_latest))
 
     def note_told(self, told: Told | None = None) -> None:
-        """Record that the task that publishes the run no longer reads the run's records; see `was_told`.
+        """Record that the publishing task of this run has finished reading the run's records; see `was_told`.
 
         :param told: the events that the task reported to Airflow.
         """
@@ -220,11 +219,11 @@ class Run:
 
     @classmethod
     def create(cls, manifest: Manifest, instead_of: Run | None = None) -> Run:
-        """Write a manifest, unless a concurrent try has already written one. Return the run with the manifest that
-        counts.
+        """Write a manifest, unless a concurrent try has already written one. Return the run with the manifest that was
+        written first.
 
-        :param instead_of: the run with the manifest that counts so far. This manifest is abandoned, unless the run
-            already has its commit.
+        :param instead_of: the run with the manifest that is valid until now. This manifest is abandoned, unless the run
+            already has a commit.
         """
         folder = Storage(manifest.scratch).folder(manifest.run_id)
         generation = 1

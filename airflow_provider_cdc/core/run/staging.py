@@ -1,7 +1,7 @@
 """The private files of a run. Only the steps of the run read these files.
 
-Tasks on any machine write these files. A task that fails or runs twice may leave files behind, so a file counts only if
-a record names it. A sink takes over the files that are published.
+Tasks on any machine write these files. A task that fails or runs twice may leave files behind, so a file is valid only
+if a record names it. When files are published, the sink of the run moves or copies them to their final place.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Staging:
     def writer(
         self, name: str, schema: pa.Schema, compression: str = COMPRESSION, *, one_file: bool = False
     ) -> Iterator[ParquetWriter]:
-        """Write rows to files whose names begin with ``name``. If an error is raised, the written files do not count.
+        """Write rows to files whose names begin with ``name``. If an error is raised, the written files are not valid.
 
         :param compression: `QUICKEST` if only the run itself reads the files.
         :param one_file: write one file, however large it becomes.
@@ -54,7 +54,7 @@ class Staging:
     ) -> Iterator[ParquetWriter]:
         """Write rows to files, as `writer` does, each with rows of one partition.
 
-        :raises ConfigurationError: the rows are of too many partitions.
+        :raises ConfigurationError: the rows belong to too many partitions.
         """
         # Import the compiled kernels late, because readers of a lake import this module, too.
         from airflow_provider_cdc.core.parquet.partitioned_writer import PartitionedWriter
@@ -64,7 +64,7 @@ class Staging:
     @contextmanager
     def spliced(self, name: str, schema: pa.Schema, folder: Storage, source: str) -> Iterator[SplicedFile]:
         """Write a file with most of the content of the file ``source`` in ``folder``. The name of the new file begins
-        with ``name``. If an error is raised, the new file does not count.
+        with ``name``. If an error is raised, the new file is not valid.
 
         :raises UnknownFooter: the source file cannot be spliced; nothing was written.
         """
@@ -82,14 +82,15 @@ class Staging:
         return write_empty(self.folder, f"{_own(name)}.parquet", schema)
 
     def difference(self, file: StagedFile) -> str:
-        """Read a whole file, and return how it differs from its record; empty: it does not differ."""
+        """Read a whole file, and return how it differs from its record. The result is empty if the file does not
+        differ."""
         return difference(self.folder, file.name, file)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Convert the error of a missing file to `FileDamaged`. Files are checked before they are used. So a file that
-        is missing later was removed, and a retry cannot help. A concurrent attempt may have published the file, and the
-        caller must check this.
+        is missing later was removed, and a retry cannot help. The file may also be missing because a concurrent attempt
+        has published it. The caller must check this.
 
         :raises FileDamaged: a file is missing.
         """
@@ -104,8 +105,8 @@ class Staging:
 def _written(folder: Storage, name: str, writer: ParquetWriter) -> Iterator[ParquetWriter]:
     """Yield a writer, and close it. After an error, abort it."""
     try:
-        # The caller may read the rows from the source in this context. Errors of the source are CdcErrors, which `told`
-        # does not change.
+        # The caller may read rows from the source in this context. The source raises CdcErrors. `told` does not convert
+        # these errors.
         with told(folder.uri_of(name)):
             yield writer
             writer.close()
@@ -120,7 +121,8 @@ def _own(name: str) -> str:
 
 
 def difference(folder: Storage, name: str, file: StagedFile) -> str:
-    """Return how the file ``name`` in ``folder`` differs from its record ``file``; empty: it does not differ."""
+    """Return how the file ``name`` in ``folder`` differs from its record ``file``. The result is empty if the file does
+    not differ."""
     try:
         return _difference(folder, name, file)
     except FileNotFoundError:

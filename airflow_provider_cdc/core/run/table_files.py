@@ -58,7 +58,8 @@ class TableFiles:
     def writer(self, work: str, part: str) -> Iterator[ParquetWriter]:
         """Write rows to files; see `Staging.writer`.
 
-        :param work: the kind of work files, one of `run.WORK_FOLDERS`. It matters only until the files are published.
+        :param work: the kind of work files, one of `run.WORK_FOLDERS`. The kind has no effect after the files are
+            published.
         :param part: the prefix of the names of the files: two words, joined by a hyphen.
         """
         name = self._name(work, part)
@@ -113,7 +114,7 @@ def table_files(staging: Staging, entry: RunTable, schema: pa.Schema) -> TableFi
     """Return the writer of the data files of one table of a run.
 
     :param staging: the run's own folder.
-    :param schema: `Source.arrow_schema` of the table.
+    :param schema: the result of `Source.arrow_schema` for the table.
     """
     published = published_schema(entry.table, schema)
     table = folder_name(entry.table.name)
@@ -127,8 +128,8 @@ def table_files(staging: Staging, entry: RunTable, schema: pa.Schema) -> TableFi
 def base_schema(place: Place | None, table: Table, schema: pa.Schema) -> pa.Schema:
     """Return the schema of the files of a copy that an earlier run published.
 
-    :param place: the place of the table in that run.
-    :param schema: `Source.arrow_schema` of the table in that run.
+    :param place: the place of the table's data files in that run.
+    :param schema: the result of `Source.arrow_schema` for the table in that run.
     """
     published = published_schema(table, schema)
     return published if place is None else place.schema(published)

@@ -1,11 +1,11 @@
 """The settings for access to an object store: credentials, endpoint and region, as an Airflow connection names them.
 
-A process has one such set of settings at a time, for all folders in a store of this kind. Folders in other stores, and
-all folders of a process without settings, are opened with the settings that the store's own library finds in the
-environment: variables, files, and the role of the machine.
+A process has at most one set of settings at a time. The settings apply to all folders in stores of one kind. For
+folders in other stores, and for all folders of a process without settings, the store's own library finds the settings
+in the environment: in variables, in files, and in the role of the machine.
 
-The settings may contain secrets. `Storage` is pickled without them, and Spark tasks get them apart from their work
-(`jobs.runtime.tasks`).
+The settings may contain secrets. `Storage` is pickled without the settings, and Spark tasks get the settings separately
+from their work (`jobs.runtime.tasks`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _STORES = {"s3": S3, "gs": GCS, "gcs": GCS, "abfs": AZURE, "abfss": AZURE}
 
 @dataclass(frozen=True)
 class StorageSettings:
-    """The settings for one kind of object store (``s3``, ``gcs`` or ``azure``). A setting that is missing is searched
-    in the environment.
+    """The settings for one kind of object store (``s3``, ``gcs`` or ``azure``). If a setting is missing, the
+    environment is searched for it.
 
     ``options`` of S3: ``access_key``, ``secret_key``, ``session_token``, ``region``, ``endpoint``, ``addressing``
     (``path`` or ``virtual``), ``role_arn``, ``external_id``. Of GCS: ``key`` (the key of a service account, as JSON),
@@ -36,7 +36,7 @@ class StorageSettings:
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def get(self, name: str) -> str:
-        """Return an option; empty: it is not set."""
+        """Return the value of an option, or an empty text if the option is not set."""
         return self.options.get(name, "")
 
 
@@ -44,7 +44,7 @@ _current: StorageSettings | None = None
 
 
 def current() -> StorageSettings | None:
-    """Return the settings of this process; None: everything comes from the environment."""
+    """Return the settings of this process. Return None if everything comes from the environment."""
     return _current
 
 
@@ -56,7 +56,8 @@ def install(settings: StorageSettings | None) -> None:
 
 @contextmanager
 def using(settings: StorageSettings | None) -> Iterator[None]:
-    """Set the settings of this process for the duration of the block. A `Storage` that the block creates keeps them."""
+    """Set the settings of this process for the duration of the block. A `Storage` that the block creates keeps the
+    settings after the block."""
     before = current()
     install(settings)
     try:
@@ -66,7 +67,7 @@ def using(settings: StorageSettings | None) -> Iterator[None]:
 
 
 def store_of(uri: LakeUri) -> str:
-    """Return the kind of object store that a URI names; empty: a disk or HDFS."""
+    """Return the kind of object store that a URI names. The result is empty for a disk and for HDFS."""
     return _STORES.get(uri.scheme, "")
 
 
@@ -79,7 +80,7 @@ def check_fits(settings: StorageSettings | None, uris: Mapping[str, str]) -> Non
     """Check that at least one of a run's folders is in a store of the kind that the settings are for.
 
     :param uris: the folders, by the name of the parameter.
-    :raises ConfigurationError: the settings would not be used at all.
+    :raises ConfigurationError: none of the folders would use the settings.
     """
     if settings is None or any(fitting(settings, LakeUri.parse(uri)) for uri in uris.values()):
         return

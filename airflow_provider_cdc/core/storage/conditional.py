@@ -28,8 +28,9 @@ from airflow_provider_cdc.errors import ConfigurationError
 
 _TRIES = 4
 _PAUSE_SECONDS = 0.5
-# A store without conditional writes gives one of these answers. If obstore finds no credentials where pyarrow.fs finds
-# some, it cannot write either. If both lack a right, the writes without a condition report that.
+# Errors that mean that conditional writes are impossible. Some stores do not support conditional writes. In other
+# cases, obstore cannot write, because it finds no credentials although pyarrow.fs finds some. If neither of them has
+# the permission to write, the writes without a condition report the error.
 _UNSUPPORTED = re.compile(
     r"NotImplemented|InvalidArgument|not implemented|not supported|[Ss]tatus:? (?:400|401|403|405|501)|AccessDenied|"
     r"[Cc]redential|metadata/(?:identity|instance)|api/token|lacked the required permissions|Unauthenticated"
@@ -40,10 +41,11 @@ class Objects(Protocol):
     """The objects of one bucket. Errors are `OSError` or `Unsupported`."""
 
     def read(self, key: str) -> tuple[bytes, Any] | None:
-        """Return the content and the version of an object; None: it does not exist."""
+        """Return the content and the version of an object, or None if the object does not exist."""
 
     def write(self, key: str, data: bytes, version: Any) -> bool:
-        """Write an object if it still has ``version``; None: if it does not exist. Return whether it was written."""
+        """Write an object if it still has ``version``. If ``version`` is None, write it if it does not exist. Return
+        whether the object was written."""
 
     def delete(self, key: str) -> None: ...
 
@@ -55,16 +57,17 @@ class Conditional:
         self._objects = objects
 
     def read(self, key: str) -> tuple[bytes, Any] | None:
-        """Return the content and the version of an object; None: it does not exist."""
+        """Return the content and the version of an object, or None if the object does not exist."""
         present: tuple[bytes, Any] | None = _insisting(lambda: self._objects.read(key))
         return present
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless it exists. Return whether it now has ``data``."""
+        """Write an object unless it exists. Return whether the object now contains ``data``."""
         return self.replace(key, data, None)
 
     def replace(self, key: str, data: bytes, version: Any) -> bool:
-        """Write an object if it still has ``version``; None: if it does not exist. Return whether it now has ``data``.
+        """Write an object if it still has ``version``. If ``version`` is None, write it if it does not exist. Return
+        whether the object now contains ``data``.
 
         :raises OSError: it is unknown whether the object was or will be written.
         """
@@ -91,7 +94,7 @@ class Conditional:
     def probe(self, folder: str) -> None:
         """Check that the store rejects a write whose condition does not hold.
 
-        :raises Unsupported: it does not.
+        :raises Unsupported: the store accepts such a write.
         """
         key = posixpath.join(folder, f"_probe-{uuid.uuid4().hex}")
         try:
@@ -124,7 +127,8 @@ _lock = Lock()
 
 
 def conditional_in(uri: LakeUri, opened: Opened) -> Conditional | None:
-    """Return the conditional writes to the bucket of the folder ``uri``; None: the store has none.
+    """Return the conditional writes to the bucket of the folder ``uri``, or None if the store has no conditional
+    writes.
 
     The first call of a process for a bucket writes and deletes a probe in the folder.
 

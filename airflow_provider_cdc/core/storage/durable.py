@@ -1,11 +1,11 @@
 """Files that survive a crash once they are visible, and files that only one of several writers can create.
 
-On a local or mounted disk, the file system itself rejects the second writer of a name. So do object stores with
-conditional writes (`storage.conditional`). Other object stores, as used through pyarrow.fs, cannot reject it. There,
-the writers hold an election: each writes a candidate, waits, and copies the first
-candidate in the list to the final name, even if another writer wrote this candidate. A writer that finds a candidate
-does not write its own. Two writers could both win only if a write of each took longer than `SETTLE_SECONDS` at the same
-time.
+On a local or mounted disk, the file system itself rejects the second writer of a name. Object stores with conditional
+writes also reject the second writer (`storage.conditional`). Other object stores, as used through pyarrow.fs, cannot
+reject a writer. In these stores, the writers hold an election. Each writer writes a candidate, and waits. Then it lists
+all candidates, and copies the first one to the final name, even if another writer wrote it. A writer that finds a
+candidate of another writer does not write a candidate. Two writers could both win only if one write of each writer took
+longer than `SETTLE_SECONDS`, both at the same time.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Batch:
     """A batch of writes to a local disk. They become durable together, which takes little more time than one durable
     write.
 
-    Files that are written with `write` become visible when `settle` is called. Everything else is visible at once.
+    Files that are written with `write` become visible when `settle` is called. All other changes are visible at once.
     """
 
     def __init__(self) -> None:
@@ -63,7 +63,7 @@ class Batch:
             self._files.append((temporary, path))
 
     def settle(self) -> None:
-        """Make everything durable: the files that were written with `write` come last."""
+        """Make all files and folders of the batch durable, and then make the files of `write` visible."""
         with ThreadPoolExecutor(_SYNCERS) as syncers:
             list(syncers.map(_sync, [*self._paths, *(temporary for temporary, _ in self._files)]))
             for temporary, path in self._files:
@@ -97,10 +97,11 @@ def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
 
 
 def create(filesystem: fs.FileSystem, path: str, data: bytes, settle: float | None = None) -> bool:
-    """`write` the file unless it exists; an existing file is unchanged. Return whether the file now contains ``data``.
+    """Write the file with `write` unless it exists. An existing file does not change. Return whether the file now
+    contains ``data``.
 
-    :param settle: how long to wait for other writers if the store cannot reject a second writer; 0 if the last writer
-        may replace the records of the others.
+    :param settle: how long to wait for other writers if the store cannot reject a second writer. Use 0 if a writer may
+        replace the records of earlier writers.
     """
     make_folder(filesystem, posixpath.dirname(path))
     if isinstance(filesystem, fs.LocalFileSystem):
@@ -113,7 +114,7 @@ def create(filesystem: fs.FileSystem, path: str, data: bytes, settle: float | No
 
 
 def adopt(filesystem: fs.FileSystem, path: str, new_path: str) -> None:
-    """Give a file, whose content never changes, a second name, in an existing folder.
+    """Give a file a second name in an existing folder. The content of the file must never change.
 
     It is no error if the name exists already, because several writers may do this at once. The new name survives a
     crash once its folder is synced.
@@ -184,7 +185,7 @@ def delete_empty_folder(filesystem: fs.FileSystem, path: str) -> bool:
 
 
 def rename_folder(filesystem: fs.FileSystem, path: str, new_path: str) -> bool:
-    """Rename a folder atomically; False: this store has no folders, or the name is taken."""
+    """Rename a folder atomically. Return False if this store has no folders, or if the name is taken."""
     if filesystem.type_name in _OBJECT_STORES or _exists(filesystem, new_path):
         return False
     filesystem.move(path, new_path)
@@ -195,7 +196,7 @@ def make_folder(filesystem: fs.FileSystem, path: str, batch: Batch | None = None
     """Create a folder and its parents. The folders survive a crash once this function has returned, or once ``batch``
     is settled.
 
-    S3 has no folders: a folder exists as soon as it has a file. Buckets for tables refuse objects that stand for empty
+    S3 has no folders: a folder exists as soon as it has a file. Table buckets of S3 reject the objects that mark empty
     folders.
     """
     if filesystem.type_name == "s3":
@@ -235,7 +236,7 @@ def _temporary(path: str, data: bytes, *, durable: bool = True) -> str:
                 file.flush()
                 os.fsync(file.fileno())
     except OSError:
-        # No reader needs the temporary file, and the disk may be full.
+        # Delete the temporary file, because no reader needs it and the disk may be full.
         with suppress(OSError):
             Path(temporary).unlink()
         raise
@@ -252,7 +253,8 @@ def _link(path: str, data: bytes) -> bool:
         created = Path(temporary).samefile(path)
     finally:
         Path(temporary).unlink(missing_ok=True)
-    # The second try syncs, too: the file that it will depend on must survive a crash.
+    # Sync the folder even if the file already existed. This try will depend on the file, so the file must survive a
+    # crash.
     _sync(posixpath.dirname(path))
     return created
 
@@ -266,7 +268,7 @@ def _elect(filesystem: fs.FileSystem, path: str, data: bytes, settle: float) -> 
         write(filesystem, candidates[0], data)
     time.sleep(settle)
     if not _exists(filesystem, path):
-        # A store whose lists lag may not even list the candidate that is known to exist.
+        # In a store with delayed listings, the list may lack even a candidate that is known to exist.
         first = min({*candidates, *_candidates(filesystem, path)})
         write(filesystem, path, _read(filesystem, first))
     return _read(filesystem, path) == data
@@ -275,9 +277,10 @@ def _elect(filesystem: fs.FileSystem, path: str, data: bytes, settle: float) -> 
 def stays(filesystem: fs.FileSystem, path: str, data: bytes, settle: float | None = None) -> bool:
     """Return whether a file that was created by a conditional write keeps its content.
 
-    A writer that found no conditional writes (with an earlier version of this package, or other credentials) may hold
-    an election at this moment, and has not seen the file. Its candidate shows that. It looks for the file once more
-    before it writes, so its write is over after `SETTLE_SECONDS`.
+    Another writer may have found that the store has no conditional writes, because it uses an earlier version of this
+    package or other credentials. Such a writer may hold an election at this moment and not have seen the file. Its
+    candidate shows that it holds an election. The writer looks for the file once more before it writes the file, so its
+    write is over after `SETTLE_SECONDS`.
     """
     if settle == 0 or not _candidates(filesystem, path):
         return True

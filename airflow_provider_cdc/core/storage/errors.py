@@ -92,6 +92,6 @@ def told(where: str) -> Iterator[None]:
     except _OURS:
         raise
     except OSError as error:
-        # A trace would show the original text.
+        # A traceback of the cause would show the text with the query.
         cause = None if _QUERY.search(str(error)) else error
         raise storage_error(error, where) from cause

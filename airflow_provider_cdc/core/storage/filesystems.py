@@ -18,13 +18,14 @@ else:
     fs = LazyModule("pyarrow.fs")
 
 _RENEWED_SECONDS = 300.0
-"""How long before the end of a token's life the file system is opened with a new token."""
+"""The file system is opened with a new token this long before the old token expires."""
 
 
 class Opened:
     """An open file system, and the path of the folder ``uri`` in it.
 
-    The file system of Google Cloud Storage gets a token that lives for an hour. So `filesystem` opens it again in time.
+    The file system of Google Cloud Storage gets a token that expires after an hour. So `filesystem` opens the file
+    system again before the token expires.
     """
 
     def __init__(self, uri: LakeUri, settings: StorageSettings | None) -> None:
@@ -73,7 +74,8 @@ def place_of(uri: LakeUri) -> tuple[str, ...]:
 
 
 def account_of(uri: LakeUri, settings: StorageSettings | None) -> str:
-    """Return the name of the Azure storage account that a URI or a connection names; empty: none."""
+    """Return the name of the Azure storage account that a URI or a connection names. The result is empty if neither
+    names an account."""
     user, _, host = uri.authority.rpartition("@")
     if user or "." in host:
         return host.partition(".")[0].partition(":")[0]
@@ -86,7 +88,7 @@ def _s3(settings: StorageSettings, uri: LakeUri, bucket: str) -> Any:
     if not region and not endpoint:
         region = fs.resolve_s3_region(bucket)
     if get("addressing") == "path" and not endpoint:
-        # pyarrow.fs addresses buckets by path only at a given endpoint.
+        # pyarrow.fs uses path-style addressing only if an endpoint is given.
         endpoint = f"https://s3.{region}.amazonaws.com"
     credentials: dict[str, str] = {}
     if get("access_key"):

@@ -117,10 +117,11 @@ class Storage:
 
     @contextmanager
     def together(self) -> Iterator[Storage]:
-        """Yield this folder for many small writes. On a disk, they take about as long as the write of one file.
+        """Yield this folder for many small writes. On a disk, all these writes together take about as long as one
+        durable write.
 
-        The files survive a crash once the context has ended without an error. Files of `write_json` do not exist until
-        then.
+        The files survive a crash once the context has ended without an error. Files that are written with `write_json`
+        do not exist before that.
         """
         if not isinstance(self._filesystem, fs.LocalFileSystem):
             yield self
@@ -144,17 +145,19 @@ class Storage:
             return int(self._filesystem.get_file_info(self.path(name)).size)
 
     def files(self, name: str = "") -> list[str]:
-        """Return the names of the files directly in the folder ``name``, sorted; empty if it does not exist."""
+        """Return the names of the files directly in the folder ``name``, sorted. The result is empty if the folder does
+        not exist."""
         return self._entries(name, fs.FileType.File)
 
     def sizes(self, name: str = "") -> dict[str, int]:
-        """Return the size in bytes of each file directly in the folder ``name``; empty if it does not exist."""
+        """Return the size in bytes of each file directly in the folder ``name``. The result is empty if the folder does
+        not exist."""
         infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
         return {posixpath.join(name, info.base_name): int(info.size) for info in infos if info.type == fs.FileType.File}
 
     def times(self, name: str = "") -> dict[str, datetime]:
-        """Return when each file directly in ``name`` was written, by the store's clock; empty: the folder does not
-        exist."""
+        """Return when each file directly in ``name`` was written, by the store's clock. The result is empty if the
+        folder does not exist."""
         with told(self.uri_of(name)):
             infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
         return {posixpath.join(name, info.base_name): info.mtime for info in infos if info.type == fs.FileType.File}
@@ -173,7 +176,8 @@ class Storage:
         return newest
 
     def folders(self, name: str = "") -> list[str]:
-        """Return the names of the folders directly in the folder ``name``, sorted; empty if it does not exist."""
+        """Return the names of the folders directly in the folder ``name``, sorted. The result is empty if the folder
+        does not exist."""
         return self._entries(name, fs.FileType.Directory)
 
     def _entries(self, name: str, kind: fs.FileType) -> list[str]:
@@ -188,8 +192,8 @@ class Storage:
     def move_to(self, name: str, other: Storage, new_name: str) -> str:
         """Move a file to ``other``, where the file's folder must exist. An existing file with the new name is replaced.
 
-        To another store or disk, the file is copied and also stays here. After a copy, return the CRC-32 of the copied
-        bytes, in hexadecimal digits; otherwise, return an empty text.
+        If ``other`` is in another store or on another disk, the file is copied, and the original file stays. In this
+        case, return the CRC-32 of the copied bytes, in hexadecimal digits. Otherwise, return an empty text.
         """
         with told(self.uri_of(name)):
             if self._filesystem.equals(other._filesystem):
@@ -203,14 +207,15 @@ class Storage:
             return durable.copy(self._filesystem, self.path(name), other._filesystem, other.path(new_name))
 
     def adopt(self, name: str, new_name: str) -> None:
-        """Give a file, whose content never changes, a second name, in an existing folder. It is no error if the name
-        exists. On a disk with hard links, both names share one content.
+        """Give a file a second name in an existing folder. The content of the file must never change. It is no error if
+        the name exists. On a disk with hard links, both names share one content.
         """
         with told(self.uri_of(name)):
             durable.adopt(self._filesystem, self.path(name), self.path(new_name))
 
     def delete_folder(self, name: str) -> None:
-        # Without the marker of the folder, pyarrow.fs deletes all files on Google Cloud Storage, and raises the error.
+        # On Google Cloud Storage, if a folder has no marker object, pyarrow.fs deletes all files in the folder and then
+        # raises FileNotFoundError.
         if self.exists(name):
             with told(self.uri_of(name)), suppress(FileNotFoundError):
                 self._filesystem.delete_dir(self.path(name))
@@ -221,7 +226,7 @@ class Storage:
             return durable.delete_empty_folder(self._filesystem, self.path(name))
 
     def rename_folder(self, name: str, new_name: str) -> bool:
-        """Rename a folder atomically; False: this store cannot do that, or the name is taken."""
+        """Rename a folder atomically. Return False if this store cannot do that, or if the name is taken."""
         with told(self.uri_of(name)):
             return durable.rename_folder(self._filesystem, self.path(name), self.path(new_name))
 
@@ -243,7 +248,7 @@ class Storage:
         try:
             value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_number)
             if b"\\u" in data:
-                # A lone surrogate is not valid text. In JSON, it can occur only as an escape.
+                # A lone surrogate is not valid text. JSON data can contain a lone surrogate only as an escape sequence.
                 json.dumps(value, ensure_ascii=False).encode()
             return value
         except (ValueError, RecursionError) as error:
@@ -262,7 +267,8 @@ class Storage:
                 self._batch.write(self.path(name), _json_bytes(data))
 
     def note_json(self, name: str, data: Any) -> None:
-        """Like `write_json`, for data that nothing depends on: readers see the file at once, even inside `together`."""
+        """Write JSON data that no other step depends on. Unlike with `write_json`, readers see the file at once, even
+        inside `together`."""
         with told(self.uri_of(name)):
             durable.write(self._filesystem, self.path(name), _json_bytes(data))
 
@@ -293,8 +299,8 @@ class Storage:
             return self._conditional() is not None
 
     def read_versioned(self, name: str) -> tuple[Any, Any] | None:
-        """Return the JSON data in a file, and the file's version; None: the file does not exist. Only for stores with
-        conditional writes.
+        """Return the JSON data in a file, and the file's version. Return None if the file does not exist. Only for
+        stores with conditional writes.
 
         :raises ManifestError: the file is not JSON.
         """
@@ -303,8 +309,8 @@ class Storage:
         return None if present is None else (self._json(present[0], name), present[1])
 
     def replace_json(self, name: str, data: Any, version: Any) -> bool:
-        """`write_json` the file if it still has ``version``; None: if it does not exist. Return whether the file now
-        contains ``data``. Only for stores with conditional writes."""
+        """Write JSON data to a file if the file still has ``version``. If ``version`` is None, write it if the file
+        does not exist. Return whether the file now contains ``data``. Only for stores with conditional writes."""
         with told(self.uri_of(name)):
             return self._with_conditions().replace(self._key(name), _json_bytes(data), version)
 

@@ -22,7 +22,7 @@ TIMEOUT_SECONDS = (10.0, 60.0)
 
 
 def token_of(settings: StorageSettings) -> tuple[str, datetime]:
-    """Return a token for the service account whose key the settings have, and the end of the token's life.
+    """Return a token for the service account whose key is in the settings, and the time at which the token expires.
 
     :raises ConfigurationError: the key is invalid, or a package is missing.
     """

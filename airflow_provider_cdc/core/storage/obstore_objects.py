@@ -26,7 +26,7 @@ _IN_ENVIRONMENT = (
     "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
     "AWS_CONTAINER_CREDENTIALS_FULL_URI",
 )
-"""The variables in which obstore finds credentials, or the way to them."""
+"""The environment variables from which obstore reads credentials, or the place of the credentials."""
 _RETRIES: dict[str, Any] = {"max_retries": 1, "retry_timeout": timedelta(seconds=60)}
 
 
@@ -37,7 +37,7 @@ class Unsupported(Exception):
 def s3_objects(bucket: str, settings: StorageSettings | None, region: str) -> ObstoreObjects:
     """Return the objects of a bucket in S3.
 
-    :raises Unsupported: obstore has no means for these settings.
+    :raises Unsupported: obstore does not support these settings.
     """
     options: Mapping[str, str] = settings.options if settings is not None else {}
     get = options.get
@@ -55,7 +55,8 @@ def s3_objects(bucket: str, settings: StorageSettings | None, region: str) -> Ob
         config["virtual_hosted_style_request"] = True
     provider: Any = None
     if not get("access_key") and not any(name in os.environ for name in _IN_ENVIRONMENT):
-        # obstore itself reads neither profiles nor files with credentials. It would ask for the role of the machine.
+        # obstore itself reads neither profiles nor files with credentials. Without a provider, it would ask for the
+        # role of the machine.
         try:
             from obstore.auth.boto3 import Boto3CredentialProvider
 
@@ -79,7 +80,7 @@ def s3_objects(bucket: str, settings: StorageSettings | None, region: str) -> Ob
 def azure_objects(container: str, settings: StorageSettings | None, account: str) -> ObstoreObjects:
     """Return the objects of a container of an Azure storage account.
 
-    :raises Unsupported: obstore has no means for these settings.
+    :raises Unsupported: obstore does not support these settings.
     """
     options: Mapping[str, str] = settings.options if settings is not None else {}
     endpoint = options.get("endpoint", "")
@@ -125,7 +126,8 @@ class ObstoreObjects:
     def write(self, key: str, data: bytes, version: Any) -> bool:
         mode: Any = "create"
         if version is not None:
-            # A store that gave no version would not find it.
+            # Leave out a value that the store did not give, because the store would not find the object by an empty
+            # value.
             mode = {name: value for name, value in zip(("e_tag", "version"), version, strict=True) if value}
         with _told():
             try:

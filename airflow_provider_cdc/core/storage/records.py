@@ -46,7 +46,7 @@ def encode(record: Any) -> Any:
 
 
 def decode(kind: type[Record], data: Any, where: str) -> Record:
-    """Return the record in JSON data.
+    """Convert JSON data to a record.
 
     :param kind: the class of the record, or a collection of records, such as ``dict[str, Failure]``.
     :param where: the name of the record in an error.
@@ -63,7 +63,8 @@ def decode(kind: type[Record], data: Any, where: str) -> Record:
 
 
 def digest_of(record: Any) -> str:
-    """Return a digest of a record or of JSON data. Equal data has equal digests. The order of keys does not count."""
+    """Return a digest of a record or of JSON data. Equal data has equal digests. The order of keys has no effect on the
+    digest."""
     text = json.dumps(encode(record), sort_keys=True, ensure_ascii=False)
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 

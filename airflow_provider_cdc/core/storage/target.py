@@ -1,5 +1,5 @@
-"""The target of a run. A DAG gives it as the URI of a folder in the lake, which may have a placeholder for the
-source."""
+"""The target of a run. A DAG sets the target to the URI of a folder in the lake. The URI may contain a placeholder for
+the source."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The URI of a folder in the lake: parsed once, joined by its parts, and without secrets.
+"""The URI of a folder in the lake. A URI is parsed once, other paths are appended to its parsed segments, and it never
+contains secrets.
 
 A URI with a query, a fragment or user info is rejected. Appending a folder to ``s3://bucket/lake?x=y`` would not change
 its path, and users put passwords into these parts. Credentials, endpoints and regions come from a connection, or from
@@ -86,7 +87,8 @@ class LakeUri:
         if form is None or not text:
             raise _refused(text, "it is neither a URI nor an absolute path")
         if text != text.rstrip():
-            # A variable or a YAML block easily ends in a line break, which would be invisible in the folder's name.
+            # The value of a variable or of a YAML block often ends in a line break. Users would not see the line break
+            # in the folder's name.
             raise _refused(text, "it ends in white space", "remove the white space at the end")
         scheme, authority, path = form[1] or "", form[2] or "", form[3] or ""
         if scheme not in _SCHEMES:
@@ -103,7 +105,8 @@ class LakeUri:
                     "its path has characters that a URI cannot hold",
                     "percent-encode them: a space is %20, é is %C3%A9",
                 )
-        # The operating system treats several slashes as one; in an object store they would be another name.
+        # The operating system treats several slashes as one slash. An object store would treat the path as another
+        # name.
         segments = tuple(path[1:].rstrip("/").split("/")) if path.rstrip("/") else ()
         if scheme in _LOCAL:
             segments = tuple(filter(None, segments))
@@ -116,8 +119,9 @@ class LakeUri:
     def matches(self, pattern: str) -> bool:
         """Return whether this is the folder that ``pattern`` names, or a folder below it.
 
-        A pattern is a URI in which ``*`` matches any run of characters within a part; ``*`` alone matches everything.
-        The comparison is part by part: ``s3://lake/raw`` does not match ``s3://lake/raw2``.
+        A pattern is a URI in which ``*`` matches any number of characters within one part: the authority, or one
+        segment of the path. The pattern ``*`` matches every URI. The parts are compared one by one: ``s3://lake/raw``
+        does not match ``s3://lake/raw2``.
         """
         if pattern == "*":
             return True
@@ -172,7 +176,8 @@ def redacted(text: str) -> str:
 
 def _may_hold_a_secret(scheme: str, authority: str) -> bool:
     user, at, host = authority.rpartition("@")
-    # In an Azure URI, the user is the container. In a Google URI, "anonymous" means no credentials.
+    # In an Azure URI, the text before the @ is the container. In a Google URI, "anonymous" before the @ means that no
+    # credentials are used.
     if at and (not user or not ((scheme in ("abfs", "abfss") and ":" not in user) or user == "anonymous")):
         return True
     if "%40" in authority:

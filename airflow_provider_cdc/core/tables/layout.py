@@ -35,7 +35,7 @@ class PartitionField:
 
 @dataclass(frozen=True)
 class SortField:
-    """One column of the order of a table's rows."""
+    """One column of a table's sort order."""
 
     column: str
     descending: bool = False
@@ -43,7 +43,8 @@ class SortField:
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout of a table. Empty: the table is not partitioned; its rows have no order."""
+    """The layout of a table. If ``partition`` is empty, the table is not partitioned. If ``sort`` is empty, the rows
+    have no order."""
 
     partition: tuple[PartitionField, ...] = ()
     sort: tuple[SortField, ...] = ()
@@ -55,7 +56,7 @@ PLAIN = Layout()
 def layout_of(partition_by: Sequence[str], sort_by: Sequence[str]) -> Layout:
     """Parse the values of the options ``partition_by`` and ``sort_by`` for one table.
 
-    :raises ConfigurationError: a text is not a transform of a column, or two are the same.
+    :raises ConfigurationError: a text is not a valid partition field or sort field, or two texts name the same field.
     """
     partition = tuple(map(_partition_field, partition_by))
     if len({str(field) for field in partition}) < len(partition):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 TOUCHED_SHARE = 0.05
-"""A file of which the window touches this share of the rows, or more, is written again."""
+"""If the window touches this share of the rows of a file, or more, the file is written again."""
 DELETED_SHARE = 0.10
-"""A file of which this share of the rows, or more, would be deleted in all is written again. Readers read deleted rows
-and drop them, so this share bounds what reading costs."""
+"""If this share of the rows of a file, or more, would be deleted in all, the file is written again. Readers must read
+the deleted rows and drop them, so this share limits the cost of reading."""
 MOST_DELETES = 4_000_000
-"""The most positions in one delete file. Readers hold them in memory."""
+"""The maximum number of positions in one delete file. Readers hold them in memory."""
 
 
 def deletes_suffice(rows: int, deleted: int, removed: int, added: int) -> bool:

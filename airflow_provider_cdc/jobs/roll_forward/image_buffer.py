@@ -27,8 +27,8 @@ _LARGE = pa.large_binary()
 class Images:
     """The images of touched rows before and after the window, as the log's own bytes.
 
-    :param keys: the keys of each row group's touched rows, in the order of the row group. Each key occurs once, and the
-        changes contain all of them.
+    :param keys: the keys of each row group's touched rows, in the order of the row group. Each key occurs once, and
+        ``changes`` contains every key.
     :param changes: reads the changes of the table: the columns ``key``, ``before`` and ``after``.
     """
 
@@ -43,14 +43,15 @@ class Images:
         self._ends = np.cumsum(sum(np.maximum(lengths_of_batch, 0) for lengths_of_batch in self._lengths))
 
     def lengths(self, place: Place) -> tuple[Int64s, Int64s]:
-        """Return the length in bytes of each image before and after the window; -1: there is no image."""
+        """Return the length in bytes of each image before and after the window, and -1 where there is no image."""
         place_slice = slice(*self._places[place])
         before, after = self._lengths
         return before[place_slice], after[place_slice]
 
     def of(self, place: Place, start: int, stop: int) -> tuple[pa.BinaryArray, pa.BinaryArray]:
         """Return the images before and after the window for the touched rows of a row group, from ``start`` up to
-        ``stop`` (exclusive). All images before must fit into one binary array, and all images after into another."""
+        ``stop`` (exclusive). The images before the window must fit into one binary array, and the images after the
+        window into another one."""
         begin, _ = self._places[place]
         start, stop = begin + start, begin + stop
         if start < self._first or stop > self._end:

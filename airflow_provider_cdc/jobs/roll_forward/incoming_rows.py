@@ -74,7 +74,7 @@ class IncomingRows:
     def _read_again(
         self, layers: Sequence[Rewind], targets: Sequence[tuple[int, Range]]
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield what `rows` yields, for rows that were read again."""
+        """Yield the rows that were read again, in the form of `rows`."""
         for rows in rows_again(self.work, self.files, self.change, layers, self._key, DECODED_ROWS):
             for number, range in targets:
                 rows_in_range = rows if range.whole else rows.filter(pa.array(range.holds(rows[self._key[0]])))

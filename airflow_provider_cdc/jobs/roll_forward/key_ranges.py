@@ -21,7 +21,8 @@ Bound = int | bytes
 
 @dataclass(frozen=True)
 class Range:
-    """The values from ``low`` (None: the least value) up to ``high``, exclusive (None: no upper bound)."""
+    """The values from ``low`` up to, but not including, ``high``. If ``low`` is None, the range begins at the least
+    value. If ``high`` is None, the range has no upper bound."""
 
     low: Bound | None = None
     high: Bound | None = None
@@ -59,7 +60,8 @@ def after(bound: Bound) -> Bound:
 
 
 def extent(metadata: pq.FileMetaData, column: int, kind: pa.DataType) -> tuple[Bound, Bound] | None:
-    """Return the least and the greatest value of a column in a file; None: its statistics do not have them."""
+    """Return the least and the greatest value of a column in a file, or None if the statistics of the file do not have
+    them."""
     lows, highs = [], []
     for number in range(metadata.num_row_groups):
         extremes = group_extent(metadata, number, column, kind)
@@ -71,7 +73,8 @@ def extent(metadata: pq.FileMetaData, column: int, kind: pa.DataType) -> tuple[B
 
 
 def group_extent(metadata: pq.FileMetaData, group: int, column: int, kind: pa.DataType) -> tuple[Bound, Bound] | None:
-    """Return the least and the greatest value of a column in a row group; None: its statistics do not have them."""
+    """Return the least and the greatest value of a column in a row group, or None if its statistics do not have
+    them."""
     statistics = metadata.row_group(group).column(column).statistics
     if not has_one_pattern(kind) or statistics is None or not statistics.has_min_max or statistics.null_count:
         return None
@@ -80,8 +83,8 @@ def group_extent(metadata: pq.FileMetaData, group: int, column: int, kind: pa.Da
 
 
 def group_ranges(parquet: pq.ParquetFile, name: str, kind: pa.DataType) -> list[Range] | None:
-    """Return the range of values of the column ``name`` for each row group; None: unknown, or the row groups are not in
-    the order of these values."""
+    """Return the range of values of the column ``name`` for each row group. Return None if the ranges are unknown, or
+    if the row groups are not in the order of these values."""
     metadata, column = parquet.metadata, parquet.schema_arrow.get_field_index(name)
     lows: list[Bound] = []
     for group in range(metadata.num_row_groups):

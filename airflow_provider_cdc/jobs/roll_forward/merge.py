@@ -1,6 +1,6 @@
 """Merges the small files with new versions of rows, once a table has many of them.
 
-Each night may add such files, and each reader opens all of them. A file that has become large stays as it is.
+Each run may add such files, and each reader must open all of them. A file that has become large is not merged again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.sources.api.source import Source
 
 NEW_VERSIONS = "part-versions"
-"""The prefix of the names of files with the new versions of rows whose old versions have position deletes."""
+"""The prefix of the names of files with new versions of rows. The old versions of these rows have position deletes."""
 MERGED_AT = 8
-"""The number of small files of new versions in one table that are merged."""
+"""The small files with new versions of rows are merged when a table has this number of them."""
 SMALL_BYTES = FILE_BYTES // 8
 MERGED_BYTES = FILE_BYTES // 2
-"""Bytes of files that one task merges."""
+"""The size of the files that one task merges, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,8 @@ def is_small_versions(file: StagedFile) -> bool:
 
 
 def merge_versions(step: Step, outcomes: Sequence[Outcome]) -> list[Outcome]:
-    """Merge the small files of new versions of each table that has `MERGED_AT` of them. Return the outcomes with the
-    merged files in place of these files."""
+    """Merge the small files with new versions of rows, for each table that has at least `MERGED_AT` such files. Return
+    the outcomes, with the merged files instead of the small files."""
     small: dict[int, list[StagedFile]] = {}
     kept: set[str] = set()
     for outcome in outcomes:
@@ -124,7 +124,7 @@ def _orders(table: int, files: Sequence[StagedFile]) -> Iterator[Merge]:
 
 
 def _held(pieces: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Combine tables into tables that fit into memory and can be sorted."""
+    """Combine the pieces into larger tables that still fit into memory and can be sorted."""
     together: list[pa.Table] = []
     for piece in pieces:
         together.append(piece)

@@ -11,8 +11,8 @@ from airflow_provider_cdc.jobs.roll_forward.key_ranges import Range
 
 @dataclass(frozen=True)
 class Target:
-    """A file into which rows are written. ``file`` is a file of the base copy; None: a new file. The added rows whose
-    keys are in ``range`` are written into this file; None: no rows are added."""
+    """A file into which rows are written. ``file`` is a file of the base copy, or None for a new file. The added rows
+    whose keys are in ``range`` are written into this file. If ``range`` is None, no rows are added."""
 
     file: StagedFile | None
     range: Range | None
@@ -20,10 +20,11 @@ class Target:
 
 @dataclass(frozen=True)
 class Roll:
-    """An order: remove the touched rows from these files of one table's copy, and add the rows that go into them.
+    """An order: remove the touched rows from the target files of one table, and add the rows that belong in these
+    files.
 
-    If touched rows were read again, the added rows come from ``layers``, the lowest one first (None: no rows were read
-    again)."""
+    If touched rows were read again, the added rows come from ``layers``, the lowest layer first. Otherwise, ``layers``
+    is None."""
 
     table: int
     targets: tuple[Target, ...]

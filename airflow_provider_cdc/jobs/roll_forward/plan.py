@@ -1,8 +1,9 @@
 """Planning of the roll-forward in consolidate: checks the files of the base copies, and assigns files to tasks.
 
 A new row goes into the file whose range of the first key column contains the row's key. A row above all ranges goes
-into the last file if that is small, and into a new file otherwise. If some file has no statistics of the keys, new rows
-go into the smallest file if that is small, and into a new file otherwise. So small files do not accumulate.
+into the last file if the last file is small, and into a new file otherwise. If a file has no statistics of the keys,
+new rows go into the smallest file if this file is small, and into a new file otherwise. So small files do not
+accumulate.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from airflow_provider_cdc.sources.api.source import Source
 
 TASKS_PER_SLOT = 4
 ROLL_BYTES = 64 * 2**20
-"""Bytes of files, or of changes, per task. A smaller task would cost more than it saves."""
+"""Bytes of files, or of changes, per task. The overhead of smaller tasks would be larger than their benefit."""
 LOOKED_AT = 64
 """Number of files that one task checks."""
 
@@ -106,7 +107,8 @@ class LookAtFiles:
         return BaseFile(one.table, one.file, extent(parquet.metadata, column, published.field(column).type))
 
     def _differing(self, folder: Storage, file: StagedFile) -> tuple[StagedFile | None, int | None]:
-        """Return the part of a file with another size than recorded, and its size; None: the file is gone."""
+        """Return the first part of a file that does not have the recorded size, and the actual size of this part. The
+        size is None if the part does not exist. If all sizes are correct, return None and None."""
         for part in file.parts:
             size = folder.filesystem.get_file_info(folder.path(part.name)).size
             if size != part.bytes:
@@ -135,7 +137,7 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
     scratch = Storage(manifest.scratch)
     bases = read_bases(scratch, manifest.bases)
     for run_id in bases:
-        # The manifest names these copies, so no run starts to remove them after this check.
+        # The manifest names these copies, so after this check no other run begins to remove them.
         tables = [base.table.copy_name for base in step.tables if base.base == run_id]
         check_not_removed(published_run(scratch, run_id), tables)
     files = [
@@ -275,7 +277,8 @@ def _targets(files: Sequence[BaseFile], change_bytes: int) -> list[Target]:
     """Return the targets of one table. The key ranges of the targets do not overlap, so each added row goes into one
     file.
 
-    Small files with new versions of rows from all parts of the table get no added rows, unless there are no others."""
+    Small files with new versions contain rows from all parts of the table. Rows are added to these files only if the
+    table has no other files."""
     filled = [one for one in files if one.file.rows and not is_small_versions(one.file)]
     if filled:
         versions = [Target(one.file, None) for one in files if is_small_versions(one.file)]

@@ -1,4 +1,4 @@
-"""A file of the base copy, of which rows may have been deleted by position."""
+"""A file of the base copy. Some of its rows may have been deleted by position."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Left:
 def parts(lengths: tuple[Int64s, Int64s], most_rows: int, most_bytes: int) -> Iterator[tuple[int, int]]:
     """Divide rows into parts that can be decoded at once, and yield the start and stop (exclusive) of each part.
 
-    :param lengths: the bytes of each row's images before and after the window; -1: there is no image.
+    :param lengths: the bytes of each row's images before and after the window, and -1 where there is no image.
     """
     ends = np.cumsum(sum(np.maximum(image_lengths, 0) for image_lengths in lengths))
     start = done = 0

@@ -1,14 +1,14 @@
 """The tasks of consolidate that roll tables forward: they apply the window's net change to files of the base copy.
 
-Each row that is removed or replaced must be, bit for bit, the row that the log has for it before the window. If it
-differs, the row was changed without an entry in the log, or a change was lost. Changed rows stay in place. If rows of a
-file were changed, but none were added or deleted, only the columns with changes are encoded again. A new row goes into
-the file, and the row group, whose range of keys contains its key. So the statistics of the files still show which file
-can have a key.
+Each row that is removed or replaced must be equal, bit for bit, to the old row in the log. If the rows differ, the row
+was changed without an entry in the log, or a change was lost. Changed rows stay in place. If rows of a file were
+changed, but none were added or deleted, only the columns with changes are encoded again. A new row goes into the file
+and the row group whose key range contains the key of the row. So the statistics of the files still show which file can
+contain a given key.
 
 If the lake's format has position deletes, a file with few touched rows is not written again. The positions of its
-touched rows are written to a delete file, and the new rows of all such files of a task to one further file. Then only
-the key columns are read, so the other values of the old rows are not compared with the log.
+touched rows are written to a delete file. The new rows of all such files of a task are written to one other file. In
+this case, only the key columns of the file are read, so the other values of the old rows are not compared with the log.
 
 Where the log has only the keys of touched rows, these rows were read again. The rows that were read again are added as
 new rows, and the rows that they replace cannot be compared with the log.
@@ -210,8 +210,8 @@ class _Rolling:
         return self._writer.takes_deletes and deletes_suffice(file.staged.rows, deleted, file.marked, rows_added)
 
     def _deleted(self, file: RolledFile, added: Sequence[pa.RecordBatch], new_versions: ParquetWriter) -> StagedFile:
-        """Write the positions of all deleted rows of a file, and their new versions and the added rows to
-        ``new_versions``. Return the file's record with the new deletes."""
+        """Write the positions of all deleted rows of a file to a delete file. Write the new versions of these rows, and
+        the added rows, to ``new_versions``. Return the file's record with the new deletes."""
         gathered: list[pa.Table] = [pa.Table.from_batches([rows]) for rows in added]
         for rows in () if self._replaces else self._new_versions(file):
             gathered.append(rows)

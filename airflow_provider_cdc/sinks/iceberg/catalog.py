@@ -52,14 +52,14 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 _CLIENTS = ("requests", "urllib3", "sqlalchemy", "sqlite3", "psycopg", "psycopg2", "botocore", "thrift")
 """The packages that PyIceberg uses to reach a catalog. Their errors are errors of the catalog."""
 _OPENINGS = 4
-"""How often to open a catalog in a database. Each of its tables can make one opening fail."""
+"""How many times to try to open a catalog in a database. Each table of the catalog can make one try fail."""
 _SILENCES = (ConnectionError, Timeout, ServerError, ServiceUnavailableError)
-"""Errors of a REST catalog that cannot be reached, or fails. A retry may help."""
+"""Errors that mean that a REST catalog cannot be reached or has failed. A retry may help."""
 _REFUSALS = (ForbiddenError, UnauthorizedError, OAuthError)
 
 
 def open_catalog(settings: CatalogSettings | None, lake: Storage) -> Catalog:
-    """Open the catalog that ``settings`` describe; None: the catalog in the folder ``lake``.
+    """Open the catalog that ``settings`` describe. If ``settings`` is None, open the catalog in the folder ``lake``.
 
     :raises ConfigurationError: there is no such catalog, or it cannot be reached with these settings.
     """
@@ -233,7 +233,7 @@ def identifier_in(name: str) -> Identifier:
 
 
 def load_table(catalog: Catalog, identifier: Identifier) -> Table | None:
-    """Load a table of the catalog; None: the catalog does not have the table."""
+    """Load a table of the catalog. Return None if the catalog does not have the table."""
     try:
         return catalog.load_table(identifier)
     except NoSuchTableError:
@@ -271,8 +271,8 @@ def send(
     """
     response = catalog.commit_table(table, requirements, updates)
     with suppress(Exception):
-        # PyIceberg deletes old metadata files only after its own commits. Without this call, every commit leaves one
-        # behind.
+        # PyIceberg deletes old metadata files only after its own commits. Without this call, an old metadata file would
+        # remain after every commit.
         catalog._delete_old_metadata(table.io, table.metadata, response.metadata)
     return response.metadata
 

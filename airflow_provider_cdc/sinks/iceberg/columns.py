@@ -87,8 +87,8 @@ def evolved_columns(metadata: TableMetadata, table: Prepared, wanted: Schema, ne
     """Return the columns of an existing table, changed so that they can hold the rows of ``table``.
 
     :param wanted: `new_schema` of ``table``.
-    :param new_column: whether a column gets a new field id if its present type cannot hold the values. Older snapshots
-        keep the old column.
+    :param new_column: whether a column gets a new field id if the values in ``wanted`` do not fit its present type.
+        Older snapshots keep the old column.
     :raises ConfigurationError: the type of a column changed, and its present type cannot hold the values.
     """
     current = metadata.schema()
@@ -170,7 +170,8 @@ def holds(column: IcebergType, values: IcebergType) -> bool:
 
 
 def _widened(column: IcebergType, values: IcebergType) -> IcebergType | None:
-    """Return the type of a column that can hold its earlier values and ``values``; None: Iceberg has no such type.
+    """Return a type that can hold the values of both types, ``column`` and ``values``. Return None if Iceberg cannot
+    change the column to such a type.
 
     PyIceberg would also change the scale of a decimal, and then read earlier values as wrong numbers.
     """

@@ -72,10 +72,10 @@ _AGAIN = "run the task again: it finds out what was committed, and completes the
 class TableCommit:
     """The copy of one table, with its files, as it will be committed.
 
-    ``wanted`` has all data files of the copy by URI, each with its record. The record is None for a file that the copy
-    takes over from the snapshot of the run ``base``. ``deletes`` has the records of the position-delete files, by the
-    URI of the data file. ``replaces_foreign``: the copy takes the place of rows that other programs changed, instead of
-    stopping.
+    ``wanted`` has all data files of the copy by URI, each with its record. The record is None if the copy takes over
+    the file from the snapshot of the run ``base``. ``deletes`` has the records of the position-delete files, by the URI
+    of the data file. If ``replaces_foreign`` is set, the copy replaces the rows that other programs changed. Otherwise,
+    such rows stop the run.
     """
 
     copy: Copy
@@ -129,7 +129,8 @@ def commit_table(catalog: Catalog, commit: TableCommit) -> CommittedTable:
         try:
             metadata = send(catalog, table, staged.requirements, staged.updates)
         except CommitFailedException:
-            # Another writer or an earlier send of this request committed first. The next round looks for the tag.
+            # Another writer committed first, or the catalog had already committed an earlier attempt of this request.
+            # The next iteration of the loop looks for the run's tag.
             unknown = []
         except Exception as error:
             unknown.append(error)
@@ -164,7 +165,7 @@ def _load(catalog: Catalog, identifier: Identifier, place: Place, where: str) ->
 
 
 def _committed(metadata: TableMetadata, identifier: Identifier, run_id: str, where: str) -> CommittedTable | None:
-    """Return the committed copy of the run; None: the run's tag does not exist.
+    """Return the committed copy of the run, or None if the run's tag does not exist.
 
     :raises FileDamaged: the run's tag names a snapshot that the run did not make.
     """
@@ -183,7 +184,7 @@ def _committed(metadata: TableMetadata, identifier: Identifier, run_id: str, whe
 
 @dataclass(frozen=True)
 class _Staged:
-    """A prepared commit: it fits the version of the table whose metadata file is ``metadata_location``."""
+    """A prepared commit. It was prepared for the version of the table whose metadata file is ``metadata_location``."""
 
     metadata_location: str
     updates: tuple[TableUpdate, ...]
@@ -201,7 +202,7 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
         _ref("main", metadata.current_snapshot_id),
     )
     if metadata.snapshots:
-        # PyIceberg rejects this requirement if the table has no snapshots. Such a table has no tags either.
+        # PyIceberg rejects this requirement if the table has no snapshots. A table without snapshots has no tags.
         requirements += (_ref(tag_of(run_id), None),)
     for snapshot in metadata.snapshots:
         if property_of(snapshot, RUN_ID) == run_id:
@@ -217,7 +218,8 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
     if base is not None:
         check_kept(table, base, wanted_schema, where)
         properties["cdc.base_run_id"] = commit.base
-        # As long as the base's snapshot has its tag, its files, which this copy shares, are not removed.
+        # This copy shares files with the base's snapshot. These files are not removed as long as the base's snapshot
+        # has its tag.
         requirements += (_ref(tag_of(commit.base), base.snapshot_id),)
     transaction = Transaction(table)
     identities = recorded_columns(commit.place)
@@ -263,22 +265,22 @@ def _ref(name: str, snapshot_id: int | None) -> AssertRefSnapshotId:
 
 
 def head_of(table: Table, where: str) -> Copy | None:
-    """Return the record of the newest copy that was committed to the table; None: no copy was committed."""
+    """Return the record of the newest copy that was committed to the table, or None if no copy was committed."""
     text = table.properties.get(HEAD)
     return None if text is None else decode_copy(json.loads(text), where)
 
 
 def check_same_source(head: Copy | None, copy: Copy, where: str) -> None:
-    """Check that the newest copy of a table is not known to be of another source than ``copy``.
+    """Check that the newest copy of a table and ``copy`` are not known to come from different sources.
 
-    :raises ConfigurationError: the newest copy is of another source.
+    :raises ConfigurationError: the newest copy comes from another source.
     """
     if head is not None and is_of_another(head, copy):
         raise another_source(head, copy.source, where)
 
 
 def another_source(copy: Copy, source: Mapping[str, str], where: str) -> ConfigurationError:
-    """Return the error for a table with a copy of another source than ``source``."""
+    """Return the error for a table that has a copy of a source other than ``source``."""
     return ConfigurationError(
         f"the table has copies of another source: {describe(known_source(copy))}; this run's is {describe(source)}",
         where=where,
@@ -302,10 +304,10 @@ def check_foreign(table: Table, where: str) -> None:
 
 
 def foreign_snapshot(table: Table) -> Snapshot | None:
-    """Return the newest snapshot in which another writer changed rows of the table since the newest copy; None: no
-    other writer did.
+    """Return the newest snapshot in which another writer changed rows of the table since the newest copy, or None if
+    there is no such snapshot.
 
-    Compactions do not count, because they change files but no rows.
+    Compactions are ignored, because they change files but no rows.
     """
     snapshot = table.metadata.snapshot_by_name("main")
     while snapshot is not None and not property_of(snapshot, RUN_ID):
@@ -318,6 +320,6 @@ def foreign_snapshot(table: Table) -> Snapshot | None:
 
 
 def property_of(snapshot: Snapshot, name: str) -> str:
-    """Return a property of a snapshot; empty: the snapshot does not have the property."""
+    """Return a property of a snapshot, or an empty text if the snapshot does not have the property."""
     summary = snapshot.summary
     return "" if summary is None else str(summary.additional_properties.get(name, ""))

@@ -50,7 +50,7 @@ KEPT = 1000
 """The number of cuts that are kept for each group. Snapshots in older cuts keep their tags."""
 
 GRACE = timedelta(days=1)
-"""The longest time for which a reader may use a cut, and the files of the table of cuts."""
+"""The longest time for which a reader may use a cut and the files of the table of cuts."""
 
 _PROPERTIES = {"format-version": "2", "write.metadata.delete-after-commit.enabled": "true"}
 _EXPIRED_AT = 20
@@ -166,13 +166,13 @@ def copy_in(row: CutRow) -> Copy:
 
 
 def newest_cut(rows: Sequence[CutRow]) -> int | None:
-    """Return the number of the cut that is exact at the latest position; None: ``rows`` has no cut.
+    """Return the number of the cut that is exact at the latest position, or None if ``rows`` has no cut.
 
     This need not be the cut that was committed last, because a run that began earlier may end later.
     """
     newest: CutRow | None = None
     # The position of a cut is the position of the copies that its run made. If the run made no copy, use the copies
-    # that it took over from other cuts.
+    # that its cut took over from earlier cuts.
     for row in sorted(rows, key=lambda row: (row.cut, row.table_position == row.position)):
         if newest is None or row.cut == newest.cut or is_newer(copy_in(row), copy_in(newest)):
             newest = row
@@ -212,7 +212,8 @@ def commit_cut(
         except CommitFailedException:
             unknown = []
         except Exception as error:
-            # The next round shows whether the commit succeeded. If it did not, the same head is required again.
+            # The next iteration of the loop shows whether the commit succeeded. If it failed, the next request requires
+            # the same head.
             unknown.append(error)
             if len(unknown) > _RESENDS:
                 break

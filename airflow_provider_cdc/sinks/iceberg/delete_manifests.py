@@ -47,8 +47,8 @@ def replace_deletes(
 
     :param manifests: the manifests of the parent.
     :param entries: the result of `delete_entries` for ``manifests``.
-    :param kept: the URIs of the delete files that stay as they are. Their sequence numbers stay, too.
-    :param added: the delete files that become newer than all data files of the parent.
+    :param kept: the URIs of the delete files that stay as they are. These files also keep their sequence numbers.
+    :param added: the delete files to add. Their sequence number is higher than that of all data files of the parent.
     """
     kept = set(kept)
     unchanged: list[ManifestFile] = []
@@ -63,8 +63,8 @@ def replace_deletes(
             continue
         remaining += stays
         removed += [entry for entry in files if entry.data_file.file_path not in kept]
-    # A file that is removed and added again only gets a new sequence number. A program that deletes the files of
-    # removed entries must not delete this file.
+    # If a file is removed and added again, only its sequence number changes. Some programs delete the files of removed
+    # entries. They must not delete this file.
     spec_id = producer._transaction.table_metadata.default_spec_id
     again = {record.file_path for record in added}
     changes = [

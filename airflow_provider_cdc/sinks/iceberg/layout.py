@@ -32,12 +32,12 @@ from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sinks.base import Prepared
 
 _FIRST_ID = 1000
-"""The first id of a partition field, by the specification."""
+"""The lowest id of a partition field in Iceberg's specification."""
 _SHORT = {"truncate": "trunc"}
 
 
 def check_columns(table: Prepared) -> None:
-    """Check that the layout of a table names columns of the copies, of types that fit.
+    """Check that the columns in the layout of a table exist in the copies, and have suitable types.
 
     :raises ConfigurationError: a column does not exist, or has another type.
     """
@@ -93,7 +93,8 @@ def check_partitioning(metadata: TableMetadata, schema: Schema, fields: Sequence
     """Check that a table is partitioned by ``fields``.
 
     :param schema: the schema of the files that are to be published.
-    :raises ConfigurationError: the table is partitioned in another way, or by a column that is another column now.
+    :raises ConfigurationError: the table is partitioned in another way, or a column of the partitioning was dropped and
+        created again.
     """
     wanted = [(field.source_id, str(field.transform)) for field in partition_spec(fields, schema).fields]
     spec = metadata.spec()
@@ -141,8 +142,8 @@ def encode_order(order: SortOrder) -> str:
 
 
 def without_lost_order(metadata: TableMetadata, schema: Schema) -> tuple[TableUpdate, ...]:
-    """Return the updates to commit before the table's schema becomes ``schema``: a sort order must not name a column
-    that the schema lacks."""
+    """Return the updates that remove the table's sort order if it names a column that ``schema`` does not have. Commit
+    these updates before the table's schema becomes ``schema``."""
     if {field.source_id for field in metadata.sort_order().fields} <= _ids(schema):
         return ()
     return _set_order(metadata, UNSORTED_SORT_ORDER)
@@ -151,8 +152,8 @@ def without_lost_order(metadata: TableMetadata, schema: Schema) -> tuple[TableUp
 def order_updates(metadata: TableMetadata, recorded: str) -> tuple[TableUpdate, ...]:
     """Return the updates that set the sort order of a table. Without the option, another program may set an order.
 
-    :param metadata: the table with the schema of the commit.
-    :param recorded: the result of `encode_order`; empty: an earlier version began the run.
+    :param metadata: the metadata of the table, with the schema that the commit sets.
+    :param recorded: the result of `encode_order`. It is empty if an earlier version of this package began the run.
     """
     wanted = SortOrder.model_validate_json(recorded) if recorded else UNSORTED_SORT_ORDER
     return () if wanted.is_unsorted else _set_order(metadata, wanted)

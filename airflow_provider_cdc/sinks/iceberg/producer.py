@@ -53,7 +53,7 @@ class ReplaceFiles(_OverwriteFiles):
         """Determine the position-delete files of the snapshot. All others are removed.
 
         :param kept: the URIs of delete files of the head that stay as they are.
-        :param added: delete files that apply to all data files of the snapshot that they name.
+        :param added: the delete files to add. They apply to every data file that they name.
         """
         self._kept_deletes, self._added_deletes = list(kept), list(added)
 
@@ -82,8 +82,8 @@ class ReplaceFiles(_OverwriteFiles):
         return [*merged, *self._delete_manifests()]
 
     def _delete_manifests(self) -> list[ManifestFile]:
-        """Return the manifests of the delete files. Delete files that the copy does not name are dropped, also those of
-        other programs: with them, the snapshot would lack some rows of its data files."""
+        """Return the manifests of the delete files. Delete files that the copy does not name are removed from the
+        snapshot, including delete files of other programs. If they stayed, readers of the snapshot would miss rows."""
         parent = self._parent_snapshot_id
         head = None if parent is None else self._transaction.table_metadata.snapshot_by_id(parent)
         manifests = [] if head is None else head.manifests(self._io)
@@ -95,7 +95,8 @@ class ReplaceFiles(_OverwriteFiles):
         return replace_deletes(self, manifests, entries, kept, self._added_deletes)
 
     def _summary(self, snapshot_properties: Mapping[str, str] = MappingProxyType({})) -> Summary:
-        # The summary counts the files in these two collections. The manifests are written by now.
+        # The summary counts the files in these two collections. They can change here, because the manifests are already
+        # written.
         self._added_data_files = [*self._added_data_files, *self._added_deletes]
         self._deleted_data_files = {*self._deleted_data_files, *self._removed_deletes}
         return super()._summary(dict(snapshot_properties))
@@ -115,7 +116,7 @@ class SnapshotFiles:
 
 
 def files_of(transaction: Transaction, snapshot: Snapshot | None) -> SnapshotFiles:
-    """Return the files of a snapshot; None: the snapshot has no files."""
+    """Return the files of a snapshot. If ``snapshot`` is None, there are no files."""
     io = transaction._table.io
     files: dict[ManifestContent, dict[str, ManifestEntry]] = {ManifestContent.DATA: {}, ManifestContent.DELETES: {}}
     for manifest in snapshot.manifests(io) if snapshot is not None else ():
@@ -135,15 +136,16 @@ def replace_files(
 ) -> tuple[int, tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
     """Make a snapshot whose data files are exactly ``wanted``, and whose delete files are exactly ``deletes``.
 
-    A delete file applies to a data file only if its sequence number is not less than that of the data file. A data file
-    that the head lost is added with a new sequence number, and then its delete file needs a new one, too. So a delete
-    file of the head stays as it is only if it and its data file are both in the head, and its sequence number
-    suffices. Otherwise, it is added again.
+    A delete file applies to a data file only if the sequence number of the delete file is not less than the sequence
+    number of the data file. If the head lost a data file, the data file is added again with a new sequence number. Then
+    its delete file also needs a new sequence number. So a delete file stays unchanged only if the delete file and its
+    data file are both in the head, and the delete file applies to the data file. Otherwise, the delete file is added
+    again.
 
-    :param wanted: the records of the files, by URI. None: the head of the branch or one of the ``known`` snapshots has
-        the record.
-    :param branch: the branch whose head the snapshot becomes; None: the snapshot is on no branch, and only a tag names
-        it.
+    :param wanted: the records of the files, by URI. If a record is None, it is read from the head of the branch or from
+        one of the ``known`` snapshots.
+    :param branch: the branch to which the snapshot is added as the new head. If it is None, the snapshot is on no
+        branch, and only a tag names the snapshot.
     :param name: the prefix of the names of the snapshot's manifests.
     :param deletes: the records of the position-delete files, by the URI of the data file.
     :raises KeyError: the record of a file is in none of the snapshots.

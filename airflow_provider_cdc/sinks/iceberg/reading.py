@@ -129,9 +129,10 @@ class Cut:
         """Return the variables of dbt for the macro ``cdc_table``, which then reads tables of this cut. Pass them as
         JSON in ``dbt run --vars``.
 
-        :param tables: the tables that the models read, by their names at the source; empty: all tables of the cut. For
-            DuckDB, the catalog is asked for each of them.
-        :param spark: if dbt runs on Spark, the name of the catalog in Spark's configuration; empty: dbt runs on DuckDB.
+        :param tables: the tables that the models read, by their names at the source. If it is empty, all tables of the
+            cut. For dbt on DuckDB, each of these tables is looked up in the catalog.
+        :param spark: if dbt runs on Spark, the name of the catalog in Spark's configuration. It is empty if dbt runs on
+            DuckDB.
         :raises KeyError: the cut does not have one of ``tables``.
         """
         chosen = [self[table] for table in tables or self.tables]
@@ -147,11 +148,11 @@ def read_cut(
     run_id: str | None = None,
     position: str | None = None,
 ) -> Cut | None:
-    """Return the newest cut, or the cut of a given run or position; None: there is no such cut.
+    """Return the newest cut, or the cut of a given run or position. Return None if there is no such cut.
 
     :param catalog: a PyIceberg catalog; or the target of the runs, if the catalog is in the target folder.
     :param namespace: the namespace of the table of cuts.
-    :param group: the task group of the runs; None: there is only one group.
+    :param group: the task group of the runs. It may be None if there is only one group.
     :raises ConfigurationError: there are cuts of several groups or sources, and the call does not name one.
     """
     opened = open_catalog(None, Storage(catalog)) if isinstance(catalog, str) else catalog
@@ -177,7 +178,8 @@ def read_cut(
 
 
 def _with_small_offsets(kind: pa.DataType) -> pa.DataType:
-    """Return the type that data files have. PyIceberg converts a schema without files to types with large offsets."""
+    """Return ``kind`` with the offsets that data files have. PyIceberg converts a schema without files to types with
+    large offsets."""
     if pa.types.is_large_list(kind):
         return pa.list_(kind.value_field.with_type(_with_small_offsets(kind.value_type)))
     return {pa.large_string(): pa.string(), pa.large_binary(): pa.binary()}.get(kind, kind)

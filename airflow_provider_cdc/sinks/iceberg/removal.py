@@ -6,7 +6,7 @@ The removal has three steps. Because of their order, a crash at any point leaves
 2. A grace period passes, because readers may still use a cut that names the snapshot. Then the list of the files that
    only this snapshot names is recorded, and one commit removes the tag and the snapshot. The commit requires that the
    head and the tag have not changed.
-3. The recorded files are deleted, except files that a snapshot names now.
+3. The recorded files are deleted. Files that a snapshot of the table names at this time are not deleted.
 
 PyIceberg's own snapshot expiry is not used: it deletes no files, and rejects snapshots with tags.
 """
@@ -65,7 +65,7 @@ def withdraw(catalog: Catalog, namespace: str, copies: Sequence[tuple[Table, str
 def remove_snapshot(catalog: Catalog, table: Table, run_id: str, lake: Storage, record: str) -> None:
     """Remove the snapshot that a run's tag names, and the files that only this snapshot names.
 
-    :param record: the name of the list of files in ``lake``. The list is deleted after its files.
+    :param record: the name of the list of files in ``lake``. The list is deleted after the files that it names.
     :raises PublishIncomplete: other writers keep changing the table.
     """
     named = NamedFiles()
@@ -91,7 +91,7 @@ def remove_snapshot(catalog: Catalog, table: Table, run_id: str, lake: Storage, 
 def finish_removal(table: Table | None, lake: Storage, record: str, named: NamedFiles | None = None) -> None:
     """Delete the files that a removal recorded, unless the removal has already deleted them.
 
-    :param table: the table in its present state; None: the table was dropped.
+    :param table: the table in its present state, or None if the table was dropped.
     """
     if not lake.exists(record):
         return

@@ -1,4 +1,4 @@
-"""A REST catalog that does not wait for ever. PyIceberg's own client sets no time-out."""
+"""A REST catalog whose requests have time-outs. PyIceberg's own client sets no time-out."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pyiceberg.utils.config import Config, merge_config
 from requests import Session
 
 TIMEOUT = "cdc.request-timeout-seconds"
-"""The property of a catalog with the longest wait for an answer, in seconds."""
+"""The catalog property that sets the time-out of requests, in seconds."""
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 60.0
-"""The default of `TIMEOUT`. A commit that takes longer is looked for, like any commit whose answer is lost."""
+"""The default of `TIMEOUT`. If a commit takes longer, the run checks whether it succeeded, as after a lost answer."""
 
 
 class RestCatalogWithTimeouts(RestCatalog):

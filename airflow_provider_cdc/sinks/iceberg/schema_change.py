@@ -26,10 +26,10 @@ _NEW_RUN = "trigger a new run"
 def stage_schema(
     transaction: Transaction, table: Table, wanted: Schema, identities: Mapping[int, str], where: str
 ) -> None:
-    """Add to the commit the change to ``wanted``, the schema with which the run's files were written.
+    """Change the table's schema to ``wanted`` in the commit. The run's files were written with the schema ``wanted``.
 
     :param identities: the identities of the columns of ``wanted``, by field id.
-    :raises ConfigurationError: another run gave one of its field ids to another column.
+    :raises ConfigurationError: another run assigned a field id of ``wanted`` to another column.
     """
     metadata = table.metadata
     _check_ids(table, wanted, identities, where)
@@ -61,7 +61,7 @@ def schema_back(transaction: Transaction, table: Table) -> tuple[TableUpdate, ..
 def columns_update(table: Table, identities: Mapping[int, str]) -> tuple[TableUpdate, ...]:
     """Return the update that records the identities of the table's columns, unless they are recorded already.
 
-    The identities of columns that only older schemas have stay recorded.
+    The record also keeps the identities of columns that exist only in older schemas.
     """
     metadata = table.metadata
     recorded = recorded_identities(metadata)
@@ -90,7 +90,8 @@ def check_kept(table: Table, base: Snapshot, wanted: Schema, where: str) -> None
 
 
 def schema_key(schema: Schema) -> tuple[object, ...]:
-    """Return a value that is equal for equal schemas. Schema ids and the order of columns do not count."""
+    """Return a value that is equal for equal schemas. Schema ids and the order of columns have no effect on the
+    value."""
     fields = sorted(
         ((field.field_id, field.name, str(field.field_type), field.required) for field in schema.fields),
     )

@@ -222,7 +222,7 @@ class IcebergSink:
         if loaded is None or snapshot is None or head is None:
             return None
         files = files_of(Transaction(loaded), snapshot)
-        # The data files alone have deleted rows, too, so no reader may read them as they are.
+        # The data files also contain the deleted rows. So if there are delete files, do not return the data files.
         return LatestCopy.of(table, head, head.path, () if files.deletes else sorted(files.data))
 
     @answered("catalog")
@@ -296,7 +296,7 @@ class IcebergSink:
         return folder_of(loaded).uri if loaded is not None and has_tag else ""
 
     def folders(self, run_id: str, table: TableName) -> tuple[Storage, ...]:
-        # Publishing does not move data files, so leave out their folder.
+        # Publishing does not move data files, so leave out the first folder, which is for them.
         return self._beside.folders(run_id, table)[1:]
 
     @answered("catalog")

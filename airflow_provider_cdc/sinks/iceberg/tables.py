@@ -101,7 +101,7 @@ def _folded(identifier: Identifier, ignores_case: bool) -> Identifier:
 def check_same_table(name: str, other: str, where: str) -> None:
     """Check that an Iceberg table has only copies of one table.
 
-    :param other: the table whose copies the Iceberg table has; empty: unknown.
+    :param other: the source table whose copies are in the Iceberg table; empty if it is unknown.
     :raises ConfigurationError: the Iceberg table has copies of another table.
     """
     if other and other != name:
@@ -195,7 +195,8 @@ def recorded_spec_id(place: Place) -> int:
 
 
 def recorded_order(place: Place) -> str:
-    """Return the wanted sort order (`layout.encode_order`); empty: an earlier version began the run."""
+    """Return the wanted sort order (`layout.encode_order`). It is empty if an earlier version of this package began the
+    run."""
     return place.details.get(_ORDER, "")
 
 
@@ -209,7 +210,7 @@ def recorded_uuid(place: Place) -> str:
 
 def recorded_location(place: Place) -> str:
     """Return the location of the data files in the notation of the table's metadata."""
-    # Versions without position deletes recorded the location with the other details.
+    # Versions of this package without position deletes recorded the location in ``details``.
     return place.location or place.details[_LOCATION]
 
 
@@ -218,7 +219,7 @@ def recorded_schema(place: Place) -> Schema:
 
 
 def recorded_columns(place: Place) -> dict[int, str]:
-    """Return the identities of the columns by field id. Runs of earlier versions recorded none."""
+    """Return the identities of the columns by field id. Runs of earlier versions recorded no identities."""
     return decode_identities(place.details.get(_COLUMNS, "{}"))
 
 
