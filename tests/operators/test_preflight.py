@@ -369,7 +369,7 @@ def test_a_plan_tells_how_long_the_snapshot_is_that_rows_are_read_again_in(
     monkeypatch.setattr(plan_text, "_ROWS_PER_SECOND", 500)
     preflight((tmp_path / "one").as_uri(), tables=["public.*"], **other)
     said = capsys.readouterr().out
-    assert "The run ends with one snapshot of about 101 s" in said.replace("\n", " ")
+    assert "At its end, the run opens one snapshot of about 101 s" in said.replace("\n", " ")
     assert "the server cannot remove dead rows" in said
     postgres.query("ALTER TABLE keyed REPLICA IDENTITY FULL; ALTER TABLE bare REPLICA IDENTITY FULL", database=database)
     told = preflight((tmp_path / "one").as_uri(), tables=["public.*"], plan_only=True, **other)["summary"]

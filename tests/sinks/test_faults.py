@@ -92,7 +92,16 @@ def test_a_publication_makes_no_more_requests_than_it_needs(
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("fault", "burst", "step"),
-    some((LOST, 1, 7), (LOST, 1, 1), (REFUSED, ALL, 5), (LOST, ALL, 5), (LATE, 1, 2), (REFUSED, 1, 3), (HANGS, 1, 9)),
+    some(
+        (LOST, 1, 31),
+        (LOST, 1, 1),
+        (LOST, 1, 7),
+        (REFUSED, ALL, 5),
+        (LOST, ALL, 5),
+        (LATE, 1, 2),
+        (REFUSED, 1, 3),
+        (HANGS, 1, 9),
+    ),
 )
 def test_a_publication_through_faults_is_whole_or_an_error(
     proxies: list[Faults], format_of_lake: str, tmp_path: Path, fault: str, burst: int, step: int

@@ -119,7 +119,7 @@ def test_tables_whose_indexes_call_functions_by_bare_names_are_copied(
         run(postgres, source, statement.replace("ON t ", f"ON t{number} ").replace("FROM t", f"FROM t{number}"))
     with caplog.at_level(logging.INFO):
         point = source.record_initial(source.preflight(["public.t*", "!public.t"]), LOCK, RUN_ID)
-    assert caplog.text.count("is planned under search_path pg_catalog") == len(point.tables) == len(EXPRESSIONS)
+    assert caplog.text.count("with search_path = pg_catalog") == len(point.tables) == len(EXPRESSIONS)
     for table in point.tables:
         assert copied(source, replace(point, tables=(table,))) == rows_of(postgres, source)
     # How a session goes on after the error is its own affair, whatever the expression is.

@@ -133,7 +133,7 @@ def test_an_identity_that_no_longer_tells_the_key_stops_the_look(run: Run, follo
     )
     reading = follow("a")
     run("ALTER TABLE a REPLICA IDENTITY USING INDEX a_n_key", "UPDATE a SET n = 2")
-    with tail_of(reading) as tail, pytest.raises(ImageNotWhole, match="identity lacks id"):
+    with tail_of(reading) as tail, pytest.raises(ImageNotWhole, match="lacks id"):
         touched(tail)
 
 

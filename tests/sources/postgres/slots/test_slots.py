@@ -379,7 +379,7 @@ def test_preflight_tells_whose_a_slot_is_and_how_to_drop_it_only_where_no_run_ca
     assert "DROP" not in told()
     assert "pg_drop_replication_slot(" not in told()
     slots.drop(source.settings, slot)
-    assert f'no run can use it any more: DROP PUBLICATION "{slot}"' in told()
+    assert f'No run can use this publication any more: DROP PUBLICATION "{slot}"' in told()
     source.discard(initial.identity)
     assert told() == ""
 
@@ -397,7 +397,9 @@ def test_a_slot_that_lost_its_log_may_be_dropped(
         own.query("CHECKPOINT")
     with caplog.at_level(logging.WARNING):
         source.preflight(["public.stock"])
-    assert f"has lost its log, and no run can use it any more: SELECT pg_drop_replication_slot('{slot}')" in caplog.text
+    assert (
+        f"has lost its log. No run can use this slot any more: SELECT pg_drop_replication_slot('{slot}')" in caplog.text
+    )
 
 
 def test_what_a_run_left_is_found_by_its_id_alone(postgres: PostgresServer, source: PostgresSource) -> None:
