@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from airflow_provider_cdc.core.storage.access import StorageSettings, using
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, StorageRefused
 from harness.cloud_servers import ACCOUNT, BUCKET, KEY, azure_server, gcs_server, has_azurite, has_gcs
+from tests.core.storage.increments import incremented
 from tests.sinks.test_contract import Lake
 
 pytestmark = pytest.mark.long
@@ -63,22 +63,7 @@ def test_records_are_created_once_and_replaced_only_if_unchanged(folder: Storage
 
 
 def test_each_increment_of_many_writers_counts(folder: Storage) -> None:
-    assert folder.create_json("n.json", {"n": 0})
-
-    def add(writer: int) -> None:
-        for number in range(5):
-            while True:
-                present = folder.read_versioned("n.json")
-                assert present is not None
-                if folder.replace_json("n.json", {"n": present[0]["n"] + 1, "by": f"{writer}-{number}"}, present[1]):
-                    break
-
-    threads = [threading.Thread(target=add, args=(writer,)) for writer in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert folder.read_json("n.json")["n"] == 20
+    assert incremented(folder) == 20
 
 
 def test_folders_and_files_behave_as_on_a_disk(folder: Storage) -> None:

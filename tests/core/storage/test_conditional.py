@@ -18,6 +18,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import StorageUnavailable
 from harness.http_faults import HANGS, LATE, LOST, REFUSED, Faults, http_faults
 from harness.s3_server import ADMIN, READER
+from tests.core.storage.increments import incremented
 
 
 def settings_for(endpoint: str, credentials: tuple[str, str] = ADMIN) -> StorageSettings:
@@ -111,22 +112,7 @@ def test_a_store_that_stays_away_is_an_error_that_a_retry_may_fix(folder: Storag
 
 
 def test_each_increment_of_many_writers_counts(folder: Storage) -> None:
-    assert folder.create_json("n.json", {"n": 0, "by": ""})
-
-    def add(writer: int) -> None:
-        for number in range(5):
-            while True:
-                present = folder.read_versioned("n.json")
-                assert present is not None
-                if folder.replace_json("n.json", {"n": present[0]["n"] + 1, "by": f"{writer}-{number}"}, present[1]):
-                    break
-
-    threads = [threading.Thread(target=add, args=(writer,)) for writer in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert folder.read_json("n.json")["n"] == 20
+    assert incremented(folder) == 20
 
 
 def test_a_store_that_ignores_conditions_is_found_out(folder: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
