@@ -117,6 +117,7 @@ class OptionArguments(TypedDict, total=False):
     on_foreign_commit: str
     storage_conn_id: str
     on_table_error: str
+    on_schema_change: str
     missing_past: str
     plan_only: bool | str
 

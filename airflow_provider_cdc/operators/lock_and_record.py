@@ -153,6 +153,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
                 skipped=self.skipped,
                 heads=sink,
                 missed_past=missed,
+                may_miss_past=self.may_miss_past is True,
                 lake_format=lake_format(options.lake.format, sink, run_id, source, laid_out),
                 group=group_of(context),
             )

@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from airflow_provider_cdc.core.copies.removal_record import Removed, read_removed
 from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.run.manifest import Restart
 from airflow_provider_cdc.core.run.results import RESULTS, ConsolidateResult, DeltaResult, SnapshotResult, StepResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.timeline import Bar, read_timeline
@@ -131,8 +132,15 @@ def _run(run: Run, dag_run: DagRunName, done: ConsolidateResult | None) -> Secti
             if run.generation == 1
             else f"{counted(run.generation, 'time')}: it could not go on from its earlier initial position",
         ),
+        *((f"read again at {restart.at}", why) for restart in manifest.restarts for why in _restarted(restart)),
     ]
     return Section("The run", ("", ""), tuple(rows))
+
+
+def _restarted(restart: Restart) -> Iterator[str]:
+    """Describe each table that was read again because it was altered during the run."""
+    for name, why in restart.tables.items():
+        yield f"{name}: {why}; the position until then was {restart.position}"
 
 
 def _tables(run: Run, read: SnapshotResult, delta: DeltaResult, done: ConsolidateResult) -> Section:

@@ -150,6 +150,13 @@ class SnapshotTaskGroup(TaskGroup):
     :param on_table_error: How to treat tables that cannot be copied. A table may lack transactions, a key or ``REPLICA
         IDENTITY FULL``, or may have a type or a value that no Arrow type holds. ``fail`` stops the run. ``skip`` leaves
         these tables out, names them in the logs, and lists them with the reasons in the XCom ``skipped``.
+    :param on_schema_change: What a run does if a table is altered while the run works, and the result could be wrong.
+        ``restart_table``: the run fixes a later position and reads only the altered table again. The other tables are
+        brought to the new position by the log. All tables are exact at the new position, which is in the XComs of
+        ``consolidate``, in the report and in the copies. A run with ``as_of`` cannot move its position:
+        ``on_table_error`` says whether it stops or leaves the altered table out. ``give_up_past``: like
+        ``restart_table``, but if the DAG supplied ``as_of`` (as ``nightly`` does), the run moves to the present, and
+        reports that it missed the requested time. ``fail`` stops the run.
     :param plan_only: Check everything, and show what a run would do and its approximate duration. Nothing is copied.
         The tasks after ``preflight`` are skipped.
     :param source_conn_ids: The connections that ``source_conn_id`` may name. ``*`` matches any run of characters. None:
@@ -208,6 +215,7 @@ class SnapshotTaskGroup(TaskGroup):
         on_foreign_commit: str = "stop",
         storage_conn_id: str = "",
         on_table_error: str = "fail",
+        on_schema_change: str = "restart_table",
         plan_only: bool | str = False,
         source_conn_ids: Sequence[str] | None = None,
         targets: Sequence[str] | None = None,

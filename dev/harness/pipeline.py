@@ -55,6 +55,7 @@ class Pipeline:
         lock: LockPolicy | None = None,
         as_of: str = "",
         on_table_error: str = "fail",
+        on_schema_change: str = "restart_table",
         standing_slot: str = "",
         standing_slot_hours: int = 48,
         refresh: str = "full",
@@ -87,8 +88,10 @@ class Pipeline:
             lock=self._lock,
             lake=lake or LakeOptions(format),
             on_table_error=on_table_error,
+            on_schema_change=on_schema_change,
         )
         self._run_id = run_id
+        self._may_miss_past = False
         self._selected = where, columns
         self._lake = settings_of_options(self._options.lake.format, self._options.lake, None, "")
         self.sink = open_sink(self._lake, self.target)
@@ -108,6 +111,7 @@ class Pipeline:
 
     def lock_and_record(self, *, may_miss_past: bool = False) -> str:
         """Execute lock_and_record, after `preflight`, and return the initial position."""
+        self._may_miss_past = may_miss_past
         if may_miss_past:
             return record_or_miss(self.source, self.plans, self._options, self._begin).manifest.initial_position
         return self._begin(self.plans, self._options, None).manifest.initial_position
@@ -125,6 +129,7 @@ class Pipeline:
             heads=self.sink,
             lake_format=lake_format(self._lake.format, self.sink, self._run_id, self.source, laid_out),
             missed_past=missed_past,
+            may_miss_past=self._may_miss_past,
         )
 
     def snapshot(self) -> dict[str, Any]:

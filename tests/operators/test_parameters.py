@@ -50,6 +50,7 @@ RIGHT: dict[str, Any] = {
     "on_foreign_commit": "stop",
     "storage_conn_id": "",
     "on_table_error": "fail",
+    "on_schema_change": "restart_table",
     "plan_only": False,
 }
 
@@ -102,6 +103,7 @@ WRONG: dict[str, list[Any]] = {
     "slot_wait_seconds": [0, -1, 1.5, "5", True],
     "keep_slot": ["false", 0, None],
     "on_table_error": ["Skip", "", None, False],
+    "on_schema_change": ["Restart", "", None, False],
     "plan_only": ["true", 1, None],
 }
 

@@ -51,6 +51,8 @@ ON_TABLE_ERROR = ("fail", "skip")
 FULL, CHANGES = "full", "changes"
 REFRESHES = (FULL, "auto", CHANGES)
 PRESENT, FAIL = "present", "fail"
+RESTART_TABLE, GIVE_UP_PAST = "restart_table", "give_up_past"
+ON_SCHEMA_CHANGE = (RESTART_TABLE, GIVE_UP_PAST, FAIL)
 
 
 @dataclass(frozen=True)
@@ -234,6 +236,28 @@ class StepOptions:
         "FULL`, or may have a type or a value that no Arrow type holds. `fail` stops the run. `skip` leaves these "
         "tables out, names them in the logs, and lists them with the reasons in the XCom `skipped`.",
         example="fail or skip",
+    )
+
+    on_schema_change: str = option(
+        RESTART_TABLE,
+        accepts=one_of(
+            ON_SCHEMA_CHANGE,
+            (
+                "restart_table: read the altered table again, and move the run's position",
+                "give_up_past: the same, and a nightly run then copies the present",
+                "fail: stop the run",
+            ),
+        ),
+        title="Tables that are altered during the run",
+        section=FOLDED,
+        help="What a run does if a table is altered while the run works, and the result could be wrong. "
+        "`restart_table`: the run fixes a later position and reads only the altered table again. The other tables are "
+        "brought to the new position by the log. All tables are exact at the new position, which is in the XComs "
+        "of `consolidate`, in the report and in the copies. A run with `as_of` cannot move its "
+        "position: `on_table_error` says whether it stops or leaves the altered table out. `give_up_past`: like "
+        "`restart_table`, but if the DAG supplied `as_of` (as `nightly` does), the run moves to the present, and "
+        "reports that it missed the requested time. `fail` stops the run.",
+        example="restart_table or fail",
     )
 
     @property

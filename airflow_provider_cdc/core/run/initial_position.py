@@ -62,6 +62,7 @@ def begin(
     skipped: Mapping[str, str] | None = None,
     heads: Heads | None = None,
     missed_past: MissedPast | None = None,
+    may_miss_past: bool = False,
     lake_format: LakeFormat = PLAIN_PARQUET,
     group: str = "",
 ) -> Run:
@@ -77,6 +78,7 @@ def begin(
     :param source_conn_id: the connection to the source.
     :param skipped: the reasons why named tables are not part of the run, by the table's name.
     :param missed_past: the requested point of the past, if the run cannot reach it.
+    :param may_miss_past: whether the run may copy the present instead of a requested point of the past.
     :param lake_format: the format of the copies.
     :param group: the task group of the run.
     :param heads: the copies in the lake. If it is None, the copies of this run do not record their history.
@@ -122,6 +124,7 @@ def begin(
         bases=bases,
         histories=histories,
         missed_past=missed_past,
+        may_miss_past=may_miss_past,
         lake_format=lake_format.name,
         group=group,
     )

@@ -36,11 +36,40 @@ class Base:
 
 
 @dataclass(frozen=True)
+class EarlierReads:
+    """A reference to reads that an earlier manifest of the same run began, and that still count.
+
+    The earlier manifest fixed the position ``position`` of the server with the identity ``identity``. All of these
+    reads ended before the initial position of the present manifest. ``record`` is the name of the record with the files
+    of the tables that were read. ``incarnation`` is the incarnation of the server (`ChunkReader.settle`) when the reads
+    had ended. ``nulled`` is `SnapshotResult.nulled` of these reads.
+    """
+
+    position: str
+    identity: dict[str, str]
+    record: str
+    incarnation: str
+    nulled: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Restart:
+    """The reason why tables were read again: a table was altered during the run. ``tables`` has a description of the
+    change for each of these tables, by the table's name. ``position`` was the initial position until then. ``at`` is
+    the time in ISO 8601."""
+
+    tables: dict[str, str]
+    position: str
+    at: str
+
+
+@dataclass(frozen=True)
 class RunTable:
     """A table of the run: the schema at the initial position, the way in which the table is read, and the reason.
 
     ``at_upper`` says whether the table is published at the position where its reads end, and not at the initial
-    position. ``base`` is the id of the run whose copy is rolled forward. It is empty if the table's rows are read.
+    position. ``base`` is the id of the run whose copy is rolled forward. ``read_in`` is a key of
+    `Manifest.earlier_reads`: these earlier reads are rolled forward. If both are empty, the table's rows are read.
     """
 
     table: Table
@@ -49,6 +78,12 @@ class RunTable:
     at_upper: bool = False
     base: str = ""
     place: Place | None = None
+    read_in: str = ""
+
+    @property
+    def live(self) -> bool:
+        """Whether the table's rows are read under the present manifest."""
+        return not self.base and not self.read_in
 
 
 @dataclass(frozen=True)
@@ -64,7 +99,9 @@ class Manifest:
     that are rolled forward, by the id of their run. ``missed_past`` is set if a point of the past was requested that
     the run cannot reach. The run then copies the present state of the tables. ``histories`` has the history that each
     copy belongs to, by the table's name. Manifests of earlier versions have no histories. ``created_at`` is a time in
-    ISO 8601. ``group`` names the task group of the run.
+    ISO 8601. ``group`` names the task group of the run. ``earlier_reads`` has the reads of earlier manifests of this
+    run that still count. ``restarts`` has the reasons for the earlier manifests, in their order. ``may_miss_past``
+    says whether the DAG supplied ``options.as_of``, so that the run may copy the present instead.
     """
 
     run_id: str
@@ -84,6 +121,9 @@ class Manifest:
     bases: dict[str, Base] = field(default_factory=dict)
     histories: dict[str, History] = field(default_factory=dict)
     missed_past: MissedPast | None = None
+    may_miss_past: bool = False
+    earlier_reads: dict[str, EarlierReads] = field(default_factory=dict)
+    restarts: tuple[Restart, ...] = ()
     format: int = FORMAT
 
     @property

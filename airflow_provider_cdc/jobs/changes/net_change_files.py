@@ -64,6 +64,11 @@ class NetChange:
         """Return the number of touched keys of a table that had a row before the window."""
         return self.counts.get(table, NONE).befores
 
+    def afters(self, table: int) -> int:
+        """Return the number of touched keys of a table that have a row after the window. The table must be one that the
+        log brings forward."""
+        return self.counts.get(table, NONE).afters
+
     def size(self) -> int:
         """Return the total size of the files in bytes."""
         return sum(file.bytes for file in self.files)

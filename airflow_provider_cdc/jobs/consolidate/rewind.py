@@ -1,4 +1,8 @@
-"""The rewind tasks of consolidate: remove touched rows from staged files, and restore the rows before the window."""
+"""The rewind tasks of consolidate: remove touched rows from staged files, and restore the rows before the window.
+
+Tables that were read under an earlier manifest of the run are brought forward in the same way, with the rows after the
+window.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +44,8 @@ class Rewind:
 
 @dataclass(frozen=True)
 class Restore:
-    """An order: restore the rows before the window, for the keys in a range of buckets (the end is exclusive)."""
+    """An order: restore the rows before (or after) the window, for the keys in a range of buckets (the end is
+    exclusive)."""
 
     table: int
     buckets: tuple[int, int]
@@ -100,6 +105,10 @@ class RewindTask:
     def _table(self, index: int) -> Table:
         return self.tables[index].table
 
+    def _forward(self, index: int) -> bool:
+        """Return whether a table is brought forward: it was read before the window and not after it."""
+        return bool(self.tables[index].read_in)
+
     def _files(self, index: int) -> TableFiles:
         entry = self.tables[index]
         return table_files(self.staging, entry, self.source.arrow_schema(entry.table))
@@ -112,7 +121,7 @@ class RewindTask:
         files = [MarkedFile(table_writer.folder, file, schema) for file in order.files]
         for touched in self._touched(order.table, schema.field(key[0]).type, order.since):
             mark(files, key, touched)
-            touched.check_all_found(table)
+            touched.check_all_found(table, "deletes" if self._forward(order.table) else "adds")
         written: list[StagedFile] = []
         for file in files:
             if file.marks:
@@ -130,31 +139,33 @@ class RewindTask:
 
     def _touched(self, index: int, first: pa.DataType, since: int) -> Iterator[TouchedKeys]:
         columns = ["key", "count", "order"] if since >= 0 else ["key", "count"]
-        keyless = self._table(index).keyless
+        keyless, gone = self._table(index).keyless, pc.less if self._forward(index) else pc.greater
 
         def read() -> Iterator[pa.RecordBatch]:
             for batch in net_change_files.read(self.staging.folder, self.change.files, columns, table=index):
                 if since >= 0:
                     batch = batch.filter(pc.greater(batch["order"], since))
-                yield batch.filter(pc.greater(batch["count"], 0)) if keyless else batch
+                yield batch.filter(gone(batch["count"], 0)) if keyless else batch
 
         for batches in in_portions(read(), TOUCHED_ROWS):
             yield TouchedKeys.of(batches, keyless, first)
 
     def _restore(self, index: int, buckets: tuple[int, int] | None) -> tuple[tuple[StagedFile, ...], dict[str, int]]:
-        table = self._table(index)
+        table, forward = self._table(index), self._forward(index)
+        # The log has the rows of keyless tables themselves, as images before the change.
+        image, came = "after" if forward and not table.keyless else "before", pc.greater if forward else pc.less
         nulled: dict[str, int] = {}
         with self._files(index).writer("staged", "part-restored") as writer:
             for batch in net_change_files.read(
-                self.staging.folder, self.change.files, ["before", "count"], table=index, buckets=buckets
+                self.staging.folder, self.change.files, [image, "count"], table=index, buckets=buckets
             ):
-                restored = pc.less(batch["count"], 0) if table.keyless else batch["before"].is_valid()
+                restored = came(batch["count"], 0) if table.keyless else batch[image].is_valid()
                 batch = batch.filter(restored)
                 for start in range(0, batch.num_rows, DECODED_ROWS):
                     part = batch.slice(start, DECODED_ROWS)
-                    rows = decode_published(self.source, table, part["before"], nulled)
+                    rows = decode_published(self.source, table, part[image], nulled)
                     if table.keyless:
-                        copies = np.repeat(np.arange(rows.num_rows), -part["count"].to_numpy())
+                        copies = np.repeat(np.arange(rows.num_rows), np.abs(part["count"].to_numpy()))
                         for first in range(0, len(copies), DECODED_ROWS):
                             writer.write(rows.take(pa.array(copies[first : first + DECODED_ROWS])))
                     else:

@@ -44,8 +44,8 @@ from airflow_provider_cdc.jobs.runtime.step import Step, clean, run_step, sink_o
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
 from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record
-from airflow_provider_cdc.jobs.snapshot.step import read_table_files
 from airflow_provider_cdc.jobs.snapshot.survivors import check_survivors, surviving
+from airflow_provider_cdc.jobs.snapshot.table_files import read_table_files
 from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, TableChange
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
@@ -342,8 +342,8 @@ def _orders(
             # No layer follows the last layer, so no touched row has to be removed from the last layer.
             orders += [layer for layer in layers[index][:-1] if layer.files]
             continue
-        if befores := change.befores(index):
-            tasks = min(BUCKETS, step.slots * TASKS_PER_SLOT, 1 + befores // RESTORE_ROWS)
+        if restored := change.afters(index) if entry.read_in else change.befores(index):
+            tasks = min(BUCKETS, step.slots * TASKS_PER_SLOT, 1 + restored // RESTORE_ROWS)
             orders += [Restore(index, buckets) for buckets in bucket_ranges(tasks)]
     return sorted(orders, key=_weight, reverse=True)
 

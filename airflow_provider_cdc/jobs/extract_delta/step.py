@@ -16,49 +16,46 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.copies.damage_note import note_damage
 from airflow_provider_cdc.core.kinds import parse_position
-from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.manifest import Manifest
-from airflow_provider_cdc.core.run.results import EXTRACT_DELTA, DeltaResult, Skipped, SnapshotResult
+from airflow_provider_cdc.core.run.results import EXTRACT_DELTA, SNAPSHOT, DeltaResult, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import counted
-from airflow_provider_cdc.errors import CdcError, DecodeError, ExactnessError
+from airflow_provider_cdc.errors import CdcError, DecodeError, ExactnessError, SchemaChanged
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import needs_composing
 from airflow_provider_cdc.jobs.extract_delta.read_segment import (
-    DONE,
     ComposeBuckets,
     LastOfBuckets,
     ReadSegment,
     SegmentRecord,
 )
 from airflow_provider_cdc.jobs.extract_delta.window_changes import WindowChanges, window_changes, write_changes
+from airflow_provider_cdc.jobs.extract_delta.windows import BACK, Window, check_bases, windows_of
+from airflow_provider_cdc.jobs.restart.altered import altered_table, described, look_for_altered, may_restart
+from airflow_provider_cdc.jobs.restart.begin_again import begin_again
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.skipped import say_skipped
-from airflow_provider_cdc.jobs.runtime.step import Step, run_step
+from airflow_provider_cdc.jobs.runtime.step import BegunAgain, Step, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole, without_damaged
 from airflow_provider_cdc.jobs.snapshot.piece_progress import SEGMENTS, Piece, Watch, forget, piece_of_segment
 from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record as read_again_record
-from airflow_provider_cdc.jobs.snapshot.step import TableFiles, read_table_files
-from airflow_provider_cdc.sources.api.calls import rolling_forward
+from airflow_provider_cdc.jobs.snapshot.step import read_tables
+from airflow_provider_cdc.jobs.snapshot.table_files import read_table_files
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.optional_capabilities import LogsStatements, PreparesBeforeWindow
-from airflow_provider_cdc.sources.api.window import BUCKETS, LogSegment, TrackedTable
+from airflow_provider_cdc.sources.api.window import BUCKETS, LogSegment, UpperBound
 
-PLAN = "delta/plan.json"
-BACK = "segment"
-"""The name of the window of tables that were read."""
 COMPOSE_BYTES = 256 * 2**20
 """The largest input of one composing task, in bytes of the files that it reads."""
 HELD_BYTES = 2**30
@@ -66,26 +63,6 @@ HELD_BYTES = 2**30
 than in files."""
 SMALL_BYTES = 16 * 2**20
 """Bytes per task. A smaller task would cost more than it saves."""
-
-
-@dataclass(frozen=True)
-class Window:
-    """A part of the log that is applied to some tables: from ``start`` up to the position that each table requires.
-
-    ``name`` is the prefix of the names of its files. ``segments`` returns its segments.
-    """
-
-    name: str
-    start: Position
-    tables: tuple[TrackedTable, ...]
-    segments: Callable[[], list[LogSegment]]
-
-    @property
-    def plan_name(self) -> str:
-        return PLAN if self.name == BACK else f"delta/plan-{self.name}.json"
-
-    def record_name(self, segment: LogSegment) -> str:
-        return f"{DONE}/{self.name}-{segment.number:06}.json"
 
 
 def extract_delta(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> DeltaResult:
@@ -99,14 +76,50 @@ def extract_delta(spark: SparkSession, folder: Storage, settings: ConnectionSett
 
 
 def _extract_delta(step: Step) -> DeltaResult:
+    if step.manifest.restarts and SNAPSHOT not in step.run.steps:
+        # This step, or an earlier attempt, found that a table was altered.
+        step.run.finish_step(SNAPSHOT, read_tables(step), step.token)
+    while True:
+        try:
+            return _extracted(step)
+        except SchemaChanged as error:
+            name = altered_table(step, error)
+            if name is None or name in step.altered:
+                raise
+            step.altered[name] = described(error)
+            if may_restart(step):
+                raise _begin_again(step) from error
+            # The position cannot move, so the table is left out.
+            if {str(entry.table.name) for entry in step.tables} <= step.altered.keys():
+                raise
+
+
+def _begin_again(step: Step) -> BegunAgain:
+    """Give the run a new manifest, under which the altered tables are read again."""
+    snapshot = step.run.found(SnapshotResult)
+    step.altered |= look_for_altered(step, [entry for entry in step.tables if entry.live])
+    altered = step.altered
+    again = altered.keys() | snapshot.skipped.keys()
+    live = {str(entry.table.name) for entry in step.tables if entry.live} - again
+    if not live:
+        return begin_again(step, altered, {}, None, {})
+    read = {name: table_files for name, table_files in read_table_files(step.run).items() if name in live}
+    bound = UpperBound(
+        parse_position(step.manifest.kind, snapshot.snapshot_upper), snapshot.log_end, snapshot.incarnation
+    )
+    nulled = {name: counts for name, counts in snapshot.nulled.items() if name in live}
+    return begin_again(step, altered, read, bound, nulled)
+
+
+def _extracted(step: Step) -> DeltaResult:
     if step.manifest.at_upper:
         return _extract_again(step)
     forget(step.folder, SEGMENTS)
-    skipped = dict(step.run.found(SnapshotResult).skipped)
+    skipped = step.run.found(SnapshotResult).skipped | step.altered
     read: list[SegmentRecord] = []
     changes = []
     single: list[WindowChanges] = []
-    for window in _windows(step):
+    for window in windows_of(step):
         with _noting_damage(step, window):
             window_records, decisions = _read_window(step, window)
         changes.append(_compose(step, window, window_records, decisions))
@@ -129,7 +142,7 @@ def _extract_delta(step: Step) -> DeltaResult:
 def _extract_again(step: Step) -> DeltaResult:
     """Compose the touched keys into one net change. The snapshot step has already read the log for these keys."""
     again = read_again_record(step.run)
-    _check_bases(step)
+    check_bases(step)
     require_whole(step, [Checked(file, "the keys that were touched") for file in again.keys])
     composed: list[net_change_files.NetChange] = []
     if again.keys:
@@ -162,51 +175,6 @@ def _result(
         f"{counted(sum(keys.values()), 'key')} touched"
     )
     return result
-
-
-def _windows(step: Step) -> list[Window]:
-    """Return the windows of the run, each with its tables."""
-    manifest, source = step.manifest, step.source
-    snapshot = step.run.found(SnapshotResult)
-    _check_bases(step)
-    windows = []
-    for number, (run_id, base) in enumerate(sorted(manifest.bases.items())):
-        if tables := rolled_forward(manifest, run_id):
-            start, end = manifest.start_of(run_id), manifest.initial
-            between = rolling_forward(source).segments_between
-            segments = partial(between, start, end, base.identity, manifest.identity, step.slots)
-            windows.append(Window(f"forward-{number}", start, tables, segments))
-    read = read_table_files(step.run)
-    tracked = tuple(
-        TrackedTable(index, entry.table, _upper(manifest, read[str(entry.table.name)]))
-        for index, entry in enumerate(step.tables)
-        if not entry.base and str(entry.table.name) not in snapshot.skipped
-    )
-    if tracked:
-        segments = partial(source.log_segments, manifest.initial, snapshot.log_end, manifest.identity, step.slots)
-        windows.append(Window(BACK, manifest.initial, tracked, segments))
-    return windows
-
-
-def _upper(manifest: Manifest, read: TableFiles) -> Position | None:
-    """Return the exact position at which a table was read; None: the table does not need an exact position."""
-    return parse_position(manifest.kind, read.upper) if read.upper else None
-
-
-def _check_bases(step: Step) -> None:
-    """Check that no change was made outside the log since the positions of the base copies."""
-    for run_id, base in step.manifest.bases.items():
-        check = partial(rolling_forward(step.source).check_since, base.identity, step.manifest.start_of(run_id))
-        persist("extract_delta: check the source since the last copy", check)
-
-
-def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:
-    """Return the tables that are rolled forward from the copies of a run."""
-    return tuple(
-        TrackedTable(index, entry.table, manifest.initial, forward=True, changes=manifest.options.changes)
-        for index, entry in enumerate(manifest.tables)
-        if entry.base == run_id
-    )
 
 
 @contextmanager

@@ -52,7 +52,9 @@ class Watch:
         step = self._step
         try:
             step.source.check_identity(step.manifest.identity, step.manifest.initial)
-            step.source.check_tables([entry.table for entry in step.tables if not entry.base])
+            step.source.check_tables(
+                [entry.table for entry in step.tables if entry.live and str(entry.table.name) not in step.altered]
+            )
         except Exception as error:
             self._error = error
             return

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -58,14 +59,21 @@ class Done(Protocol):
         """The id of the plan that contains the order."""
 
 
+class BegunAgain(Exception):
+    """Ends the work of a step, because the run has a new manifest (`jobs.restart`). `run_step` does the work again,
+    under the new manifest."""
+
+
 @dataclass
 class Step:
-    """A step in progress. ``token`` identifies this try."""
+    """A step in progress. ``token`` identifies this try. ``altered`` has the tables that were altered while this step
+    read them, by name, each with the reason (`jobs.restart`)."""
 
     spark: SparkSession
     run: Run
     source: Source
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
+    altered: dict[str, str] = field(default_factory=dict)
 
     @property
     def manifest(self) -> Manifest:
@@ -159,8 +167,25 @@ def run_step(
     :raises SourceReplaced, LogGone, ExactnessError: the source has been replaced, or no longer has what the run needs.
     """
     started = time.monotonic()
-    run = Run.load(folder)
-    manifest = run.manifest
+    while True:
+        run = Run.load(folder)
+        with suppress(BegunAgain):
+            return _done(task_id, spark, run, settings, work, started)
+
+
+def _done(
+    task_id: str,
+    spark: SparkSession,
+    run: Run,
+    settings: ConnectionSettings,
+    work: Callable[[Step], Result],
+    started: float,
+) -> Result:
+    """Do the work of `run_step` under the present manifest of the run.
+
+    :raises BegunAgain: the run has a new manifest now.
+    """
+    manifest, folder = run.manifest, run.folder
     if task_id in run.steps:
         say(f"{task_id}: already done in this run; nothing to do")
         return cast(Result, run.steps[task_id])
@@ -187,6 +212,8 @@ def run_step(
     try:
         result = replace(work(step), seconds=round(time.monotonic() - started, 3))
         counts = run.finish_step(task_id, result, step.token)
+    except BegunAgain:
+        raise
     except Exception as error:
         # If a concurrent try has finished the step, the error of this try does not matter.
         if (recorded_result := _found_by_another(run, task_id)) is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.jobs.runtime.step import Step
@@ -51,17 +52,23 @@ def open_tails(step: Step, tracked: Sequence[TrackedTable]) -> Iterator[Tails]:
     """Follow the log for the ``tracked`` tables."""
     source, manifest = step.source, step.manifest
     assert isinstance(source, ReadsAgain)
-    by_start: dict[Position, list[TrackedTable]] = {}
+    by_start: dict[tuple[str, Position], list[TrackedTable]] = {}
     for tracked_table in tracked:
         by_start.setdefault(_start(manifest, tracked_table), []).append(tracked_table)
     with ExitStack() as stack:
         tails = [
-            stack.enter_context(source.follow(start, manifest.identity, tables_of_start))
-            for start, tables_of_start in (by_start or {manifest.initial: []}).items()
+            stack.enter_context(
+                source.follow(start, manifest.earlier_reads[key].identity if key else manifest.identity, tables)
+            )
+            for (key, start), tables in (by_start or {("", manifest.initial): []}).items()
         ]
         yield Tails(tails)
 
 
-def _start(manifest: Manifest, one: TrackedTable) -> Position:
-    base = manifest.tables[one.index].base
-    return manifest.start_of(base) if base else manifest.initial
+def _start(manifest: Manifest, one: TrackedTable) -> tuple[str, Position]:
+    """Return the position from which the log is read for a table. If the table was read under an earlier manifest,
+    also return the key of these reads; otherwise this is empty."""
+    entry = manifest.tables[one.index]
+    if entry.read_in:
+        return entry.read_in, parse_position(manifest.kind, manifest.earlier_reads[entry.read_in].position)
+    return "", manifest.start_of(entry.base) if entry.base else manifest.initial

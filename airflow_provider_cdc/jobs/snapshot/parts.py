@@ -48,7 +48,7 @@ def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int)
     :param chunk_rows: the approximate number of rows of a chunk.
     :param slots: the number of tasks that run at the same time.
     """
-    total = sum(entry.table.rows for entry in tables if not entry.base)
+    total = sum(entry.table.rows for entry in tables if entry.live)
 
     def planned(own: Sequence[RunTable]) -> list[list[Chunk]]:
         with source.one_session() as mine:
@@ -61,7 +61,7 @@ def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int)
 
 
 def _planned(source: Source, entry: RunTable, chunk_rows: int) -> list[Chunk]:
-    if entry.base:
+    if not entry.live:
         return []
     with naming(str(entry.table.name)):
         return persist(f"plan {entry.table.name}", lambda: source.plan_chunks(entry.table, chunk_rows))
@@ -113,7 +113,7 @@ def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], sl
     limit = min(FILE_BYTES, max(SMALLEST_PART_BYTES, total // (slots * PARTS_PER_SLOT)))
     groups: list[tuple[int, int, tuple[Chunk, ...]]] = []
     for index, entry in enumerate(tables):
-        if entry.base:
+        if not entry.live:
             continue
         if entry.table.needs_one_position and entry.consistency != "exported":
             groups.append((sum(weights[index]), index, tuple(chunks[index])))

@@ -10,20 +10,21 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.results import SNAPSHOT, SnapshotResult, TableRead
-from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.run.timeline import Bar, write_timeline
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import counted
-from airflow_provider_cdc.errors import CdcError, SourceUnavailable, TransientError
+from airflow_provider_cdc.errors import CdcError, SourceUnavailable, TerminalError, TransientError
+from airflow_provider_cdc.jobs.restart.altered import look_for_altered, may_restart, note_altered
+from airflow_provider_cdc.jobs.restart.begin_again import begin_again
+from airflow_provider_cdc.jobs.restart.earlier_reads import files_read_earlier, nulled_earlier, undone
 from airflow_provider_cdc.jobs.runtime.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say, table
 from airflow_provider_cdc.jobs.runtime.retry import Patience, persist
@@ -39,6 +40,7 @@ from airflow_provider_cdc.jobs.snapshot.piece_progress import Watch as PieceWatc
 from airflow_provider_cdc.jobs.snapshot.read_part import DONE, PartRecord, ReadPart
 from airflow_provider_cdc.jobs.snapshot.reread_passes import Seen, read_again
 from airflow_provider_cdc.jobs.snapshot.survivors import OddRow
+from airflow_provider_cdc.jobs.snapshot.table_files import FILES, TableFiles
 from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.source import Source
@@ -51,46 +53,35 @@ READS = 5
 before the restart are read again."""
 
 
-@dataclass(frozen=True)
-class TableFiles:
-    """The files with the rows that were read from one table. ``upper`` is the exact position of the read, as text;
-    empty: the table does not need an exact position. ``odd`` are the rows with values that no Arrow type holds
-    (`survivors`)."""
-
-    files: tuple[StagedFile, ...]
-    upper: str
-    odd: tuple[OddRow, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        return sum(file.rows for file in self.files)
-
-    @property
-    def bytes(self) -> int:
-        return sum(file.bytes for file in self.files)
-
-
 def snapshot(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> SnapshotResult:
     """Read all tables of the run in ``folder``.
 
     Returns the result that the run records. `read_table_files` returns the files.
     """
-    return run_step(SNAPSHOT, spark, folder, settings, _snapshot)
+    return run_step(SNAPSHOT, spark, folder, settings, read_tables)
 
 
-def _snapshot(step: Step) -> SnapshotResult:
+def read_tables(step: Step) -> SnapshotResult:
+    """Do the work of the step.
+
+    :raises BegunAgain: a table was altered, and the run has a new manifest.
+    """
     for entry in step.tables:
         check_still(step.source, entry.table)
     if rolled := sum(bool(entry.base) for entry in step.tables):
         say(f"snapshot: {counted(rolled, 'table')} rolled forward from the last copies instead of read")
     # If a run reads touched rows again, it does so for all of its tables, including the tables that are rolled forward.
-    tables = [entry.table for entry in step.tables if not entry.base or entry.at_upper]
-    if not tables:
+    if not any(entry.live or entry.at_upper for entry in step.tables):
         return _nothing_read(step)
     # Check the tables now, not only after hours of reading.
-    persist("snapshot: check the tables", lambda: step.source.check_tables(tables))
+    _check_tables(step)
     chunk_rows = step.manifest.options.chunk_rows
-    plan = step.plan(PLAN, Part, lambda: cut(step.source, step.tables, chunk_rows, step.slots))
+    try:
+        plan = step.plan(PLAN, Part, lambda: cut(step.source, step.tables, chunk_rows, step.slots))
+    except TerminalError as error:
+        if not note_altered(step, error) or not may_restart(step):
+            raise
+        raise begin_again(step, step.altered, {}, None, {}) from error
     parts = plan.orders
     done = step.finished(plan, PartRecord, {part.number: f"{DONE}/{part.name}.json" for part in parts})
     folders = [step.files_of(index).folder for index in range(len(step.tables))]
@@ -100,8 +91,16 @@ def _snapshot(step: Step) -> SnapshotResult:
     seen: Seen | None = None
     for _ in range(READS):
         bound = _read_all(step, plan, done)
+        if step.altered and not _stale(done, bound):
+            break
         if step.manifest.at_upper and not _stale(done, bound):
-            seen = _read_again(step, plan, done)
+            try:
+                seen = _read_again(step, plan, done)
+            except TerminalError as error:
+                if not note_altered(step, error):
+                    raise
+                _drop_read_in_view(step, parts, done)
+                break
             bound = seen.bound if seen else step.source.bound_reads()
         # A crash of the server can undo changes that the run has already read. The log does not have these changes, so
         # parts that were read before the crash cannot be rewound.
@@ -116,22 +115,32 @@ def _snapshot(step: Step) -> SnapshotResult:
             f"the server restarted during each of {READS} reads",
             hint="find out why the server restarts, then retry the task",
         )
-    persist("snapshot: check the tables", lambda: step.source.check_tables(tables))
-
+    _check_tables(step)
     extents: dict[int, list[Extent]] = defaultdict(list)
     for part in parts:
-        extents[part.table] += done[part.number].extents
+        if _name(step, part) not in step.altered and part.number in done:
+            extents[part.table] += done[part.number].extents
     for index, entry in enumerate(step.tables):
         check_key_order(entry.table, extents[index])
-
     files = _by_table(step, parts, done)
-    skipped = {_name(step, part): done[part.number].refused for part in parts if done[part.number].refused}
+    nulled = add_nulled(
+        [
+            *nulled_earlier(step),
+            *((_name(step, part), done[part.number].nulled) for part in parts if part.number in done),
+        ]
+    )
+    restarted = step.altered | undone(step, bound)
+    if restarted and may_restart(step):
+        raise begin_again(step, restarted, _read_in_full(step, parts, done, files), bound, nulled)
+
+    skipped = {_name(step, part): done[part.number].refused for part in parts if part.number in done}
+    skipped = {name: why for name, why in skipped.items() if why} | restarted
     if seen:
         skipped |= seen.skipped
     check_some_left([name for name in files if name not in skipped], skipped)
-    live = {str(entry.table.name) for entry in step.tables if not entry.base}
-    copied = {name: table_files for name, table_files in files.items() if name in live and name not in skipped}
-    record = records.write_named(step.folder, "chunks/files", files)
+    based = {str(entry.table.name) for entry in step.tables if entry.base}
+    copied = {name: table_files for name, table_files in files.items() if name not in based and name not in skipped}
+    record = records.write_named(step.folder, FILES, files)
     chunks: Counter[str] = Counter()
     for part in parts:
         chunks[_name(step, part)] += len(part.chunks)
@@ -143,9 +152,7 @@ def _snapshot(step: Step) -> SnapshotResult:
             name: TableRead(table_files.rows, chunks[name], len(table_files.files), table_files.bytes)
             for name, table_files in copied.items()
         },
-        nulled=add_nulled(
-            [*((_name(step, part), done[part.number].nulled) for part in parts), *(seen.nulled if seen else {}).items()]
-        ),
+        nulled=add_nulled([*nulled.items(), *(seen.nulled if seen else {}).items()]),
         lock_seconds=max((one.lock_seconds for one in done.values()), default=0.0),
         record=record,
         skipped=skipped,
@@ -160,8 +167,29 @@ def _snapshot(step: Step) -> SnapshotResult:
     return result
 
 
+def _check_tables(step: Step) -> None:
+    """Check that the tables are unchanged since the initial position. Note the tables that were altered and that the
+    run may read again.
+
+    :raises SchemaChanged: a table was altered, and the run may not read it again.
+    """
+    entries = [entry for entry in step.tables if entry.live or entry.at_upper]
+    step.altered |= look_for_altered(step, entries)
+
+
+def _read_in_full(
+    step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord], files: Mapping[str, TableFiles]
+) -> dict[str, TableFiles]:
+    """Return the files of the tables all of whose parts were read under the present manifest."""
+    missing = {
+        _name(step, part) for part in parts if part.number not in done or done[part.number].refused
+    } | step.altered.keys()
+    read = {_name(step, part) for part in parts} - missing
+    return {name: table_files for name, table_files in files.items() if name in read}
+
+
 def _note_timeline(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord]) -> None:
-    read = ((part, done[part.number]) for part in parts)
+    read = ((part, done[part.number]) for part in parts if part.number in done)
     bars = [
         Bar(_name(step, part), part.number, record.lane, record.began, record.seconds, record.rows, record.bytes)
         for part, record in read
@@ -233,7 +261,11 @@ def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
     watch = Watch(step)
     while True:
         _drop_half_read(step, plan.orders, done)
-        missing = [part for part in plan.orders if part.number not in done and not _waits_for_view(step, part)]
+        missing = [
+            part
+            for part in plan.orders
+            if part.number not in done and not _waits_for_view(step, part) and _name(step, part) not in step.altered
+        ]
         shared = {step.tables[part.table].consistency for part in missing}
         try:
             with shared_reads(step.source, shared, step.manifest.options.lock) as source:
@@ -245,6 +277,13 @@ def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
             if "exported" not in shared:
                 raise
             patience.wait(error)
+        except TerminalError as error:
+            # Read the tables that were not altered, so that the run has to read as little as possible again.
+            if not note_altered(step, error):
+                raise
+            for part in plan.orders:
+                if _name(step, part) in step.altered:
+                    done.pop(part.number, None)
 
 
 def _read_missing(
@@ -260,7 +299,7 @@ def _read_missing(
 ) -> None:
     chunks = sum(len(part.chunks) for part in missing)
     kept_text = f", {len(done):,} kept" if done else ""
-    live = counted(sum(not entry.base for entry in step.tables), "table")
+    live = counted(sum(entry.live for entry in step.tables), "table")
     say(f"snapshot: {live}, {counted(chunks, 'chunk')} in {counted(len(missing), 'part')}{kept_text}")
 
     weights = {part.number: part.weight for part in missing}
@@ -331,20 +370,16 @@ def _by_table(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord])
     uppers = dict.fromkeys(files, "")
     odd: dict[str, list[OddRow]] = {name: [] for name in files}
     for part in sorted(parts, key=lambda part: (part.table, part.chunks[0].number)):
+        if part.number not in done:
+            # The table was altered, so it is read again under another manifest.
+            continue
         record = done[part.number]
         files[_name(step, part)] += record.files
         if step.tables[part.table].table.needs_one_position:
             uppers[_name(step, part)] = record.upper
         odd[_name(step, part)] += record.odd
-    return {name: TableFiles(tuple(table_files), uppers[name], tuple(odd[name])) for name, table_files in files.items()}
-
-
-def read_table_files(run: Run) -> dict[str, TableFiles]:
-    """Return the files that the snapshot step read, by table.
-
-    :raises ManifestError: the step is not done.
-    """
-    return records.read_named(dict[str, TableFiles], run.folder, run.found(SnapshotResult).record)
+    read = {name: TableFiles(tuple(table_files), uppers[name], tuple(odd[name])) for name, table_files in files.items()}
+    return read | files_read_earlier(step)
 
 
 def _summarize(found: SnapshotResult) -> None:

@@ -287,6 +287,33 @@ class RollsForward(Protocol):
 
 
 @runtime_checkable
+class ContinuesReads(Protocol):
+    """A source whose finished reads can be brought to a later position of the same run by the log."""
+
+    def stays(self, table: Table) -> str:
+        """Return the reason why the finished read of a table cannot be brought to a later position. Empty: it can."""
+
+    def check_continued(self, tables: Sequence[Table]) -> None:
+        """Check that ``tables`` are unchanged since the initial point of the run, so that the log has all changes of
+        their rows up to a position that is fixed before the call. More changes count than in
+        `ReadsTables.check_tables`, because the rows at the later position are published. For example, a new
+        partition may have rows there.
+
+        :raises SchemaChanged: a table was changed.
+        """
+
+    def segments_since(
+        self, start: Position, end: Position, identity: Mapping[str, str], slots: int = 1
+    ) -> list[LogSegment]:
+        """Return the segments with all changes after ``start`` up to ``end``, in log order.
+
+        :param identity: the identity of the initial point under which the reads began.
+        :param slots: how many segments are read at once.
+        :raises LogGone: the log no longer reaches back to ``start``.
+        """
+
+
+@runtime_checkable
 class TellsReplaced(Protocol):
     """A source that detects whether a table was replaced without an entry in the log."""
 

@@ -22,6 +22,7 @@ from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.optional_capabilities import (
     ChecksServer,
+    ContinuesReads,
     GoesBack,
     LogsStatements,
     OrdersChunks,
@@ -181,6 +182,22 @@ class MysqlSource:
 
         return roll_forward.segments_between(self.settings, GtidSet.expect(start), GtidSet.expect(end), since, slots)
 
+    def stays(self, table: Table) -> str:
+        from airflow_provider_cdc.sources.mysql.steps import roll_forward
+
+        return roll_forward.unfit(table)
+
+    def check_continued(self, tables: Sequence[Table]) -> None:
+        # The log has the rows of all partitions under the name of the table.
+        self.check_tables(tables)
+
+    def segments_since(
+        self, start: Position, end: Position, identity: Mapping[str, str], slots: int = 1
+    ) -> list[LogSegment]:
+        from airflow_provider_cdc.sources.mysql.steps import roll_forward
+
+        return roll_forward.segments_between(self.settings, GtidSet.expect(start), GtidSet.expect(end), identity, slots)
+
     def of_run(self, identity: Mapping[str, str], position: Position) -> MysqlSource:
         return MysqlSource(RunSettings.of(self.settings, identity, GtidSet.expect(position)), identity)
 
@@ -287,5 +304,6 @@ if TYPE_CHECKING:
         TellsReplaced,
         ToldInPart,
         TellsHistory,
+        ContinuesReads,
     ]:
-        return (source, source, source, source, source, source, source, source, source, source, source, source, source)
+        return (source,) * 14

@@ -23,6 +23,7 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.leftovers import LeftByRun, TellsLeft
 from airflow_provider_cdc.sources.api.optional_capabilities import (
     ChecksServer,
+    ContinuesReads,
     GoesBack,
     IdentifiesColumns,
     KeepsForRun,
@@ -46,7 +47,13 @@ from airflow_provider_cdc.sources.postgres.catalog import schema, schema_differe
 from airflow_provider_cdc.sources.postgres.chunking import chunks, sample
 from airflow_provider_cdc.sources.postgres.server import server, session_setup
 from airflow_provider_cdc.sources.postgres.server.session import session, value
-from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, standing_slot, transaction_waits
+from airflow_provider_cdc.sources.postgres.slots import (
+    end_mark,
+    run_publication,
+    slots,
+    standing_slot,
+    transaction_waits,
+)
 from airflow_provider_cdc.sources.postgres.steps import (
     chunk_reader,
     past,
@@ -57,7 +64,7 @@ from airflow_provider_cdc.sources.postgres.steps import (
 from airflow_provider_cdc.sources.postgres.steps import (
     has_reached as reach,
 )
-from airflow_provider_cdc.sources.postgres.steps.check_identity import check_identity
+from airflow_provider_cdc.sources.postgres.steps.check_identity import check_identity, check_published
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 _ALTERED_SECONDS = 60.0
@@ -197,6 +204,8 @@ class PostgresSource:
             if altering := type_catalog.altering(connection, tables):
                 transaction_waits.settle(self.settings, connection, _ALTERED_SECONDS, altering)
             schema_difference.check_unchanged(connection, tables)
+            if isinstance(self.settings, session_setup.RunSettings):
+                check_published(connection, self.settings.server, tables)
 
     def release(self, run_id: str) -> None:
         slots.release(self.settings, run_id)
@@ -243,6 +252,21 @@ class PostgresSource:
 
     def bound_reads(self) -> UpperBound:
         return snapshot.bound_reads(self.settings)
+
+    def stays(self, table: Table) -> str:
+        if table.needs_one_position:
+            return "it was read in a snapshot of its own, and the replication slot begins before this snapshot"
+        return ""
+
+    def check_continued(self, tables: Sequence[Table]) -> None:
+        self.check_tables(tables)
+        with session(self.settings) as connection:
+            schema_difference.check_unchanged(connection, tables, versions=True)
+
+    def segments_since(
+        self, start: Position, end: Position, identity: Mapping[str, str], slots: int = 1
+    ) -> list[LogSegment]:
+        return self.log_segments(start, end_mark.log_end(Lsn.expect(end)), identity, slots)
 
     def log_segments(
         self, initial: Position, log_end: LogEnd, identity: Mapping[str, str], slots: int = 1
@@ -303,8 +327,10 @@ if TYPE_CHECKING:
         TellsLeft,
         TellsHistory,
         IdentifiesColumns,
+        ContinuesReads,
     ]:
         return (
+            source,
             source,
             source,
             source,

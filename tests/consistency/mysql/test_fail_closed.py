@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -183,7 +184,8 @@ def test_a_hazard_inside_the_run_stops_it(
     hazard: Hazard, when: str, own_server: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:
     _prepare(own_server)
-    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.*"], chunk_rows=40, chunk_pause=0.05)
+    options: dict[str, Any] = {"chunk_rows": 40, "chunk_pause": 0.05, "on_schema_change": "fail"}
+    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.*"], **options)
     run.record()
 
     with pytest.raises(hazard.error) as caught:

@@ -377,7 +377,7 @@ def _copy(connection: Connection, chance: random.Random, subject: Subject) -> No
     with (
         connection.transaction(),
         connection.cursor() as cursor,
-        cursor.copy(f"COPY {subject.name} FROM STDIN") as copy,
+        cursor.copy(f"COPY {subject.name} ({', '.join(subject.names)}) FROM STDIN") as copy,
     ):
         for _ in range(chance.randrange(1, 4)):
             copy.write_row(subject.row(chance))

@@ -85,7 +85,8 @@ def world(own_server: PostgresServer) -> Iterator[World]:
 
 @pytest.fixture
 def run(world: World, spark: SparkSession, tmp_path: Path) -> Iterator[Pipeline]:
-    pipeline = Pipeline(spark, settings_of(world.server), tmp_path.as_uri(), [f"{world.schema}.*"], chunk_rows=300)
+    options: dict[str, Any] = {"chunk_rows": 300, "on_schema_change": "fail"}
+    pipeline = Pipeline(spark, settings_of(world.server), tmp_path.as_uri(), [f"{world.schema}.*"], **options)
     yield pipeline
     pipeline.release()
 

@@ -172,7 +172,8 @@ def test_a_hazard_inside_the_run_stops_it(
 ) -> None:
     _prepare(own_server)
     tables = ["shop.orders", "shop.parts"]
-    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), tables, chunk_rows=300, chunk_pause=0.05)
+    options: dict[str, Any] = {"chunk_rows": 300, "chunk_pause": 0.05, "on_schema_change": "fail"}
+    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), tables, **options)
     run.record()
     try:
         with pytest.raises(hazard.error) as caught:
@@ -230,7 +231,7 @@ def test_what_the_log_goes_by_and_nobody_sees_yet_stops_the_run(
     says, also what they were before; the catalog does not show it for as long as the standby does not answer."""
     _prepare(own_server)
     own_server.query("CREATE TYPE shop.place AS (hall int); ALTER TABLE shop.orders ADD at shop.place DEFAULT ROW(1)")
-    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.orders"])
+    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.orders"], on_schema_change="fail")
     run.record()
     ((publication,),) = own_server.query("SELECT pubname FROM pg_publication")
     statement, error = UNSEEN[what]

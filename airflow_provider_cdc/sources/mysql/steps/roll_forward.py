@@ -61,7 +61,7 @@ def refusals_since(
             if not start <= prefix.position:
                 return dict.fromkeys((table.name for table in tables), "the copy is at a later position")
             end = prefix.place
-        refused = {table.name: why for table in tables if (why := _unfit(table))}
+        refused = {table.name: why for table in tables if (why := unfit(table))}
         fit = [table for table in tables if table.name not in refused]
         for table, now in zip(fit, read_tables(connection, [table.name for table in fit]), strict=True):
             if why := difference(table, now) or (
@@ -89,7 +89,8 @@ def segments_between(
     return log_segments(settings, start, prefix_of(settings, end).place, begun_at(since), slots)
 
 
-def _unfit(table: Table) -> str:
+def unfit(table: Table) -> str:
+    """Return the reason why the log does not have all changes of a table's rows. Empty: the log has them."""
     if table.cascades_from:
         return "foreign keys change its rows, and the server does not log these changes"
     return ""

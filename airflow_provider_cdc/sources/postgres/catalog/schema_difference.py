@@ -115,14 +115,14 @@ def _another_key(recorded: Table, now: Table) -> str:
     )
 
 
-def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
+def check_unchanged(connection: Connection, tables: Iterable[Table], *, versions: bool = False) -> None:
     """Check that tables have not been changed since they were recorded. `difference` describes which changes count.
 
     :raises SchemaChanged: a table has changed.
     """
     recorded = list(tables)
     for table, now in zip(recorded, read_tables(connection, [table.name for table in recorded]), strict=True):
-        if what := difference(table, now, versions=False):
+        if what := difference(table, now, versions=versions):
             raise SchemaChanged(
                 what,
                 where=str(table.name),

@@ -64,6 +64,15 @@ def _check_publication(connection: Connection, expected: Mapping[str, str], kind
     if f"{kind}_state" not in expected:
         return
     name = expected[slots.STANDING_PUBLICATION] if kind == "standing" else expected[kind]
+    if kind == "publication" and run_publication.SINCE in expected:
+        # The check of the tables finds the tables that are no longer in the publication.
+        if run_publication.altered_since(connection, name, expected[run_publication.SINCE]):
+            raise ExactnessError(
+                "the publication was altered or dropped since the run began",
+                where=f"publication {name}",
+                hint="do not alter the publication during a run; trigger a new run",
+            )
+        return
     state = run_publication.publication_state(connection, name, expected.get(f"{kind}_relations", ""))
     if state != expected[f"{kind}_state"]:
         raise ExactnessError(

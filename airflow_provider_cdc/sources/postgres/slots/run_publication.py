@@ -182,6 +182,47 @@ def publication_state(connection: Connection, name: str, relations: str = "") ->
     )
 
 
+SINCE = "publication_since"
+"""A key of the identity of an initial point. Its value is the mark (`now`) after which nobody may alter the run's own
+publication."""
+FOLLOWED = "followed"
+"""A key of `Table.details`. Its value is true if the run's publication has the relations of the table."""
+
+
+def now(connection: Connection) -> str:
+    """Return a mark in the order of transactions: the first transaction id that no committed transaction has yet.
+    `altered_since` and `members_since` take it."""
+    return str(value(connection, "pg_snapshot_xmax(pg_current_snapshot())::text"))
+
+
+_SINCE = "(%s::numeric %% 4294967296)::text::xid"
+"""The mark as a transaction id of 32 bits. Ages of transaction ids are compared, because these ids wrap around."""
+
+
+def altered_since(connection: Connection, name: str, since: str) -> bool:
+    """Return whether a publication was altered after the mark ``since`` (`now`), or dropped. Relations that left it do
+    not count, because the publication also loses the tables that are dropped. See `members_since`."""
+    return not value(
+        connection,
+        f"COALESCE((SELECT age(p.xmin) > age({_SINCE}) AND p.xmax::text = '0' "
+        "AND NOT EXISTS (SELECT FROM pg_publication_namespace n WHERE n.pnpubid = p.oid) "
+        f"AND NOT EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND age(r.xmin) <= age({_SINCE})) "
+        "FROM pg_publication p WHERE p.pubname = %s), false)",
+        (since, since, name),
+    )
+
+
+def members_since(connection: Connection, name: str, since: str, relations: Sequence[int]) -> set[int]:
+    """Return those of the ``relations`` (OIDs) that have been in a publication since the mark ``since``."""
+    rows = query(
+        connection,
+        "SELECT r.prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid "
+        f"WHERE p.pubname = %s AND r.prrelid = ANY(%s) AND r.xmax::text = '0' AND age(r.xmin) > age({_SINCE})",
+        (name, list(relations), since),
+    )
+    return {oid for (oid,) in rows}
+
+
 def about(connection: Connection, name: str) -> dict[str, Any]:
     """Return the fields that describe a run, from the comment on its publication. Empty: there is no such comment."""
     rows = query(

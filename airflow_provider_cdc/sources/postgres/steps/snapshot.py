@@ -122,6 +122,7 @@ def record_initial(
                     run_publication.create_publication(connection, name, _in_log(plans, before), lock, run_id)
                 server_identity = identity(connection)
                 state = run_publication.publication_state(connection, mine)
+                since = run_publication.now(connection)
                 started = {session_setup.STARTED: value(connection, session_setup.START)}
                 here = session_setup.of_run(settings, server_identity | started)
                 with slots.new_slot(here, name, seconds) as (position, view):
@@ -133,6 +134,8 @@ def record_initial(
                     catalog_tables = read_at(connection, view, [plan.table for plan in plans])
                 server_identity |= slots.identity_of_try(name, publication)
                 server_identity["publication_state"] = state
+                if not publication:
+                    server_identity[run_publication.SINCE] = since
                 found_tables = read_tables(connection, [plan.table for plan in plans], mine)
                 tables = tuple(
                     replace(table, selection=plan.selection) for plan, table in zip(plans, found_tables, strict=True)
@@ -173,7 +176,9 @@ def record_initial(
 
 
 def _planned(table: Table, plan: TablePlan) -> Table:
-    details = {**table.details, AT_UPPER: True} if plan.at_upper else table.details
+    details = {**table.details, AT_UPPER: True} if plan.at_upper else dict(table.details)
+    if needs_log(plan):
+        details[run_publication.FOLLOWED] = True
     return replace(table, options=plan.options, details=details)
 
 

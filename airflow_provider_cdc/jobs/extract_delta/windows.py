@@ -1,0 +1,113 @@
+"""The windows of a run: the parts of the log that are applied to its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+
+from airflow_provider_cdc.core.kinds import parse_position
+from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.run.manifest import Manifest
+from airflow_provider_cdc.core.run.results import SnapshotResult
+from airflow_provider_cdc.jobs.extract_delta.read_segment import DONE
+from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.snapshot.table_files import TableFiles, read_table_files
+from airflow_provider_cdc.sources.api.calls import rolling_forward
+from airflow_provider_cdc.sources.api.optional_capabilities import ContinuesReads
+from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
+
+PLAN = "delta/plan.json"
+BACK = "segment"
+"""The name of the window of tables that were read."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A part of the log that is applied to some tables: from ``start`` up to the position that each table requires.
+
+    ``name`` is the prefix of the names of its files. ``segments`` returns its segments.
+    """
+
+    name: str
+    start: Position
+    tables: tuple[TrackedTable, ...]
+    segments: Callable[[], list[LogSegment]]
+
+    @property
+    def plan_name(self) -> str:
+        return PLAN if self.name == BACK else f"delta/plan-{self.name}.json"
+
+    def record_name(self, segment: LogSegment) -> str:
+        return f"{DONE}/{self.name}-{segment.number:06}.json"
+
+
+def windows_of(step: Step) -> list[Window]:
+    """Return the windows of the run, each with its tables."""
+    manifest, source = step.manifest, step.source
+    snapshot = step.run.found(SnapshotResult)
+    check_bases(step)
+    windows = []
+    for number, (run_id, base) in enumerate(sorted(manifest.bases.items())):
+        rolled = rolled_forward(manifest, run_id)
+        if tables := tuple(tracked for tracked in rolled if str(tracked.table.name) not in step.altered):
+            start, end = manifest.start_of(run_id), manifest.initial
+            between = rolling_forward(source).segments_between
+            segments = partial(between, start, end, base.identity, manifest.identity, step.slots)
+            windows.append(Window(f"forward-{number}", start, tables, segments))
+    read = read_table_files(step.run)
+    windows += _windows_of_earlier_reads(step, read)
+    tracked = tuple(
+        TrackedTable(index, entry.table, _upper(manifest, read[str(entry.table.name)]))
+        for index, entry in enumerate(step.tables)
+        if entry.live and str(entry.table.name) not in snapshot.skipped | step.altered
+    )
+    if tracked:
+        segments = partial(source.log_segments, manifest.initial, snapshot.log_end, manifest.identity, step.slots)
+        windows.append(Window(BACK, manifest.initial, tracked, segments))
+    return windows
+
+
+def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFiles]) -> list[Window]:
+    """Return the windows of the tables that were read under an earlier manifest. The windows end at the initial
+    position."""
+    manifest, source = step.manifest, step.source
+    tables: dict[tuple[str, str], list[TrackedTable]] = {}
+    for index, entry in enumerate(step.tables):
+        if entry.read_in and str(entry.table.name) not in step.altered:
+            start_position = read[str(entry.table.name)].upper or manifest.earlier_reads[entry.read_in].position
+            tracked = TrackedTable(index, entry.table, manifest.initial, forward=True)
+            tables.setdefault((entry.read_in, start_position), []).append(tracked)
+    windows = []
+    for number, ((key, start_text), tracked_tables) in enumerate(sorted(tables.items(), key=lambda item: item[0])):
+        assert isinstance(source, ContinuesReads)
+        start, identity = parse_position(manifest.kind, start_text), manifest.earlier_reads[key].identity
+        segments = partial(source.segments_since, start, manifest.initial, identity, step.slots)
+        windows.append(Window(f"earlier-{number}", start, tuple(tracked_tables), segments))
+    return windows
+
+
+def _upper(manifest: Manifest, read: TableFiles) -> Position | None:
+    """Return the exact position at which a table was read; None: the table does not need an exact position."""
+    return parse_position(manifest.kind, read.upper) if read.upper else None
+
+
+def check_bases(step: Step) -> None:
+    """Check that no change was made outside the log since the positions of the base copies."""
+    for run_id, base in step.manifest.bases.items():
+        check = partial(rolling_forward(step.source).check_since, base.identity, step.manifest.start_of(run_id))
+        persist("extract_delta: check the source since the last copy", check)
+    for reads in step.manifest.earlier_reads.values():
+        start = parse_position(step.manifest.kind, reads.position)
+        check = partial(rolling_forward(step.source).check_since, reads.identity, start)
+        persist("extract_delta: check the source since the earlier reads", check)
+
+
+def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:
+    """Return the tables that are rolled forward from the copies of a run."""
+    return tuple(
+        TrackedTable(index, entry.table, manifest.initial, forward=True, changes=manifest.options.changes)
+        for index, entry in enumerate(manifest.tables)
+        if entry.base == run_id
+    )

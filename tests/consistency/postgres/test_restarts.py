@@ -1,0 +1,180 @@
+"""Tables that are altered while a run works are read again. All tables are those of the moved position, row for row.
+
+The oracle is PostgreSQL itself: physical recovery brings a second server to exactly that LSN.
+"""
+
+from __future__ import annotations
+
+import random
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core.run.run import Run
+from harness.pipeline import Pipeline, published, settings_of
+from harness.postgres_recovery import PostgresRecovery
+from harness.postgres_server import PostgresServer
+from tests.consistency.comparing import assert_same_rows
+from tests.consistency.postgres import history
+from tests.consistency.postgres.servers import ENDS, primary_of
+from tests.consistency.postgres.test_random_histories import plain
+from tests.consistency.writing import Writing
+from tests.seeds import SOAK_SEED, some
+from tests.soon import soon
+
+ALTERS: dict[str, tuple[str, ...]] = {
+    "truncate and swap": (
+        "TRUNCATE integers",
+        # Harmless in a run that does not move: at its position, the partition had no row of the table.
+        "CREATE TABLE parted_new (LIKE parted INCLUDING ALL)",
+        "ALTER TABLE parted_new REPLICA IDENTITY FULL",
+        "INSERT INTO parted_new SELECT 40, i, 'attached' FROM generate_series(1, 9) i",
+        "ALTER TABLE parted ATTACH PARTITION parted_new FOR VALUES FROM (40) TO (50)",
+        "BEGIN",
+        "CREATE TABLE names_new (LIKE names INCLUDING ALL)",
+        "ALTER TABLE names_new REPLICA IDENTITY FULL",
+        "LOCK TABLE names",
+        "INSERT INTO names_new SELECT * FROM names WHERE length(name) % 2 = 1",
+        "ALTER TABLE names RENAME TO names_old",
+        "ALTER TABLE names_new RENAME TO names",
+        "COMMIT",
+    ),
+    "columns that come and go": (
+        "ALTER TABLE integers ADD extra integer NOT NULL DEFAULT 7; ALTER TABLE integers ALTER extra SET DEFAULT 8",
+        "ALTER TABLE blobs ADD noise double precision DEFAULT random()",
+        "ALTER TABLE names ADD gone integer; ALTER TABLE names DROP gone",
+        "ALTER TABLE keyless ADD more text DEFAULT 'abc'",
+    ),
+    "types and keys": (
+        "ALTER TABLE integers ALTER big TYPE numeric",
+        "ALTER TABLE pairs DROP CONSTRAINT pairs_pkey, ADD PRIMARY KEY (number, code)",
+    ),
+    "partitions": (
+        "DROP TABLE parted_low",
+        "ALTER TABLE parted DETACH PARTITION parted_high",
+    ),
+    "dropped and made again": (
+        "CREATE TABLE again (LIKE blobs INCLUDING ALL)",
+        "ALTER TABLE again REPLICA IDENTITY FULL",
+        "BEGIN",
+        "DROP TABLE blobs",
+        "ALTER TABLE again RENAME TO blobs",
+        "INSERT INTO blobs VALUES ('abc', NULL, B'000000001')",
+        "COMMIT",
+    ),
+    "there and back": (
+        "BEGIN",
+        "ALTER TABLE keyless RENAME b TO other",
+        "ALTER TABLE keyless RENAME other TO b",
+        "COMMIT",
+        "ALTER TABLE integers ALTER amount TYPE numeric(31,6)",
+        "ALTER TABLE integers ALTER amount TYPE numeric(30,6)",
+    ),
+}
+DURING = ("the read", "the second read", "the extraction")
+
+
+@pytest.fixture(scope="module", params=some(*ENDS))
+def primary(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    with primary_of(request.param) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _no_slot_is_left(primary: PostgresServer) -> Iterator[None]:
+    yield
+    soon(lambda: primary.query("SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cdc%'"), [])
+    assert primary.query("SELECT pubname FROM pg_publication") == []
+
+
+def _alter(server: PostgresServer, schema: str, statements: tuple[str, ...]) -> None:
+    with server.connect() as connection:
+        connection.execute(f"SET search_path TO {schema}")
+        for statement in statements:
+            connection.execute(statement)
+
+
+def _when(run: Pipeline, during: str, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """Call ``act`` once, as late as it can be for a moment of `DURING`."""
+    kind, calls = type(run.source), {"bound": 0}
+    bound_reads = kind.bound_reads
+
+    def bound(source: Any) -> Any:
+        calls["bound"] += 1
+        if (during, calls["bound"]) in ((DURING[0], 1), (DURING[1], 2)):
+            act()
+        return bound_reads(source)
+
+    patch.setattr(kind, "bound_reads", bound)
+
+
+@pytest.mark.parametrize("identity", some("FULL", "DEFAULT"))
+@pytest.mark.parametrize("during", some(*DURING))
+@pytest.mark.parametrize("name", some(*ALTERS, plain=2))
+def test_altered_tables_are_those_of_the_moved_position(
+    name: str,
+    during: str,
+    identity: str,
+    primary: PostgresServer,
+    recovery: PostgresRecovery,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seed = SOAK_SEED or 1
+    chance = random.Random(f"{seed}/{name}/{during}")
+    schema = f"t_{uuid.uuid4().hex[:12]}"
+    primary.query(f"CREATE SCHEMA {schema}")
+    with primary.connect() as connection:
+        history.create(connection, schema, seed, rows=chance.choice([20, 200]), identity=identity)
+    tables = [f"{schema}.{subject.name}" for subject in history.SUBJECTS]
+    run = Pipeline(spark, settings_of(primary), tmp_path.as_uri(), tables, chunk_rows=chance.choice([15, 100]))
+
+    with Writing(history.write(primary.connect, schema), seed, 4) as writers:
+
+        def act() -> None:
+            writers.wait_for_more(20)
+            _alter(primary, schema, ALTERS[name])
+            writers.wait_for_more(20)
+
+        writers.wait_for_more(50)
+        initial = run.record()
+        writers.wait_for_more(30)
+        if during == DURING[1]:
+            _alter(primary, schema, ("ALTER TABLE integers ALTER amount TYPE numeric(32,6)",))
+        _when(run, during, act, monkeypatch)
+        run.snapshot()
+        if during == DURING[2]:
+            act()
+        writers.wait_for_more(10)
+        run.extract_delta()
+    found = run.consolidate()
+    manifest = Run.load(run.run).manifest
+    position = found["position"]
+
+    recovery.advance_to(position)
+    with recovery.connect() as connection:
+        connection.execute("SET TimeZone TO 'UTC'")
+        for subject in history.SUBJECTS:
+            table = f"{schema}.{subject.name}"
+            columns, rows = published(found["published"][table])
+            names = [f"{column}::{subject.casts[column]}" if column in subject.casts else column for column in columns]
+            sql = f"SELECT {', '.join(names)} FROM {table}"
+            truth = Counter(tuple(map(_text, row)) for row in connection.execute(sql))
+            copied = Counter(tuple(map(_text, row)) for row in rows)
+            assert_same_rows(f"seed {seed}, {table} at {position}", copied, truth)
+    if during != DURING[2]:
+        assert position != initial, "the position did not move"
+        assert any(entry.read_in for entry in manifest.tables), "no table was kept"
+    primary.query(f"DROP SCHEMA {schema} CASCADE")
+
+
+def _text(value: Any) -> Any:
+    value = plain(value)
+    # A numeric without a precision is published as text.
+    return str(value) if type(value).__name__ == "Decimal" else value
