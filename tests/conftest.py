@@ -234,7 +234,8 @@ def dag_runner() -> Iterator[DagRunner]:
         home.environment["SPARK_SUBMIT_OPTS"] = " ".join([os.environ["SPARK_SUBMIT_OPTS"], *options])
         home.prepare()
         own = [
-            ROOT / "tests/dags" / f"{name}.py" for name in ("announced", "nightly_copy", "every_shop", "iceberg_shop")
+            ROOT / "tests/dags" / f"{name}.py"
+            for name in ("announced", "clean_up", "nightly_copy", "every_shop", "iceberg_shop")
         ]
         with DagRunner(home, [*ROOT.glob("dags/*.py"), *own]) as runner:
             yield runner

@@ -119,6 +119,8 @@ class OptionArguments(TypedDict, total=False):
     on_table_error: str
     on_schema_change: str
     missing_past: str
+    concurrent_runs: str
+    concurrent_wait_seconds: float | str
     plan_only: bool | str
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
 
+from airflow_provider_cdc.core.liveness.dag_run import note_dag_run
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.run.plan import MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run
@@ -20,6 +21,7 @@ from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.operators.arguments import TaskArguments, Xcom
 from airflow_provider_cdc.operators.base import TargetOperator, group_of, hand_on, run_folder, run_id_of, scratch_for
 from airflow_provider_cdc.operators.parameters import Allowed
+from airflow_provider_cdc.operators.planning.dag_run_state import dag_run_of
 from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
@@ -166,6 +168,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         else:
             run = record(plans, options, missed)
         self._recording = False
+        note_dag_run(run.folder, dag_run_of(context, self.task_id))
         outputs = {"run_uri": run.folder.uri, run.manifest.position_key: run.manifest.initial_position}
         hand_on(context, outputs)
         return outputs

@@ -38,6 +38,7 @@ from airflow_provider_cdc.operators.planning.missing_past import (
     say_missed_past,
 )
 from airflow_provider_cdc.operators.planning.plan_text import View, pace_of, readable, summary, view_of
+from airflow_provider_cdc.operators.planning.turn import take_turn
 from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sources.api.source import Source
@@ -102,6 +103,15 @@ class PreflightOperator(TargetOperator):
     @failing
     @accessing_storage
     def execute(self, context: Context) -> dict[str, Any]:
+        return self._execute(context)
+
+    @failing
+    @accessing_storage
+    def resume(self, context: Context, event: Any = None) -> dict[str, Any]:
+        """Check everything anew. Airflow calls this after the task was deferred, to wait for another run."""
+        return self._execute(context)
+
+    def _execute(self, context: Context) -> dict[str, Any]:
         if self.strict_conf:
             check_conf(context["dag_run"].conf, {*context["dag"].params, *self.params})
         options = checked({name: getattr(self, name) for name in self.template_fields})
@@ -118,6 +128,10 @@ class PreflightOperator(TargetOperator):
             with collected(problems, "parameter source_conn_id"):
                 surveyed = self._survey(context, options, places)
             missed: MissedPast | None = None
+            if surveyed is not None and places is not None and not problems and not options.plan_only:
+                names = [plan.copy_name for plan in surveyed[1].plans]
+                if take_turn(self, context, options.concurrency, places.scratch, places.lake.uri, names):
+                    surveyed = self._survey(context, options, places)
             if surveyed is not None:
                 may_miss = not problems and may_miss_past(self.as_of_is_supplied, options, context)
                 source, found = surveyed

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
 from airflow_provider_cdc.core.copies.head import Copy, position_of
@@ -194,6 +194,20 @@ class Prepared:
     layout: Layout = PLAIN
 
 
+@dataclass(frozen=True)
+class StrayFile:
+    """A file of the run ``run_id`` in a table's folder that no snapshot of the table names.
+
+    ``name`` is relative to the table's folder. ``written`` is a time of the store's clock.
+    """
+
+    name: str
+    uri: str
+    bytes: int
+    written: datetime
+    run_id: str
+
+
 class Sink(Protocol):
     """A lake in one format. `registry.open_sink` creates the sink of a lake.
 
@@ -313,3 +327,10 @@ class Sink(Protocol):
     def unread(self, run_id: str, tables: Sequence[TableName]) -> list[str]:
         """Return the URIs of folders that an unfinished `publish` of the run left in the lake. No reader is directed to
         these folders."""
+
+    def stray_files(self, table: TableName) -> list[StrayFile]:
+        """Return the files that runs wrote at their final place, and that no copy in the lake names. Runs in progress
+        may still need some of these files. If copies are folders, the result is empty."""
+
+    def delete_stray(self, table: TableName, names: Sequence[str]) -> None:
+        """Delete files that `stray_files` returned, except files that a copy names by now."""

@@ -34,7 +34,15 @@ from airflow_provider_cdc.errors import (
     naming,
 )
 from airflow_provider_cdc.sinks import feeds
-from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy, Prepared, Publication, PublishedCopy, TableChange
+from airflow_provider_cdc.sinks.base import (
+    LakeFeed,
+    LatestCopy,
+    Prepared,
+    Publication,
+    PublishedCopy,
+    StrayFile,
+    TableChange,
+)
 from airflow_provider_cdc.sinks.catalog import LakeSettings
 from airflow_provider_cdc.sinks.latest import LATEST, check_source, read_latest, replace_latest
 
@@ -131,6 +139,13 @@ class ParquetSink:
 
     def clean(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> None:
         """Do nothing, because `Run.clean` removes the run's own folder, and `remove` removes published files."""
+
+    def stray_files(self, table: TableName) -> list[StrayFile]:
+        # Files that are not published are in the run's own folder.
+        return []
+
+    def delete_stray(self, table: TableName, names: Sequence[str]) -> None:
+        """Do nothing, because `stray_files` returns nothing."""
 
     def copies(self, table: TableName) -> list[str]:
         names = [name.rpartition("/")[2] for name in self._lake.folders(folder_name(table))]

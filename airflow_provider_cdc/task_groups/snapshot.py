@@ -157,6 +157,12 @@ class SnapshotTaskGroup(TaskGroup):
         ``on_table_error`` says whether it stops or leaves the altered table out. ``give_up_past``: like
         ``restart_table``, but if the DAG supplied ``as_of`` (as ``nightly`` does), the run moves to the present, and
         reports that it missed the requested time. ``fail`` stops the run.
+    :param concurrent_runs: What ``preflight`` does if another run of the same ``target`` and ``scratch`` copies some of
+        the same tables, and is under way. ``allow``: the run works beside it. Both copies are exact, and the one with
+        the later position becomes the latest one. ``wait``: ``preflight`` waits until the other run is published or has
+        failed. ``refuse``: the run stops, and names the other run. A run that died holds up no other run.
+    :param concurrent_wait_seconds: With ``concurrent_runs`` = ``wait``: seconds after which the run stops waiting, and
+        is refused. 0: it waits for as long as the ``execution_timeout`` of ``preflight`` allows.
     :param plan_only: Check everything, and show what a run would do and its approximate duration. Nothing is copied.
         The tasks after ``preflight`` are skipped.
     :param source_conn_ids: The connections that ``source_conn_id`` may name. ``*`` matches any run of characters. None:
@@ -216,6 +222,8 @@ class SnapshotTaskGroup(TaskGroup):
         storage_conn_id: str = "",
         on_table_error: str = "fail",
         on_schema_change: str = "restart_table",
+        concurrent_runs: str = "allow",
+        concurrent_wait_seconds: float | str = 0.0,
         plan_only: bool | str = False,
         source_conn_ids: Sequence[str] | None = None,
         targets: Sequence[str] | None = None,

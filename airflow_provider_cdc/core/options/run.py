@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from airflow_provider_cdc.core.options.concurrency import ConcurrencyOptions
 from airflow_provider_cdc.core.options.declare import (
     AS_OF,
     COLUMNS,
@@ -360,6 +361,7 @@ class RunOptions:
         example="a number such as 60",
     )
     steps: StepOptions = field(default_factory=StepOptions)
+    concurrency: ConcurrencyOptions = field(default_factory=ConcurrencyOptions)
     plan_only: bool = option(
         False,
         accepts=FLAG,

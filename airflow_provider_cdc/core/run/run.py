@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -159,6 +160,14 @@ class Run:
             ) from error
         assert self.commit is not None
         return self.commit
+
+    def drop_results(self) -> None:
+        """Delete the results of the steps of an abandoned run. A commit depends on these results. So after this, no try
+        can create a valid commit, even if the record of the abandoned commit is deleted, too."""
+        # Each result depends on those of the earlier steps.
+        for task_id in reversed(RESULTS):
+            with suppress(FileNotFoundError):
+                self.folder.delete_file(self._name(task_id))
 
     def refresh(self) -> None:
         """Read the results of the steps, and the commit, again."""

@@ -95,9 +95,10 @@ def _consolidate(step: Step) -> ConsolidateResult:
     commit = run.commit or _commit(step)
     if commit.abandoned:
         raise ManifestError(
-            "the run was started again during this attempt",
+            "the run was started again or cleaned up during this attempt",
             where=step.folder.uri,
-            hint="no action is needed: the tasks of the restarted run continue",
+            hint="if it was started again, no action is needed; otherwise clear the task `lock_and_record` and all "
+            "tasks after it",
         )
     decision = decision_of(run)
     if commit.token != step.token and CONSOLIDATE not in run.steps:

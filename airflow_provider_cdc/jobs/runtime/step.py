@@ -191,7 +191,7 @@ def _done(
         return cast(Result, run.steps[task_id])
     if run.abandoned:
         raise ManifestError(
-            "the run was started again, but has no new manifest yet",
+            "the run was started again or cleaned up, and has no new manifest yet",
             where=folder.uri,
             hint="clear the task `lock_and_record` and all tasks after it",
         )

@@ -151,7 +151,7 @@ def tell_leftovers(scratch: Storage) -> None:
     folders = [folder for leftover in leftovers[:SHOWN] for folder in leftover.folders]
     _log.warning(
         "These runs began more than %s ago and were never published: %s. No reader uses their files. Unless you "
-        "still want to clear tasks of these runs, remove these folders%s:\n%s",
+        "still want to clear tasks of these runs, remove these folders (CleanOperator does so)%s:\n%s",
         counted(OLD.days, "day"),
         counted(len(leftovers), "run"),
         f" (the first {SHOWN} runs)" if len(leftovers) > SHOWN else "",

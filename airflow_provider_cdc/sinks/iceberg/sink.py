@@ -36,7 +36,15 @@ from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import FileDamaged, ManifestError, naming
-from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy, Prepared, Publication, PublishedCopy, TableChange
+from airflow_provider_cdc.sinks.base import (
+    LakeFeed,
+    LatestCopy,
+    Prepared,
+    Publication,
+    PublishedCopy,
+    StrayFile,
+    TableChange,
+)
 from airflow_provider_cdc.sinks.catalog import CUTS_NAMESPACE, LakeSettings
 from airflow_provider_cdc.sinks.iceberg.catalog import (
     BESIDE_THE_TABLES,
@@ -70,6 +78,7 @@ from airflow_provider_cdc.sinks.iceberg.data_files import data_file, delete_file
 from airflow_provider_cdc.sinks.iceberg.named_files import delete_unnamed
 from airflow_provider_cdc.sinks.iceberg.producer import files_of
 from airflow_provider_cdc.sinks.iceberg.removal import finish_removal, remove_snapshot, withdraw
+from airflow_provider_cdc.sinks.iceberg.stray_files import stray_files
 from airflow_provider_cdc.sinks.iceberg.tables import (
     DATA,
     METADATA,
@@ -357,6 +366,17 @@ class IcebergSink:
             f"{METADATA}/{name}" for name in folder_of(loaded, METADATA).files() if manifests_of(run_id) in name
         ]
         delete_unnamed(loaded, [*written, *manifests])
+
+    @answered("catalog")
+    def stray_files(self, table: TableName) -> list[StrayFile]:
+        loaded = self._table(table)
+        return stray_files(loaded) if loaded is not None else []
+
+    @answered("catalog")
+    def delete_stray(self, table: TableName, names: Sequence[str]) -> None:
+        loaded = self._table(table)
+        if loaded is not None:
+            delete_unnamed(loaded, names)
 
     def unread(self, run_id: str, tables: Sequence[TableName]) -> list[str]:
         return []

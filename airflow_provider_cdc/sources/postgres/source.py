@@ -20,7 +20,7 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.leftovers import LeftByRun, TellsLeft
+from airflow_provider_cdc.sources.api.leftovers import DropsLeft, KeptObject, LeftByRun, TellsLeft
 from airflow_provider_cdc.sources.api.optional_capabilities import (
     ChecksServer,
     ContinuesReads,
@@ -49,6 +49,7 @@ from airflow_provider_cdc.sources.postgres.server import server, session_setup
 from airflow_provider_cdc.sources.postgres.server.session import session, value
 from airflow_provider_cdc.sources.postgres.slots import (
     end_mark,
+    leftovers,
     run_publication,
     slots,
     standing_slot,
@@ -217,6 +218,13 @@ class PostgresSource:
         with session(self.settings) as connection:
             return run_publication.left_by_runs(connection)
 
+    def kept_objects(self, run_ids: Collection[str]) -> list[KeptObject]:
+        with session(self.settings) as connection:
+            return leftovers.kept_objects(self.settings, connection, run_ids)
+
+    def drop_unused(self, one: KeptObject) -> str:
+        return leftovers.drop_unused(self.settings, one)
+
     @contextmanager
     def share_reads(self, lock: LockPolicy) -> Iterator[PostgresSource]:
         with snapshot.share_view(self.settings, lock) as view:
@@ -324,12 +332,14 @@ if TYPE_CHECKING:
         RollsForward,
         KeepsWindow,
         ToldInPart,
+        DropsLeft,
         TellsLeft,
         TellsHistory,
         IdentifiesColumns,
         ContinuesReads,
     ]:
         return (
+            source,
             source,
             source,
             source,

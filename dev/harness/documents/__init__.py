@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.documents.checks import CHECK_TABLES
 from harness.documents.errors import error_table
 from harness.documents.metrics import metric_table
-from harness.documents.options import option_table
+from harness.documents.options import clean_table, option_table
 from harness.documents.packages import package_map
 from harness.documents.settings import setting_table
 from harness.documents.types import iceberg_types, mysql_types, postgres_types
@@ -26,6 +26,7 @@ PAGES = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
 PARTS: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
     "packages": package_map,
     "options": option_table,
+    "clean": clean_table,
     "settings": setting_table,
     "errors": error_table,
     "metrics": metric_table,

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from airflow_provider_cdc.core.kinds import only
 from airflow_provider_cdc.core.options.author import AuthorOptions
-from airflow_provider_cdc.core.options.declare import Option
+from airflow_provider_cdc.core.options.clean import CleanOptions
+from airflow_provider_cdc.core.options.declare import Option, declared_in
 from airflow_provider_cdc.core.options.run import declared
 
 
@@ -14,6 +15,12 @@ def option_table() -> Iterator[Sequence[str]]:
     yield "option", "default", "what it does"
     for one in (*declared(), *declared(AuthorOptions)):
         yield f"`{one.name}`", _default(one), help_of(one) + (_FIXED if one.fixed else "")
+
+
+def clean_table() -> Iterator[Sequence[str]]:
+    yield "option", "default", "what it does"
+    for one in declared_in(CleanOptions):
+        yield f"`{one.name}`", _default(one), help_of(one)
 
 
 def help_of(one: Option) -> str:

@@ -259,6 +259,7 @@ def _comment(run_id: str) -> str:
         # Airflow sets these variables for every task.
         "dag_id": os.environ.get("AIRFLOW_CTX_DAG_ID", ""),
         "dag_run_id": os.environ.get("AIRFLOW_CTX_DAG_RUN_ID", ""),
+        "task_id": os.environ.get("AIRFLOW_CTX_TASK_ID", ""),
         "host": socket.gethostname(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }

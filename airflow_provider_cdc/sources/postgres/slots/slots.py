@@ -249,7 +249,7 @@ def release(settings: ConnectionSettings, run_id: str) -> None:
     :raises TransientError: a session that uses a slot did not end.
     """
     with session(settings) as connection:
-        _require_primary(settings, connection)
+        require_primary(settings, connection)
         failures = []
         for name in names_of_run(connection, run_id):
             # A slot that cannot be dropped must not prevent dropping the others, because the server keeps log for each
@@ -309,11 +309,11 @@ def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None
     :raises SourceUnavailable: a standby answered. A standby has nothing to drop.
     """
     with session(settings) as connection:
-        _require_primary(settings, connection)
+        require_primary(settings, connection)
         _drop(connection, slot, publication)
 
 
-def _require_primary(settings: ConnectionSettings, connection: Connection) -> None:
+def require_primary(settings: ConnectionSettings, connection: Connection) -> None:
     if value(connection, "pg_is_in_recovery()"):
         raise SourceUnavailable(
             "a standby answers", where=settings.address, hint="point the connection at the primary only"

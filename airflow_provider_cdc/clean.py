@@ -1,0 +1,49 @@
+"""The command that removes what ended runs left behind: ``python -m airflow_provider_cdc.clean --help``.
+
+The command reads Airflow's connections, so it runs where Airflow is installed. It does not ask Airflow for the state of
+DAG runs, so it takes only those unpublished runs for ended that have written nothing for 7 days.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from argparse import ArgumentParser
+from collections.abc import Sequence
+from dataclasses import MISSING
+
+from airflow_provider_cdc.core.options.clean import CleanOptions
+from airflow_provider_cdc.core.options.declare import declared_in
+from airflow_provider_cdc.errors import CdcError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Clean up, print the report, and return the exit status."""
+    parser = ArgumentParser("python -m airflow_provider_cdc.clean", description=__doc__)
+    for one in declared_in(CleanOptions):
+        flag = f"--{one.argument.replace('_', '-')}"
+        if one.type is bool:
+            parser.add_argument(flag, action="store_true", help=one.help)
+        elif one.default is MISSING:
+            parser.add_argument(flag, required=True, help=one.help)
+        else:
+            parser.add_argument(flag, type=one.type, default=one.default, help=one.help)
+    parser.add_argument("--json", action="store_true", help="Print the report as JSON.")
+    values = vars(parser.parse_args(arguments))
+    as_json = values.pop("json")
+    from airflow_provider_cdc.hooks.storage import storage_access
+    from airflow_provider_cdc.operators.clean import checked_clean, cleaner_of
+
+    try:
+        options = checked_clean(values)
+        with storage_access(options.storage_conn_id):
+            report = cleaner_of(options).clean(dry_run=options.dry_run)
+    except CdcError as error:
+        print(error, file=sys.stderr)
+        return 1
+    print(json.dumps(report.data(), indent=2) if as_json else "\n".join(report.lines()))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

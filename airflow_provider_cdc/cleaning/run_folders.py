@@ -1,0 +1,173 @@
+"""The folders of runs that ended, and the files that such a run left elsewhere in the lake.
+
+Before a file of an unpublished run is removed, the run's commit is recorded as abandoned. After that, no try of the run
+can publish anything, however late it resumes: it stops with an error. A run that has its commit cannot be stopped like
+this, so its copies are removed only if no reader can ever be led to them.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from functools import partial
+
+from airflow_provider_cdc.cleaning.findings import PLACED, RUN, WORK_FILES, Leftover, Removal
+from airflow_provider_cdc.cleaning.half_placed import half_placed, remove_half_placed
+from airflow_provider_cdc.cleaning.known_runs import KnownRuns
+from airflow_provider_cdc.cleaning.server_objects import ServerObjects
+from airflow_provider_cdc.cleaning.stray_files import SinkOf, StrayFiles
+from airflow_provider_cdc.core.copies.removal_marks import MARKS, has_marks
+from airflow_provider_cdc.core.copies.retention import LIFELESS, remove_folder, remove_remains
+from airflow_provider_cdc.core.liveness.dag_run import FILE as DAG_RUN
+from airflow_provider_cdc.core.run.run import FILE, WORK_FOLDERS, Commit, Run, is_published
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.listing import entries, folder_times, total
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import ManifestError
+
+_WITHOUT_MANIFEST = {
+    *WORK_FOLDERS,
+    *("commit", "done", "errors", "steps", MARKS),
+    *("progress.json", "timeline.json", "report.html", "report.md", DAG_RUN),
+}
+"""What a task that resumes after the removal of its run may write into the run's folder."""
+
+
+class RunFolders:
+    """The folders of the known runs, and what belongs to them."""
+
+    def __init__(self, known: KnownRuns, server: ServerObjects, strays: StrayFiles, sink_of: SinkOf, by: str) -> None:
+        self._known = known
+        self._server = server
+        self._strays = strays
+        self._sink_of = sink_of
+        self._by = by
+
+    def leftovers(self) -> Iterator[Removal | Leftover]:
+        """Yield what the runs left behind, and the runs that stay although they are not published."""
+        for name, why in sorted(self._known.unreadable.items()):
+            folder = self._known.scratch.folder(name)
+            size = total(entries(folder, recursive=True))
+            yield Leftover(RUN, folder.uri, name, size, f"its records cannot be read: {why}")
+        for name in self._known.without_manifest:
+            yield from self._without_manifest(name)
+        for run_id, run in sorted(self._known.runs.items()):
+            foreign = self._known.foreign(run)
+            if foreign:
+                yield Leftover(RUN, run.folder.uri, run_id, 0, foreign)
+            elif is_published(run):
+                yield from self._published(run)
+            else:
+                yield self._unpublished(run)
+
+    def _published(self, run: Run) -> Iterator[Removal]:
+        files = [file for name in WORK_FOLDERS for file in entries(run.folder, name, recursive=True)]
+        if files and self._known.is_settled(run):
+            why = "the run is published, and all files of its copies are in place"
+            found = Leftover(WORK_FILES, run.folder.uri, run.run_id, total(files), why)
+            yield Removal(found, partial(_remove_work_files, run))
+
+    def _unpublished(self, run: Run) -> Removal | Leftover:
+        size = total(entries(run.folder, recursive=True))
+        size += sum(file.bytes for _, file in self._strays.of_run(run.run_id))
+        doubt = self._doubt(run)
+        if doubt:
+            return Leftover(RUN, run.folder.uri, run.run_id, size, doubt)
+        why = self._known.verdict(run).why
+        if not run.committed:
+            return Removal(Leftover(RUN, run.folder.uri, run.run_id, size, why), partial(self._remove, run))
+        placed = half_placed(run, self._sink_of(run.manifest))
+        if not placed.removable:
+            return Leftover(RUN, run.folder.uri, run.run_id, size, placed.why)
+        found = Leftover(PLACED, run.folder.uri, run.run_id, size + placed.bytes, f"{why}; {placed.why}")
+        return Removal(found, partial(self._remove_placed, run))
+
+    def _doubt(self, run: Run) -> str:
+        """Return why an unpublished run may not have ended; empty: it has ended."""
+        verdict = self._known.verdict(run)
+        if not verdict.ended:
+            return verdict.why
+        if run.manifest.kind == "postgres" and self._server.problem:
+            return f"{verdict.why}, but {self._server.problem}"
+        if user := self._server.user_of(run.run_id):
+            return f"{verdict.why}, but {user}"
+        unread = [str(table) for _, table in _iceberg_tables(run) if table in self._strays.problems]
+        return f"the tables {', '.join(unread)} could not be read" if unread else ""
+
+    def _again(self, run: Run) -> tuple[Run | None, str]:
+        """Read a run again. Return it, or else why it stays."""
+        try:
+            now = Run.load(run.folder)
+        except ManifestError:
+            # Another cleaner is at work on it, or the run starts again at this moment.
+            return None, "it changed meanwhile"
+        if now.digest != run.digest or now.committed != run.committed or is_published(now):
+            return None, "it changed meanwhile"
+        doubt = self._doubt(now)
+        return (None, doubt) if doubt else (now, "")
+
+    def _remove(self, run: Run) -> str:
+        now, why = self._again(run)
+        if now is None:
+            return why
+        if not now.abandoned and not now.decide(Commit(uuid.uuid4().hex, now.rests_on, abandoned=True)).abandoned:
+            return "a task of the run committed meanwhile"
+        return self._finish(now)
+
+    def _remove_placed(self, run: Run) -> str:
+        now, why = self._again(run)
+        if now is None:
+            return why
+        why = remove_half_placed(now, self._sink_of(now.manifest), self._by)
+        return why or self._finish(now)
+
+    def _finish(self, run: Run) -> str:
+        """Remove what is left of a run that can publish nothing any more. Return why something stays."""
+        for table, file in self._strays.of_run(run.run_id):
+            self._strays.delete(table, [file.name])
+        # A try that resumes after its folder is gone could create another commit. This commit will not be valid.
+        if run.abandoned:
+            run.drop_results()
+        if self._server.of_run(run.run_id) and (why := self._server.drop_all(run.run_id)):
+            # The folder says whose slot it is, so it stays until the slot is gone.
+            return why
+        remove_folder(run, self._by)
+        return ""
+
+    def _without_manifest(self, name: str) -> Iterator[Removal | Leftover]:
+        folder = self._known.scratch.folder(name)
+        files = entries(folder, recursive=True)
+        size, days = total(files), counted(LIFELESS.days, "day")
+        # Object stores have no times of folders. Some of them list empty folders for a while.
+        times = [file.written for file in files] or folder_times(folder)
+        strange = sorted({*folder.files(), *folder.folders()} - _WITHOUT_MANIFEST)
+        if has_marks(folder):
+            proof, why = "its removal had begun, and was interrupted", ""
+        elif strange:
+            proof, why = "", f"it has no manifest, and it is unknown what wrote {strange[0]}"
+        elif any(self._known.rules.now - written < LIFELESS for written in times):
+            proof, why = "", f"it has no manifest, and was written to in the last {days}"
+        else:
+            proof, why = f"no task can publish without a manifest, and nothing was written for {days}", ""
+        if proof and times:
+            found = Leftover(RUN, folder.uri, name, size, proof)
+            yield Removal(found, partial(_remove_remains, folder))
+        elif files:
+            yield Leftover(RUN, folder.uri, name, size, why)
+
+
+def _iceberg_tables(run: Run) -> list[tuple[str, object]]:
+    return [(str(entry.table.name), entry.table.copy_name) for entry in run.manifest.tables if entry.place is not None]
+
+
+def _remove_work_files(run: Run) -> str:
+    run.clean()
+    return ""
+
+
+def _remove_remains(folder: Storage) -> str:
+    # A run with this id may have started again meanwhile.
+    if folder.exists(FILE):
+        return "a run with this id began meanwhile"
+    remove_remains(folder)
+    return ""

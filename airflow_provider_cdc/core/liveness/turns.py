@@ -1,0 +1,156 @@
+"""The turns of runs that share tables of a target (option ``concurrent_runs``).
+
+A run takes the next number, by creating the record of this number, which only one run can create. It may go on when no
+run with a smaller number is under way with some of its tables. Every smaller number was taken before, so of two runs at
+least one sees the other, and they never wait for each other. Runs without a turn (``allow``) are found by their
+manifests.
+
+The next run deletes the records of runs that have ended, but never the record of the greatest number. Otherwise, this
+number could be taken again, after a run with a greater number had looked for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+
+from airflow_provider_cdc.core.liveness.dag_run import DagRunNames, read_dag_run
+from airflow_provider_cdc.core.liveness.proof import StateOf, Verdict, judge
+from airflow_provider_cdc.core.run.run import Run, is_published
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.listing import clock_of
+from airflow_provider_cdc.errors import ManifestError
+
+FOLDER = "_turns"
+_READERS = 8
+
+
+@dataclass(frozen=True)
+class Turn:
+    """The turn of a run.
+
+    :param tables: the names of the copies.
+    :param over: whether the run gave up before it began.
+    """
+
+    run_id: str
+    tables: tuple[str, ...]
+    dag_run: DagRunNames
+    over: bool = False
+
+
+@dataclass(frozen=True)
+class Other:
+    """A run that is under way with some of the same tables."""
+
+    run_id: str
+    tables: tuple[str, ...]
+    why: str
+
+
+class Turns:
+    """The turns of the runs in ``scratch`` that publish in ``lake`` (a URI)."""
+
+    def __init__(self, scratch: Storage, lake: str, state_of: StateOf) -> None:
+        self._scratch = scratch
+        self._lake = lake
+        self._state_of = state_of
+        self._published: set[str] = set()
+
+    def take(self, turn: Turn) -> int:
+        """Return the number of a run. An earlier try may have taken it."""
+        while True:
+            taken = self._read()
+            own = [number for number, other in taken.items() if other.run_id == turn.run_id and not other.over]
+            if own:
+                return max(own)
+            number = max(taken, default=0) + 1
+            if self._scratch.create_json(_name(number), records.encode(turn)):
+                return number
+
+    def give_up(self, number: int, turn: Turn) -> None:
+        """Record that a run gives up before it begins."""
+        records.write(self._scratch, _name(number), replace(turn, over=True))
+
+    def waited(self, number: int) -> timedelta:
+        """Return how long ago a run took its turn."""
+        return clock_of(self._scratch) - self._scratch.times(FOLDER)[_name(number)]
+
+    def before(self, number: int, turn: Turn) -> list[Other]:
+        """Return the runs that are under way with some of the same tables, and that go first."""
+        now, times = clock_of(self._scratch), self._scratch.times(FOLDER)
+        taken = self._read()
+        others: list[Other] = []
+        for other_number, other in sorted(taken.items()):
+            if other_number >= number or other.run_id == turn.run_id:
+                continue
+            verdict = self._verdict(other, times.get(_name(other_number), now), now)
+            if other.over or verdict.ended:
+                # Another run may delete it at the same time.
+                with suppress(FileNotFoundError):
+                    self._scratch.delete_file(_name(other_number))
+            elif shared := _shared(turn, other.tables):
+                others.append(Other(other.run_id, shared, verdict.why))
+        known = {other.run_id for other in taken.values()} | {turn.run_id}
+        return [*others, *self._without_turn(known, turn, now)]
+
+    def _read(self) -> Mapping[int, Turn]:
+        turns: dict[int, Turn] = {}
+        for name in self._scratch.files(FOLDER):
+            stem = name.rpartition("/")[2].removesuffix(".json")
+            if not stem.isdecimal():
+                continue
+            try:
+                turns[int(stem)] = records.read(Turn, self._scratch, name)
+            except ManifestError:
+                # Another run may have deleted the record of an ended run.
+                if self._scratch.exists(name):
+                    raise
+        return turns
+
+    def _verdict(self, turn: Turn, taken_at: datetime, now: datetime) -> Verdict:
+        folder = self._scratch.folder(turn.run_id)
+        try:
+            if not Run.exists(folder):
+                return judge(turn.dag_run, taken_at, now, self._state_of, timedelta(0))
+            return self._verdict_of_run(Run.load(folder), turn.dag_run, now)
+        except (ManifestError, FileNotFoundError):
+            return judge(turn.dag_run, taken_at, now, self._state_of, timedelta(0))
+
+    def _verdict_of_run(self, run: Run, names: DagRunNames | None, now: datetime) -> Verdict:
+        if is_published(run):
+            return Verdict(True, "it is published")
+        # A run that began again is loaded with its last manifest. It is abandoned only until it has begun again.
+        return judge(names, run.folder.newest_time(), now, self._state_of, timedelta(0))
+
+    def _without_turn(self, known: Collection[str], turn: Turn, now: datetime) -> Iterator[Other]:
+        names = [name for name in self._scratch.folders() if name not in {FOLDER, *known, *self._published}]
+        with ThreadPoolExecutor(_READERS) as readers:
+            runs = [run for run in readers.map(self._load, names) if run is not None]
+        for run in runs:
+            tables = tuple(str(entry.table.copy_name) for entry in run.manifest.tables)
+            if is_published(run):
+                self._published.add(run.run_id)
+            elif run.manifest.lake == self._lake and (shared := _shared(turn, tables)):
+                verdict = self._verdict_of_run(run, read_dag_run(run.folder), now)
+                if not verdict.ended:
+                    yield Other(run.run_id, shared, verdict.why)
+
+    def _load(self, name: str) -> Run | None:
+        try:
+            return Run.load(self._scratch.folder(name))
+        except (ManifestError, FileNotFoundError):
+            # The folder is of another version, or is being removed.
+            return None
+
+
+def _shared(turn: Turn, tables: Collection[str]) -> tuple[str, ...]:
+    return tuple(name for name in turn.tables if name in tables)
+
+
+def _name(number: int) -> str:
+    return f"{FOLDER}/{number:08}.json"

@@ -1,0 +1,58 @@
+"""The options of `CleanOperator`, and of the command ``python -m airflow_provider_cdc.clean``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_cdc.core.options.declare import (
+    CONNECTION,
+    CONNECTION_OR_EMPTY,
+    COUNT_OR_NONE,
+    FLAG,
+    URI,
+    URI_OR_EMPTY,
+    option,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanOptions:
+    """The options of a clean-up of one target."""
+
+    source_conn_id: str = option(
+        accepts=CONNECTION,
+        help="Connection to the source, as the runs have it. Runs with another connection are not examined.",
+        example="text such as cdc_mysql",
+    )
+    target: str = option(
+        accepts=URI,
+        secret=True,
+        help="The target of the runs.",
+        example="a URI such as file:///data/lake or s3://bucket/lake",
+    )
+    scratch: str = option(
+        "",
+        accepts=URI_OR_EMPTY,
+        secret=True,
+        help="The `scratch` of the runs. Empty: `_runs` in the target.",
+        example="a URI such as s3://bucket/scratch",
+    )
+    storage_conn_id: str = option(
+        "",
+        accepts=CONNECTION_OR_EMPTY,
+        help="Connection to the object store, as the runs have it.",
+        example="text such as aws_default",
+    )
+    days: int = option(
+        7,
+        accepts=COUNT_OR_NONE,
+        help="Days for which the files of a failed DAG run stay after the last write, because its tasks may still be "
+        "cleared. If Airflow does not know the DAG run, its files stay for at least 7 days.",
+        example="a number such as 7",
+    )
+    dry_run: bool = option(
+        False,
+        accepts=FLAG,
+        help="Remove nothing. Only list what would be removed, with the proof, and what stays, with the reason.",
+        example="true or false",
+    )
