@@ -184,7 +184,8 @@ class Prepared:
 
     ``identities`` has the identity of each column (`sources.api.optional_capabilities.IdentifiesColumns`), by the
     column's name. Columns that are not in it are identified by their name. ``layout`` is the requested layout of the
-    table.
+    table. ``names_before`` has, for each column of a table that was altered since the base copy, its name in that copy,
+    or an empty text for a new column.
     """
 
     name: TableName
@@ -192,6 +193,7 @@ class Prepared:
     key: tuple[str, ...] = ()
     identities: Mapping[str, str] = field(default_factory=dict)
     layout: Layout = PLAIN
+    names_before: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

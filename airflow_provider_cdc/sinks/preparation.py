@@ -53,4 +53,5 @@ def lake_format(
 def _prepared(source: Source, table: Table, layout: Layout) -> Prepared:
     identities = source.column_identities(table) if isinstance(source, IdentifiesColumns) else {}
     published = published_schema(table, source.arrow_schema(table))
-    return Prepared(table.copy_name, published, table.key, identities, layout)
+    before = {one.name: one.was for one in table.eras[0].fields} if table.eras else {}
+    return Prepared(table.copy_name, published, table.key, identities, layout, before)

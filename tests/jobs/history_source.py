@@ -23,7 +23,7 @@ from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.chunk import Chunk, partition
-from airflow_provider_cdc.core.tables.table import Column, Parts, Table, TableName, whole_tables
+from airflow_provider_cdc.core.tables.table import Column, Evolution, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import (
@@ -279,6 +279,7 @@ class HistorySource:
         *,
         keys_only: bool = False,
         bases: int = 1,
+        evolutions: dict[TableName, Evolution] | None = None,
     ) -> dict[TableName, str]:
         raise NotImplementedError
 
@@ -286,7 +287,13 @@ class HistorySource:
         self.check_identity(identity, position)
 
     def segments_between(
-        self, start: Position, end: Position, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
+        self,
+        start: Position,
+        end: Position,
+        since: Mapping[str, str],
+        identity: Mapping[str, str],
+        slots: int = 1,
+        tables: Sequence[Table] = (),
     ) -> list[LogSegment]:
         return self.log_segments(start, LogEnd(str(place_of(end))), identity)
 

@@ -25,7 +25,7 @@ from airflow_provider_cdc.core.run.staging import difference
 from airflow_provider_cdc.core.run.table_files import base_schema
 from airflow_provider_cdc.core.storage.errors import told
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
+from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Evolution, Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,
     ManifestError,
@@ -45,7 +45,7 @@ _GAP = (
 
 @runtime_checkable
 class Rolls(Protocol):
-    """A source whose copies can be rolled forward; see ``sources.api.optional_capabilities.RollsForward``."""
+    """A source whose copies can be rolled forward; see ``sources.api.rolling_forward.RollsForward``."""
 
     def arrow_schema(self, table: Table) -> pa.Schema: ...
 
@@ -59,6 +59,7 @@ class Rolls(Protocol):
         *,
         keys_only: bool = False,
         bases: int = 1,
+        evolutions: dict[TableName, Evolution] | None = None,
     ) -> dict[TableName, str]: ...
 
 
@@ -125,6 +126,8 @@ def choose(
     # at_upper is the same for all tables of a run.
     keys_only = any(plan.at_upper for plan in plans)
     refused: dict[TableName, str] = {}
+    # A change feed has no entries for rows that a schema change altered, so a table with a feed is not carried over it.
+    evolutions: dict[TableName, Evolution] | None = None if options.changes else {}
     new: set[TableName] = set()
     fit: dict[str, dict[TableName, _Candidate]] = {}
     runs_read: dict[str, tuple[Run, Decision]] = {}
@@ -141,7 +144,8 @@ def choose(
         tables = [candidate.table for candidate in candidates_of_run.values()]
         try:
             since = run.manifest.identity, run.position
-            refused |= source.refusals_since(*since, tables, to, options, keys_only=keys_only, bases=len(fit))
+            more = {"keys_only": keys_only, "bases": len(fit), "evolutions": evolutions}
+            refused |= source.refusals_since(*since, tables, to, options, **more)
         except TerminalError as error:
             if isinstance(error, PreflightError) and (options.changes or options.refresh == CHANGES):
                 # The run's position is unavailable. The cause is not the copy of a table, so reading the tables in full
@@ -163,7 +167,7 @@ def choose(
         if table not in refused
     }
     return [
-        _rolled(plan, base[plan.table])
+        _rolled(plan, base[plan.table], (evolutions or {}).get(plan.table))
         if plan.table in base
         else replace(plan, reason=f"read in full: {refused[plan.table]}; {plan.reason}")
         for plan in plans
@@ -205,11 +209,13 @@ def _check_changes(plans: Sequence[TablePlan], options: StepOptions) -> None:
         raise PreflightError([Problem("parameter changes", f"{what}: {', '.join(map(str, upper))}", hint)])
 
 
-def _rolled(plan: TablePlan, base: Run) -> TablePlan:
+def _rolled(plan: TablePlan, base: Run, evolution: Evolution | None) -> TablePlan:
     reason = f"the copy of run {base.run_id} is rolled forward"
+    if evolution is not None:
+        reason += f", over {'; '.join(f'{era.statement} ({era.begins})' for era in evolution.eras)}"
     if plan.at_upper:
         reason += ": rows that the log shows as touched since are read again, the last of them in a snapshot of seconds"
-    return replace(plan, base=base.run_id, base_position=base.position_text, reason=reason)
+    return replace(plan, base=base.run_id, base_position=base.position_text, reason=reason, evolution=evolution)
 
 
 def bases_of(
@@ -236,8 +242,9 @@ def bases_of(
         for plan in plans:
             if plan.base != run_id:
                 continue
-            tables.append(table := _entry(run, plan.table).table)
-            if plan.base_position != base.position or not _alike(table, now[plan.table]):
+            tables.append(table := _base_table(run, plan.table))
+            expected = replace(table, columns=plan.evolution.columns) if plan.evolution is not None else table
+            if plan.base_position != base.position or not _alike(expected, now[plan.table]):
                 what = "the table or its last copy changed after the task `preflight` ran"
                 raise SchemaChanged(what, where=str(plan.table), hint=_ANEW)
         if isinstance(source, TellsReplaced):
@@ -249,19 +256,22 @@ def bases_of(
 
 def with_known_of_bases(plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage) -> InitialPoint:
     """Return the initial point with changed tables: each table that is rolled forward gets the `KNOWN_AT_POSITION` of
-    its base.
+    its base, and its schema changes since the base.
 
     The window of such a table begins at the base. Only the facts in the base's record were known at the beginning of
     the window, and all of these facts still hold.
     """
     runs = {run_id: published_run(scratch, run_id) for run_id in {plan.base for plan in plans if plan.base}}
-    bases = {plan.table: _entry(runs[plan.base], plan.table).table for plan in plans if plan.base}
+    bases = {plan.table: _base_table(runs[plan.base], plan.table) for plan in plans if plan.base}
+    evolutions = {plan.table: plan.evolution for plan in plans if plan.evolution is not None}
 
     def known(table: Table) -> Table:
         base = bases.get(table.name)
         if base is None:
             return table
-        return replace(table, details={**table.details, KNOWN_AT_POSITION: base.details.get(KNOWN_AT_POSITION, [])})
+        details = {**table.details, KNOWN_AT_POSITION: base.details.get(KNOWN_AT_POSITION, [])}
+        eras = evolutions[table.name].eras if table.name in evolutions else ()
+        return replace(table, details=details, eras=eras)
 
     return replace(initial, tables=tuple(map(known, initial.tables)))
 
@@ -291,7 +301,7 @@ def _candidate(
         raise _NotFit(f"the last copy is damaged: {what}")
     # Reject a removed copy now. Otherwise, a later step of this run and of every following run would reject the copy.
     check_not_removed(run, [plan.copy_name])
-    table = _entry(run, plan.table).table
+    table = _base_table(run, plan.table)
     if table.selection != plan.selection:
         raise _NotFit("the last copy is of another part of the table")
     if table.options.unrepresentable != plan.unrepresentable:
@@ -326,6 +336,11 @@ def _entry(run: Run, table: TableName) -> RunTable:
         if entry.table.name == table:
             return entry
     raise ManifestError(f"the run has no table {table}", where=run.folder.uri, hint="read the table in full")
+
+
+def _base_table(run: Run, name: TableName) -> Table:
+    """Return a table of a base copy, without the schema changes over which the copy itself was rolled forward."""
+    return replace(_entry(run, name).table, eras=())
 
 
 def _alike(before: Table, now: Table) -> bool:

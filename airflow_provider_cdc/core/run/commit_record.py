@@ -12,11 +12,13 @@ from dataclasses import dataclass, field, replace
 
 from airflow_provider_cdc.core.run.feed import Feed
 from airflow_provider_cdc.core.run.manifest import Base
+from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.results import Nulled, Skipped
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ManifestError
 
 
@@ -79,6 +81,16 @@ def published_run(scratch: Storage, run_id: str) -> Run:
     if not is_published(run) or run.commit is None:
         raise ManifestError("the run did not publish", where=folder.uri, hint="read the tables in full")
     return run
+
+
+def place_of(scratch: Storage, run_id: str, table: TableName) -> Place | None:
+    """Return the place of the data files of a table in a run that published its copies. None: the format of the lake
+    has no places.
+
+    :raises ManifestError: the run does not exist, or did not publish.
+    """
+    entries = published_run(scratch, run_id).manifest.tables
+    return next((entry.place for entry in entries if entry.table.name == table), None)
 
 
 def base_of(run: Run) -> Base:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from airflow_provider_cdc.core.options.run import TEXT, TableOptions
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
-from airflow_provider_cdc.core.tables.table import CopyName, Table, TableName
+from airflow_provider_cdc.core.tables.table import CopyName, Evolution, Table, TableName
 
 FEW_KEYS = 10_000
 """If a table has at most this number of touched keys, they are looked up only in the exported snapshot. This number of
@@ -24,7 +24,7 @@ class TablePlan:
     position. The snapshot step determines the position where the reads end. ``at_upper`` is the same for all tables of
     a run. ``base`` is the id of the run whose copy is rolled forward. It is empty if the table is read.
     ``base_position`` is the position of that copy, as text because a plan is stored as a record. ``selection`` is the
-    part of the table that is copied.
+    part of the table that is copied. ``evolution`` has the schema changes since that copy; None: there are none.
     """
 
     table: TableName
@@ -38,6 +38,7 @@ class TablePlan:
     base_position: str = ""
     selection: Selection = WHOLE
     arrays: str = TEXT
+    evolution: Evolution | None = None
 
     @property
     def copy_name(self) -> TableName:

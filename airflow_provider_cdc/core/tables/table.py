@@ -111,6 +111,39 @@ class Column:
 
 
 @dataclass(frozen=True)
+class CarriedField:
+    """The values of a present column in rows from before a schema change: the values of the column ``was``, or, if
+    ``was`` is empty, one constant. ``constant`` is the value's bytes in the log, in hexadecimal digits (None: NULL)."""
+
+    name: str
+    was: str = ""
+    constant: str | None = None
+
+
+@dataclass(frozen=True)
+class Era:
+    """The columns that a table had until a statement changed them.
+
+    The statement lies in the log between the places ``begins`` and ``ends``, in the notation of the source.
+    ``statement`` describes it in words. ``fields`` has one entry for each present column, in order.
+    """
+
+    columns: tuple[Column, ...]
+    begins: str
+    ends: str
+    statement: str
+    fields: tuple[CarriedField, ...]
+
+
+@dataclass(frozen=True)
+class Evolution:
+    """The schema changes of a table since its last copy, in the order of the log, and its present ``columns``."""
+
+    eras: tuple[Era, ...]
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True)
 class Table:
     """A table's schema at the initial position, and the estimates of its size.
 
@@ -121,7 +154,8 @@ class Table:
     source finds the table's rows and recognizes the table. ``options`` say how the table is read and published.
     ``cascades_from`` are the tables (maybe including this table) whose changes cascade to this table's rows without an
     entry in the log. The ``key`` of such a table has the columns that foreign keys refer to. ``selection`` is the part
-    of the table that is copied.
+    of the table that is copied. ``eras`` are the schema changes between the base copy and the position, for a table
+    that is rolled forward over them.
     """
 
     name: TableName
@@ -134,11 +168,21 @@ class Table:
     options: TableOptions = AS_DECLARED
     cascades_from: tuple[Table, ...] = ()
     selection: Selection = WHOLE
+    eras: tuple[Era, ...] = ()
 
     @property
     def copy_name(self) -> TableName:
         """The name of the table's copies in the lake."""
         return CopyName.of(self.name, self.selection)
+
+    @property
+    def of_base(self) -> Table:
+        """The table as the base copy has it."""
+        return self.in_era(self.eras[0]) if self.eras else self
+
+    def in_era(self, era: Era) -> Table:
+        """The table with the columns that it had in one of its ``eras``."""
+        return replace(self, columns=era.columns, eras=())
 
     @property
     def published_columns(self) -> list[str]:

@@ -190,7 +190,7 @@ class MarkedFile:
             self._open = pq.ParquetFile(self._folder.path(self.staged.name), filesystem=self._folder.filesystem)
         return self._open
 
-    def groups(self, key: Sequence[str], touched: TouchedKeys) -> Iterator[_Group]:
+    def groups(self, key: Sequence[str], touched: TouchedKeys) -> Iterator[RowGroup]:
         """Yield the row groups that may have touched rows."""
         metadata = self.parquet.metadata
         columns = [self.parquet.schema_arrow.get_field_index(name) for name in key]
@@ -198,7 +198,7 @@ class MarkedFile:
             group = metadata.row_group(number)
             if touched.may_lie_in(group.column(columns[0]).statistics):
                 size = sum(group.column(column).total_uncompressed_size for column in columns)
-                yield _Group(self, number, group.num_rows, size)
+                yield RowGroup(self, number, group.num_rows, size)
 
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
         return to_published(self.parquet.read_row_group(group, columns=columns), self._published)
@@ -222,7 +222,7 @@ class MarkedFile:
 
 
 @dataclass(frozen=True)
-class _Group:
+class RowGroup:
     """A row group of a file. ``bytes`` is the size of its key columns."""
 
     file: MarkedFile
@@ -236,7 +236,7 @@ def mark(files: Iterable[MarkedFile], key: Sequence[str], touched: TouchedKeys) 
 
     :param key: the key columns; for a keyless table, all columns.
     """
-    block: list[_Group] = []
+    block: list[RowGroup] = []
     rows = size = 0
     for file in files:
         for group in file.groups(key, touched):
@@ -250,7 +250,7 @@ def mark(files: Iterable[MarkedFile], key: Sequence[str], touched: TouchedKeys) 
         _mark_block(block, key, touched)
 
 
-def _mark_block(block: Sequence[_Group], key: Sequence[str], touched: TouchedKeys) -> None:
+def _mark_block(block: Sequence[RowGroup], key: Sequence[str], touched: TouchedKeys) -> None:
     masks = [np.ones(group.rows, np.bool_) for group in block]
     if touched.first is not None:
         columns = [group.file.read(group.number, key[:1])[0] for group in block]
@@ -264,14 +264,14 @@ def _mark_block(block: Sequence[_Group], key: Sequence[str], touched: TouchedKey
             group.file.mark(group.number, mask)
 
 
-def _live(group: _Group, mask: BoolArray) -> BoolArray:
+def _live(group: RowGroup, mask: BoolArray) -> BoolArray:
     """Return ``mask`` without the rows that are already deleted."""
     gone = group.file.gone(group.number) if mask.any() else None
     return mask if gone is None else mask & ~gone
 
 
 def _confirmed(
-    block: Sequence[_Group], candidates: Sequence[BoolArray], key: Sequence[str], touched: TouchedKeys
+    block: Sequence[RowGroup], candidates: Sequence[BoolArray], key: Sequence[str], touched: TouchedKeys
 ) -> list[BoolArray]:
     """Return masks of the candidate rows whose whole key is touched."""
     encoded = []

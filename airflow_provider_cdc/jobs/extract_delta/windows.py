@@ -54,7 +54,8 @@ def windows_of(step: Step) -> list[Window]:
         if tables := tuple(tracked for tracked in rolled if str(tracked.table.name) not in step.altered):
             start, end = manifest.start_of(run_id), manifest.initial
             between = rolling_forward(source).segments_between
-            segments = partial(between, start, end, base.identity, manifest.identity, step.slots)
+            evolved = [tracked.table for tracked in tables if tracked.table.eras]
+            segments = partial(between, start, end, base.identity, manifest.identity, step.slots, evolved)
             windows.append(Window(f"forward-{number}", start, tables, segments))
     read = read_table_files(step.run)
     windows += _windows_of_earlier_reads(step, read)

@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.run.results import Nulled
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import Evolution
 from airflow_provider_cdc.errors import CdcError, PreflightError, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.jobs.restart.altered import altered_table, described
 from airflow_provider_cdc.jobs.runtime.progress import say
@@ -188,6 +189,7 @@ def _plan(manifest: Manifest, entry: RunTable) -> TablePlan:
         base_position=manifest.bases[entry.base].position if entry.base else "",
         selection=entry.table.selection,
         arrays=options.arrays,
+        evolution=Evolution(entry.table.eras, entry.table.columns) if entry.base and entry.table.eras else None,
     )
 
 

@@ -19,8 +19,9 @@ import pyarrow.parquet as pq
 from airflow_provider_cdc.core.copies.damage_note import note_damage
 from airflow_provider_cdc.core.copies.removal_marks import check_not_removed
 from airflow_provider_cdc.core.filters.apply import published_schema
-from airflow_provider_cdc.core.run.commit_record import published_run, read_bases
+from airflow_provider_cdc.core.run.commit_record import place_of, published_run, read_bases
 from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.staging import StagedFile, difference
 from airflow_provider_cdc.core.storage.errors import told
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -63,6 +64,7 @@ class LookAtFiles:
     source: Source
     bases: Mapping[int, Storage]
     tables: tuple[RunTable, ...]
+    places: Mapping[int, Place | None]
 
     def __call__(self, files: tuple[BaseFile, ...]) -> list[BaseFile]:
         """Check that the files exist, with the recorded sizes and row counts, and read the extents of their keys.
@@ -72,9 +74,10 @@ class LookAtFiles:
         return [self._seen(base) for base in files]
 
     def _seen(self, one: BaseFile) -> BaseFile:
-        entry = self.tables[one.table]
-        published = published_schema(entry.table, self.source.arrow_schema(entry.table))
-        schema = published if entry.place is None else entry.place.schema(published)
+        entry, place = self.tables[one.table], self.places[one.table]
+        base = entry.table.of_base
+        published = published_schema(base, self.source.arrow_schema(base))
+        schema = published if place is None else place.schema(published)
         folder = self.bases[one.table]
         what, part = "", None
         try:
@@ -149,7 +152,12 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
     if not files:
         return {}
     orders = [tuple(files[start : start + LOOKED_AT]) for start in range(0, len(files), LOOKED_AT)]
-    work = LookAtFiles(step.source, base_folders(step), step.tables)
+    # The base copy of an altered table has other columns, so its files have other field ids.
+    places = {
+        index: place_of(scratch, entry.base, entry.table.name) if entry.table.eras else entry.place
+        for index, entry in enumerate(step.tables)
+    }
+    work = LookAtFiles(step.source, base_folders(step), step.tables, places)
     files_by_table: dict[int, list[BaseFile]] = {}
     for base_file in run_tasks(step.spark, "check the base copies", orders, work):
         for base in base_file:
@@ -225,7 +233,7 @@ def roll_forward(
     orders = [
         order
         for index, files in bases.items()
-        if change.keys(index)
+        if change.keys(index) or step.tables[index].table.eras
         for order in _orders(step, change, index, files, layers.get(index))
     ]
     if not orders:

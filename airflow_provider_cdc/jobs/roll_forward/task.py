@@ -45,6 +45,7 @@ from airflow_provider_cdc.jobs.consolidate.touched_rows import (
     in_portions,
     mark,
 )
+from airflow_provider_cdc.jobs.roll_forward.altered_file import AlteredFile, base_columns
 from airflow_provider_cdc.jobs.roll_forward.deletes import deletes_suffice
 from airflow_provider_cdc.jobs.roll_forward.hints import FOREIGN
 from airflow_provider_cdc.jobs.roll_forward.image_buffer import HELD_BYTES, Images, Place
@@ -100,9 +101,8 @@ class _Rolling:
         self._key = self._schema.names if entry.table.keyless else list(entry.table.key)
         self._first: pa.DataType = self._schema.field(self._key[0]).type
         self._folder = task.bases[order.table]
-        self._files = [
-            RolledFile(self._folder, target.file, self._schema) for target in order.targets if target.file is not None
-        ]
+        self._altered = base_columns(task.source, entry.table)
+        self._files = [self._file(target.file) for target in order.targets if target.file is not None]
         # In these cases, the changes do not show which new row replaces a removed row.
         self._replaces = entry.table.keyless or order.layers is not None
         self._added: dict[int, list[pa.RecordBatch]] = {}
@@ -111,6 +111,11 @@ class _Rolling:
         self._incoming = IncomingRows(
             order, self._table, self._writer, task.change, task.staging.folder, self._changes, self._decoded
         )
+
+    def _file(self, staged: StagedFile) -> RolledFile:
+        if self._altered is None:
+            return RolledFile(self._folder, staged, self._schema)
+        return AlteredFile(self._folder, staged, self._schema, self._altered)
 
     def done(self) -> Outcome:
         try:
@@ -134,7 +139,10 @@ class _Rolling:
             for number, target in enumerate(self._order.targets):
                 added = self._added.get(number, [])
                 file = None if target.file is None else next(files)
-                if file is not None and not file.marks and not added:
+                if file is not None and self._altered is not None:
+                    written += self._rewritten(file, added)
+                    replaced += 1
+                elif file is not None and not file.marks and not added:
                     kept_files.append(file.staged)
                 elif file is not None and self._deletes_suffice(file, added):
                     kept_files.append(self._deleted(file, added, new_versions))
@@ -254,7 +262,7 @@ class _Rolling:
 
     def _keeps_groups(self, file: RolledFile) -> bool:
         """Return whether no row of the file is removed, and no row group grows to more than twice the usual size."""
-        if self._images is None or file.staged.deletes is not None:
+        if self._images is None or self._altered is not None or file.staged.deletes is not None:
             return False
         for group in file.marks:
             _, afters = self._images.lengths((file.staged.name, group))

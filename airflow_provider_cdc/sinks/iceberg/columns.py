@@ -2,8 +2,9 @@
 
 The source may give each column an identity. A renamed column keeps its identity, and no other column ever gets it. The
 property `COLUMNS` of the table records the identities by field id. So a renamed column stays one Iceberg column, and a
-column that was dropped and added again is another column. Columns without an identity are identified by their name: a
-renamed column becomes a new column, which is null in the rows of earlier copies.
+column that was dropped and added again is another column. Columns without an identity are identified by their name, or,
+if a copy is rolled forward over schema changes, by the name that the log shows that they had in that copy. If such a
+table is read in full, a renamed column becomes a new column, which is null in the rows of earlier copies.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ def evolved_columns(metadata: TableMetadata, table: Prepared, wanted: Schema, ne
     for asked in wanted.fields:
         identity = table.identities.get(asked.name, "")
         present = by_identity.get(identity) if identity else None
-        named = by_name.get(asked.name)
+        named = by_name.get(table.names_before.get(asked.name, asked.name))
         if present is None and named is not None and (not identity or named.field_id not in recorded):
             # The source gives no identities, or an earlier version of this package did not record them.
             present = named

@@ -51,6 +51,7 @@ from airflow_provider_cdc.sinks.iceberg.tables import (
     HEAD,
     RUN_ID,
     check_version,
+    names_before,
     recorded_columns,
     recorded_identifier,
     recorded_order,
@@ -215,8 +216,10 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
     base = metadata.snapshot_by_name(tag_of(commit.base)) if commit.base else None
     copy = json.dumps(encode_copy(commit.copy))
     properties = {RUN_ID: run_id, COPY: copy, "cdc.position": commit.copy.position}
+    before = names_before(commit.place)
     if base is not None:
-        check_kept(table, base, wanted_schema, where)
+        if not before:
+            check_kept(table, base, wanted_schema, where)
         properties["cdc.base_run_id"] = commit.base
         # This copy shares files with the base's snapshot. These files are not removed as long as the base's snapshot
         # has its tag.
@@ -224,7 +227,7 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
     transaction = Transaction(table)
     identities = recorded_columns(commit.place)
     transaction._stage(without_lost_order(metadata, wanted_schema))
-    stage_schema(transaction, table, wanted_schema, identities, where)
+    stage_schema(transaction, table, wanted_schema, identities, before, where)
     try:
         snapshot_id, updates, _ = replace_files(
             transaction,

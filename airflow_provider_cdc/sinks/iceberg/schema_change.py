@@ -24,15 +24,21 @@ _NEW_RUN = "trigger a new run"
 
 
 def stage_schema(
-    transaction: Transaction, table: Table, wanted: Schema, identities: Mapping[int, str], where: str
+    transaction: Transaction,
+    table: Table,
+    wanted: Schema,
+    identities: Mapping[int, str],
+    names_before: Mapping[int, str],
+    where: str,
 ) -> None:
     """Change the table's schema to ``wanted`` in the commit. The run's files were written with the schema ``wanted``.
 
     :param identities: the identities of the columns of ``wanted``, by field id.
+    :param names_before: the names that the columns of ``wanted`` had in the base copy, by field id.
     :raises ConfigurationError: another run assigned a field id of ``wanted`` to another column.
     """
     metadata = table.metadata
-    _check_ids(table, wanted, identities, where)
+    _check_ids(table, wanted, identities, names_before, where)
     if schema_key(wanted) == schema_key(table.schema()):
         return
     updates: tuple[TableUpdate, ...] = ()
@@ -98,16 +104,19 @@ def schema_key(schema: Schema) -> tuple[object, ...]:
     return tuple(fields), frozenset(schema.identifier_field_ids)
 
 
-def _check_ids(table: Table, wanted: Schema, identities: Mapping[int, str], where: str) -> None:
+def _check_ids(
+    table: Table, wanted: Schema, identities: Mapping[int, str], names_before: Mapping[int, str], where: str
+) -> None:
     known = [field for schema in table.metadata.schemas for field in schema.fields]
     recorded = recorded_identities(table.metadata)
     for field in wanted.fields:
         if field.field_id > table.metadata.last_column_id:
             continue
         identity, before = identities.get(field.field_id, ""), recorded.get(field.field_id, "")
+        was = names_before.get(field.field_id, field.name)
         others = [other for other in known if other.field_id == field.field_id]
         if not any(
-            (identity == before if identity and before else other.name == field.name)
+            (identity == before if identity and before else other.name in (field.name, was))
             and (holds(other.field_type, field.field_type) or holds(field.field_type, other.field_type))
             for other in others
         ):

@@ -50,7 +50,7 @@ _PROPERTIES = {
 }
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 _UUID, _SCHEMA, _IDENTIFIER, _LOCATION, _COLUMNS = "table_uuid", "schema", "identifier", "location", "columns"
-_SPEC, _ORDER = "partition_spec_id", "sort_order"
+_SPEC, _ORDER, _NAMES_BEFORE = "partition_spec_id", "sort_order", "names_before"
 
 
 def identifier_of(table: TableName, template: str, source: str) -> Identifier:
@@ -167,6 +167,7 @@ def prepare_table(
             _UUID: str(existing.metadata.table_uuid),
             _SCHEMA: evolved.schema.model_dump_json(),
             _COLUMNS: encode_identities(evolved.identities),
+            _NAMES_BEFORE: encode_identities({columns[now].field_id: was for now, was in table.names_before.items()}),
             _SPEC: str(existing.spec().spec_id),
             _ORDER: encode_order(sort_order(table, evolved.schema)),
         },
@@ -216,6 +217,11 @@ def recorded_location(place: Place) -> str:
 
 def recorded_schema(place: Place) -> Schema:
     return Schema.model_validate_json(place.details[_SCHEMA])
+
+
+def names_before(place: Place) -> dict[int, str]:
+    """Return the names that the columns had in the base copy, by field id. Empty: the table was not altered since."""
+    return decode_identities(place.details.get(_NAMES_BEFORE, "{}"))
 
 
 def recorded_columns(place: Place) -> dict[int, str]:

@@ -21,10 +21,10 @@ from airflow_provider_cdc.sources.api.optional_capabilities import (
     KeepsForRun,
     KeepsPast,
     KeepsWindow,
-    RollsForward,
     SharesReads,
     TellsReach,
 )
+from airflow_provider_cdc.sources.api.rolling_forward import RollsForward
 
 _log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.source import Source
 
@@ -235,54 +235,6 @@ class TellsReach(Protocol):
         :param seen: the previous result, which may save the server some work.
         :raises ConfigurationError: the target is a position of another kind of database.
         :raises SourceUnavailable: the server cannot be reached.
-        """
-
-
-@runtime_checkable
-class RollsForward(Protocol):
-    """A source whose log has the new row of every change, so that a published copy can be rolled forward."""
-
-    def refusals_since(
-        self,
-        identity: Mapping[str, str],
-        position: Position,
-        tables: Sequence[Table],
-        to: AsOf | None,
-        options: StepOptions,
-        *,
-        keys_only: bool = False,
-        bases: int = 1,
-    ) -> dict[TableName, str]:
-        """Return the reasons why copies cannot be rolled forward, by table. Tables whose copies can be rolled forward
-        are not in the result.
-
-        :param identity: the identity of the server from which the copies were made.
-        :param position: the position at which the copies are exact.
-        :param to: the position or time to which the copies are rolled forward. None: now.
-        :param keys_only: read only the keys of touched rows (consistency ``again``).
-        :param bases: the number of different positions of the copies that the run may roll forward.
-        :raises ExactnessError: no copy can be rolled forward.
-        :raises SourceUnavailable: the server cannot be reached.
-        """
-
-    def check_since(self, identity: Mapping[str, str], position: Position) -> None:
-        """Check three conditions. The connected server must be the server of ``identity``, which had ``position``. The
-        server's history since ``position`` must be intact. Everything that the log does not show must be unchanged
-        since ``position``.
-
-        :raises ExactnessError: one of these conditions does not hold.
-        :raises SourceUnavailable: the server cannot be reached.
-        """
-
-    def segments_between(
-        self, start: Position, end: Position, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
-    ) -> list[LogSegment]:
-        """Return the segments with all changes after ``start`` up to ``end``, in log order.
-
-        :param since: the server's identity that was recorded at ``start``.
-        :param identity: the identity in the run's initial point.
-        :param slots: how many segments are read at once.
-        :raises LogGone: the log no longer reaches back to ``start``.
         """
 
 

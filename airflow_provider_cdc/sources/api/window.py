@@ -99,7 +99,7 @@ class LogSegment:
     this mark there, it is no longer the log of the reads. An empty text means that no mark is required. ``also`` has
     the names that follow ``name`` in the log and are read together with it, each from its beginning. If ``also`` is not
     empty, ``stop`` is a place in the last of these names. ``bytes`` is the approximate size in bytes, or 0 if the size
-    is unknown.
+    is unknown. ``passed`` has the schema changes before this part that the run carries through (`Era.ends`).
     """
 
     number: int
@@ -109,6 +109,7 @@ class LogSegment:
     mark: str = ""
     also: tuple[str, ...] = ()
     bytes: int = 0
+    passed: tuple[str, ...] = ()
 
     @property
     def last_name(self) -> str:

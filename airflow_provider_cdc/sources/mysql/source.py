@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
-from airflow_provider_cdc.core.tables.table import Parts, Table, TableName, whole_tables
+from airflow_provider_cdc.core.tables.table import Era, Evolution, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.optional_capabilities import (
@@ -28,7 +28,6 @@ from airflow_provider_cdc.sources.api.optional_capabilities import (
     OrdersChunks,
     PreparesBeforeWindow,
     Reach,
-    RollsForward,
     Runway,
     TellsBacklog,
     TellsHistory,
@@ -37,6 +36,7 @@ from airflow_provider_cdc.sources.api.optional_capabilities import (
     TellsRunway,
     ToldInPart,
 )
+from airflow_provider_cdc.sources.api.rolling_forward import RollsForward
 from airflow_provider_cdc.sources.api.source import ChunkReader, SegmentReader, Source
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
@@ -139,10 +139,11 @@ class MysqlSource:
         *,
         keys_only: bool = False,
         bases: int = 1,
+        evolutions: dict[TableName, Evolution] | None = None,
     ) -> dict[TableName, str]:
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
 
-        return roll_forward.refusals_since(self.settings, identity, GtidSet.expect(position), tables, to)
+        return roll_forward.refusals_since(self.settings, identity, GtidSet.expect(position), tables, to, evolutions)
 
     def check_replaced(
         self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
@@ -176,11 +177,18 @@ class MysqlSource:
             check_identity(self.settings, connection, identity, GtidSet.expect(position), Moment.ROLL_FORWARD)
 
     def segments_between(
-        self, start: Position, end: Position, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
+        self,
+        start: Position,
+        end: Position,
+        since: Mapping[str, str],
+        identity: Mapping[str, str],
+        slots: int = 1,
+        tables: Sequence[Table] = (),
     ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
 
-        return roll_forward.segments_between(self.settings, GtidSet.expect(start), GtidSet.expect(end), since, slots)
+        between = GtidSet.expect(start), GtidSet.expect(end)
+        return roll_forward.segments_between(self.settings, *between, since, slots, tables)
 
     def stays(self, table: Table) -> str:
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
@@ -272,6 +280,11 @@ class MysqlSource:
 
     def arrow_schema(self, table: Table) -> pa.Schema:
         return types.arrow_schema(table)
+
+    def new_columns(self, table: Table, era: Era) -> pa.RecordBatch:
+        from airflow_provider_cdc.sources.mysql.decode.new_columns import new_columns
+
+        return new_columns(table, era)
 
     def decode_images(
         self,

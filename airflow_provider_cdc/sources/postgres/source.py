@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
-from airflow_provider_cdc.core.tables.table import Parts, Table, TableName, whole_tables
+from airflow_provider_cdc.core.tables.table import Evolution, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.leftovers import DropsLeft, KeptObject, LeftByRun, TellsLeft
@@ -30,7 +30,6 @@ from airflow_provider_cdc.sources.api.optional_capabilities import (
     KeepsPast,
     KeepsWindow,
     Reach,
-    RollsForward,
     Runway,
     SharesReads,
     TellsBacklog,
@@ -40,6 +39,7 @@ from airflow_provider_cdc.sources.api.optional_capabilities import (
     ToldInPart,
 )
 from airflow_provider_cdc.sources.api.rereading import LogTail, ReadsAgain
+from airflow_provider_cdc.sources.api.rolling_forward import RollsForward
 from airflow_provider_cdc.sources.api.source import ChunkReader, SegmentReader, Source
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
@@ -148,6 +148,7 @@ class PostgresSource:
         *,
         keys_only: bool = False,
         bases: int = 1,
+        evolutions: dict[TableName, Evolution] | None = None,
     ) -> dict[TableName, str]:
         start = Lsn.expect(position)
         return roll_forward.refusals_since(self.settings, identity, start, tables, to, options, keys_only, bases)
@@ -161,7 +162,13 @@ class PostgresSource:
         return roll_forward.keep_window(self.settings, point, plans, options, run_id)
 
     def segments_between(
-        self, start: Position, end: Position, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
+        self,
+        start: Position,
+        end: Position,
+        since: Mapping[str, str],
+        identity: Mapping[str, str],
+        slots: int = 1,
+        tables: Sequence[Table] = (),
     ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.postgres.log.segments import segments_between
 

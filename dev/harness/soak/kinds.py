@@ -61,6 +61,10 @@ KINDS: Mapping[str, Kind] = {
         _histories("postgres", "test_roll_forward.py", CHANGES),
         weight=4,
     ),
+    "mysql-schema-changes": Kind(
+        "nights on MySQL with random schema changes, which are carried or refused",
+        ("tests/sources/mysql/steps/test_random_schema_changes.py",),
+    ),
     "model-histories": Kind(
         "runs, chains of nights, changes and retention on random histories of a model source",
         (

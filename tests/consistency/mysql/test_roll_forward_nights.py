@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pymysql
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CopyMismatch, DecodeError, LogGone, PreflightError, SchemaChanged
 from harness.mysql_server import MysqlServer
@@ -373,3 +376,99 @@ def test_a_damaged_log_does_not_stop_night_after_night(
     assert len(contents(run.finish()["published"]["d.t"])) == 1
     nights.do("UPDATE t SET v = 'whole'")
     nights.rolled()
+
+
+def test_schema_changes_are_carried(nights: Nights) -> None:
+    """On the last nights, no row of a table changes, and a table is altered whose copy was itself carried."""
+    nights.do(
+        "CREATE TABLE stock (id INT PRIMARY KEY, a INT, b VARCHAR(20), c ENUM('x', 'y'), d VARCHAR(20))",
+        "INSERT INTO stock VALUES (1, 1, 'one', 'x', 'I'), (2, 2, NULL, 'y', 'II'), (3, 3, 'three', NULL, 'III')",
+        "CREATE TABLE notes (text VARCHAR(9), n INT)",
+        "INSERT INTO notes VALUES ('a', 1), ('a', 2), ('b', 3), (NULL, NULL)",
+        "CREATE TABLE other (id INT PRIMARY KEY, a INT)",
+        "INSERT INTO other VALUES (1, 1)",
+        "CREATE TABLE nothing (id INT PRIMARY KEY)",
+    )
+    run = nights.night("full")
+    run.record()
+    run.finish()
+    nights.do(
+        "UPDATE stock SET a = 20 WHERE id = 2",
+        "ALTER TABLE stock ADD n INT NOT NULL DEFAULT 7 AFTER id, RENAME COLUMN b TO e",
+        "UPDATE stock SET a = 30 WHERE id = 3",
+        "INSERT INTO stock VALUES (4, 8, 4, 'four', 'x', 'IV')",
+        "UPDATE other SET a = 2",
+        "ALTER TABLE stock DROP d",
+        "INSERT INTO notes VALUES ('z', 9)",
+        "DELETE FROM notes WHERE text = 'b'",
+        "ALTER TABLE notes DROP n",
+        "DELETE FROM notes WHERE text = 'z'",
+        "DELETE FROM notes LIMIT 1",
+        "ALTER TABLE stock ADD d VARCHAR(20)",
+        "UPDATE stock SET d = 'new' WHERE id = 1",
+        # The server rebuilds an empty table, so the log would not explain its identity.
+        "INSERT INTO nothing VALUES (7)",
+        "ALTER TABLE nothing ADD n INT",
+    )
+    nights.rolled()
+    nights.do(
+        "ALTER TABLE stock MODIFY a BIGINT, MODIFY c ENUM('x', 'y', 'z')", "ALTER TABLE notes ADD m INT DEFAULT 5"
+    )
+    nights.rolled()
+    nights.do("INSERT INTO notes VALUES ('c', 5)", "UPDATE stock SET c = 'z'", "INSERT INTO nothing VALUES (1, 2)")
+    nights.rolled()
+
+
+@pytest.mark.long
+def test_schema_changes_beside_prepared_transactions_and_past_positions(nights: Nights) -> None:
+    """The oracle is the server's own rows at the position."""
+
+    def stock(columns: str = "*") -> Counter[Any]:
+        return Counter(nights.mysql.query(f"SELECT {columns} FROM {nights.schema}.stock"))
+
+    def published(run: Pipeline) -> Counter[Any]:
+        folder = Path(run.finish()["published"][f"{nights.schema}.stock"].removeprefix("file://"))
+        return Counter(tuple(row.values()) for row in pq.read_table(folder).to_pylist())
+
+    nights.do("CREATE TABLE stock (id INT PRIMARY KEY, a INT)", "INSERT INTO stock VALUES (1, 1), (2, 2)")
+    nights.do("CREATE TABLE other (id INT PRIMARY KEY, a INT)", "INSERT INTO other VALUES (1, 1), (2, 2)")
+    run = nights.night("full")
+    run.record()
+    run.finish()
+    for xid, table in (("p", "other"), ("q", "stock")):
+        rows = f"UPDATE {table} SET a = 9 WHERE id = 1"
+        nights.do("SET xa_detach_on_prepare = 1", f"XA START '{xid}'", rows, f"XA END '{xid}'", f"XA PREPARE '{xid}'")
+    # A prepared transaction cannot lie on both sides of a schema change of its table.
+    with pytest.raises(pymysql.MySQLError, match="Lock wait"):
+        nights.do("SET lock_wait_timeout = 1", "ALTER TABLE stock ADD n INT DEFAULT 5")
+    nights.do("XA COMMIT 'q'", "SET binlog_transaction_compression = ON", "UPDATE stock SET a = a + 1")
+    nights.do("ALTER TABLE stock ADD n INT DEFAULT 5", "UPDATE stock SET n = 6 WHERE id = 2", "XA COMMIT 'p'")
+    past, wanted = nights.mysql.query("SELECT @@global.gtid_executed")[0][0].replace("\n", ""), stock()
+    nights.do("UPDATE stock SET n = 7", "INSERT INTO stock VALUES (3, 3, 3)")
+    run = nights.night(as_of=past)
+    run.record()
+    assert published(run) == wanted
+    # A schema change between preflight and the position stops the run, and one after the position does not matter.
+    nights.do("ALTER TABLE stock ADD m INT DEFAULT 5", "UPDATE stock SET m = 1 WHERE id = 1")
+    run = nights.night()
+    plans = run.preflight()
+    run.preflight = lambda: plans  # type: ignore[method-assign]
+    nights.do("ALTER TABLE stock ADD o INT DEFAULT 5")
+    with pytest.raises(SchemaChanged, match="after the task `preflight` ran"):
+        run.record()
+    run = nights.night()
+    run.record()
+    nights.do("ALTER TABLE stock ADD late INT DEFAULT 5")
+    assert published(run) == stock("id, a, n, m, o")
+    # A run that reads another table again carries the schema change to its later position.
+    nights.do("ALTER TABLE stock DROP o", "CREATE TABLE fresh (id INT PRIMARY KEY)", "INSERT INTO fresh VALUES (1)")
+    run = nights.night("auto")
+    run.record()
+    nights.do("ALTER TABLE fresh ADD n INT", "UPDATE stock SET a = 100", "INSERT INTO fresh VALUES (2, 2)")
+    assert published(run) == stock()
+    entries = Run.load(run.run).manifest.tables
+    assert {entry.table.name.name: bool(entry.base) for entry in entries} == {
+        "fresh": False,
+        "other": True,
+        "stock": True,
+    }

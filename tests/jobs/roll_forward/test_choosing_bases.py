@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import LogGone, PreflightError
 from airflow_provider_cdc.sinks.registry import open_sink
 from tests.jobs.conftest import MakeRunner, Runner
@@ -44,6 +44,7 @@ class Refusing(HistorySource):
         *,
         keys_only: bool = False,
         bases: int = 1,
+        evolutions: dict[TableName, Evolution] | None = None,
     ) -> dict[TableName, str]:
         if isinstance(self.refused, LogGone):
             raise self.refused

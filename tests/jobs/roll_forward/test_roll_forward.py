@@ -21,7 +21,7 @@ from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ManifestError
 from airflow_provider_cdc.jobs.consolidate import touched_rows
 from airflow_provider_cdc.jobs.roll_forward import image_buffer as images
@@ -273,6 +273,7 @@ class Rolling(HistorySource):
         *,
         keys_only: bool = False,
         bases: int = 1,
+        evolutions: dict[TableName, Evolution] | None = None,
     ) -> dict[TableName, str]:
         return {}
 

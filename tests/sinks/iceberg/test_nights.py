@@ -102,13 +102,15 @@ def test_nights_of_mysql_are_right_in_every_engine(
     for start in range(0, 500, 250):
         values = ", ".join(f"({n}, 'b{n % 7}', {n})" for n in range(start, start + 250))
         mysql.query(f"INSERT INTO {schema}.lines VALUES {values}")
-    expected = []
+    expected, ids = [], []
     for number in (1, 2, 3):
-        night(spark, mysql, schema, tmp_path, number)
+        run = night(spark, mysql, schema, tmp_path, number)
+        assert all(bool(plan.base) == (number > 1) for plan in run.plans), run.plans
         expected.append(Counter(tuple(row) for row in mysql.query(f"SELECT * FROM {schema}.lines")))
         catalog = catalog_of(tmp_path)
         assert Counter(by_duckdb(catalog, f"{schema}.lines")) == expected[-1]
         assert Counter(by_polars(catalog, f"{schema}.lines")) == expected[-1]
+        ids.append({field.name: field.field_id for field in catalog.load_table(f"{schema}.lines").schema().fields})
         # The key has another type in the files: a decimal.
         assert Counter(row[0] for row in by_duckdb(catalog, f"{schema}.orders")) == Counter(
             key for (key,) in mysql.query(f"SELECT id FROM {schema}.orders")
@@ -117,14 +119,22 @@ def test_nights_of_mysql_are_right_in_every_engine(
         mysql.query(f"UPDATE {schema}.orders SET small = {number} WHERE id IN (0, {2**64 - 1})")
         mysql.query(f"UPDATE {schema}.lines SET n = n + 1000 WHERE a % 50 = {number}")
         mysql.query(f"DELETE FROM {schema}.lines WHERE a % 50 = {number + 10}")
-        mysql.query(f"INSERT INTO {schema}.lines VALUES ({1000 + number}, 'new', NULL)")
+        mysql.query(f"INSERT INTO {schema}.lines (a, b) VALUES ({1000 + number}, 'new')")
+        if number == 2:
+            # The new column has the earlier name of another one.
+            mysql.query(f"ALTER TABLE {schema}.lines RENAME COLUMN n TO m, ADD n INT DEFAULT 5")
+            mysql.query(f"UPDATE {schema}.lines SET m = -1 WHERE a = 7")
+    assert ids[0] == ids[1]
+    assert ids[2] == {"a": ids[1]["a"], "b": ids[1]["b"], "m": ids[1]["n"], "n": ids[2]["n"]}
+    assert ids[2]["n"] not in ids[1].values()
     table = catalog.load_table(f"{schema}.lines")
     for number, rows in enumerate(expected, 1):
         snapshot = table.metadata.snapshot_by_name(f"cdc-202601{number:02}T000000Z-00000000")
         assert snapshot is not None
         assert Counter(by_duckdb(catalog, f"{schema}.lines", snapshot.snapshot_id)) == rows
     # Another program adds and deletes rows: the next night reads that table in full, and no other one.
-    table.append(pa.table({"a": pa.array([-1], pa.int32()), "b": ["foreign"], "n": [None]}, table.schema().as_arrow()))
+    foreign = {"a": pa.array([-1], pa.int32()), "b": ["foreign"], "m": [None], "n": [None]}
+    table.append(pa.table(foreign, table.schema().as_arrow()))
     table.delete("a = 3")
     last = night(spark, mysql, schema, tmp_path, 4, on_foreign_commit="replace")
     reasons = {plan.table.name: plan.reason for plan in last.plans}

@@ -103,7 +103,7 @@ def decode_images(
     starts, lengths = np.empty((2, len(columns), rows), np.int32)
     nulls, totals = np.zeros(len(columns), np.int64), np.zeros(len(columns), np.int64)
     data = bytes_of(values)
-    bad = _locate_images(data, ends.copy(), layout.prefixes, layout.widths, starts, lengths, nulls, totals)
+    bad = locate_images(data, ends.copy(), layout.prefixes, layout.widths, starts, lengths, nulls, totals)
     if bad >= 0:
         raise DecodeError(f"image {bad} of {rows} is not a row of the table", where=name)
     located = Located(data, starts, lengths, nulls, totals, rows)
@@ -181,7 +181,7 @@ def skip_image(
 
 
 @kernel
-def _locate_images(
+def locate_images(
     data: Bytes,
     ends: Int32s,
     prefixes: Int32s,

@@ -19,8 +19,8 @@ from airflow_provider_cdc.sources.log.changes import LOG_BYTES
 from airflow_provider_cdc.sources.log.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 from airflow_provider_cdc.sources.mysql.log import codes, walk_state
+from airflow_provider_cdc.sources.mysql.log.eras import EraWalker, SegmentEras
 from airflow_provider_cdc.sources.mysql.log.stream.dump import Dump
-from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
     check_continuity,
@@ -174,9 +174,9 @@ class MysqlSegmentReader:
         self._progress = progress
         self._open_dump = open_dump
         self._dump: Dump | None = None
-        self._tables = tables
-        stop = None if segment.also else segment.stop
-        self._walker = LogWalker(segment.name, segment.start, stop, initial, tables, self.summary)
+        self._eras = SegmentEras(segment, tables)
+        self._tables = self._eras.tracked
+        self._walker = EraWalker(segment, initial, self._tables, self.summary, self._eras.begins)
 
     def close(self) -> None:
         """End the session."""
@@ -202,7 +202,8 @@ class MysqlSegmentReader:
 
     def _net_change(self) -> Iterator[pa.RecordBatch]:
         walker, number = self._walker, self.summary.segment.number
-        return delta_batches(walker.change, self._tables, number, decode_images, walker.xa.pending)
+        batches = delta_batches(walker.change, self._tables, number, decode_images, walker.xa.pending)
+        return map(self._eras.carry, batches)
 
     def _tell_changes(self, undecided: Sequence[int] = ()) -> None:
         walker = self._walker

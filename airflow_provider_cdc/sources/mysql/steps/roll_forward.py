@@ -3,24 +3,31 @@
 The conditions of a run must have held since the copy's position. The run that made the copy recorded the server's state
 before this position. The recorded state is compared with the current state, as if the run were still in progress. The
 search of the log only finds problems early, because the step that nets the window would also stop at these problems.
+
+If the log has a schema change of a table that can be carried (`tables.column_eras`), the log is searched a second time
+for this table, with the columns that the table had at each place.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
+from airflow_provider_cdc.core.kernels.compile import Bytes
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.errors import CdcError, ExactnessError
+from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, PositionContext
-from airflow_provider_cdc.sources.mysql.log import refusals, walk_state
+from airflow_provider_cdc.sources.mysql.log import codes, refusals, walk_state
+from airflow_provider_cdc.sources.mysql.log.eras import SegmentEras, cut
 from airflow_provider_cdc.sources.mysql.log.long_prepared import LongPrepared, PreparedWalker
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
+from airflow_provider_cdc.sources.mysql.log.statements.column_changes import column_changes
 from airflow_provider_cdc.sources.mysql.log.statements.copied_tables import names_of
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, meaning
@@ -33,6 +40,7 @@ from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identi
 from airflow_provider_cdc.sources.mysql.steps.past import resolve
 from airflow_provider_cdc.sources.mysql.steps.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.tables.cascades import relies_on_log
+from airflow_provider_cdc.sources.mysql.tables.column_eras import NotCarried, PlacedChanges, evolution
 from airflow_provider_cdc.sources.mysql.tables.replaced import replaced_since
 from airflow_provider_cdc.sources.mysql.tables.schema import difference, read_tables
 
@@ -48,6 +56,7 @@ def refusals_since(
     start: GtidSet,
     tables: Sequence[Table],
     to: AsOf | None,
+    evolutions: dict[TableName, Evolution] | None = None,
 ) -> dict[TableName, str]:
     """Implements `RollsForward.refusals_since`."""
     with session(settings) as connection:
@@ -63,18 +72,35 @@ def refusals_since(
             end = prefix.place
         refused = {table.name: why for table in tables if (why := unfit(table))}
         fit = [table for table in tables if table.name not in refused]
-        for table, now in zip(fit, read_tables(connection, [table.name for table in fit]), strict=True):
-            if why := difference(table, now) or (
-                "its key is another index" if table.key_index != now.key_index else ""
-            ):
-                refused[table.name] = f"since the copy {why}"
+        now = {table.name: table for table in read_tables(connection, [table.name for table in fit])}
+        differences = {table.name: _difference(table, now[table.name]) for table in fit}
+        if evolutions is None:
+            refused |= {name: f"since the copy {why}" for name, why in differences.items() if why}
         fit = [table for table in fit if table.name not in refused]
         if _logs_differences(connection):
-            documents = [table for table in fit if any(column.type == "json" for column in table.columns)]
+            columns = {table.name: (*table.columns, *now[table.name].columns) for table in fit}
+            documents = [table for table in fit if any(column.type == "json" for column in columns[table.name])]
             refused |= {table.name: _DIFFERENCES for table in documents}
             fit = [table for table in fit if table.name not in refused]
         begin = LogPlace.parse(identity[LOG_PLACE])
-        refused |= _broken(settings, connection, begin, start, end, fit) if fit else {}
+        changes: dict[TableName, list[PlacedChanges]] = {}
+        carried = None if evolutions is None else changes
+        refused |= _broken(settings, connection, begin, start, end, fit, carried) if fit else {}
+        fit = [table for table in fit if table.name not in refused]
+        if evolutions is not None:
+            altered = {table.name: table for table in fit if table.name in changes or differences[table.name]}
+            for name, table in altered.items():
+                try:
+                    evolutions[name] = evolution(table, now[name], changes.get(name, ()))
+                except (NotCarried, ConfigurationError) as error:
+                    what = differences[name] or f"the log has {changes[name][0].changes.described}"
+                    refused[name] = f"since the copy {what}: {error}"
+            evolved = [
+                replace(table, columns=evolutions[name].columns, eras=evolutions[name].eras)
+                for name, table in altered.items()
+                if name not in refused
+            ]
+            refused |= _broken(settings, connection, begin, start, end, evolved) if evolved else {}
         # Check for replaced tables last. If a logged statement replaced a table, the search of the log has already
         # found the statement and named it in the reason.
         fit = [table for table in fit if table.name not in refused]
@@ -83,10 +109,19 @@ def refusals_since(
 
 
 def segments_between(
-    settings: ConnectionSettings, start: GtidSet, end: GtidSet, since: Mapping[str, str], slots: int
+    settings: ConnectionSettings,
+    start: GtidSet,
+    end: GtidSet,
+    since: Mapping[str, str],
+    slots: int,
+    tables: Sequence[Table] = (),
 ) -> list[LogSegment]:
     """Implements `RollsForward.segments_between`."""
-    return log_segments(settings, start, prefix_of(settings, end).place, begun_at(since), slots)
+    return cut(log_segments(settings, start, prefix_of(settings, end).place, begun_at(since), slots), tables)
+
+
+def _difference(table: Table, now: Table) -> str:
+    return difference(table, now) or ("its key is another index" if table.key_index != now.key_index else "")
 
 
 def unfit(table: Table) -> str:
@@ -107,11 +142,14 @@ def _broken(
     start: GtidSet,
     end: LogPlace | None,
     tables: Sequence[Table],
+    changes: dict[TableName, list[PlacedChanges]] | None = None,
 ) -> dict[TableName, str]:
     """Search the log after ``start``. Return the tables that cannot be rolled forward because of a logged statement or
     event, each with the reason.
 
     :param begin: a place in the log that is before all changes since ``start``.
+    :param changes: receives the statements that change columns of tables in a known way. Neither these statements nor
+        rows of another shape are a reason for such a table.
     """
     # Read the end of the log first, so that the list of files includes the file that contains the end.
     end, files = end or end_of_log(settings, connection), log_files(connection)
@@ -124,17 +162,24 @@ def _broken(
         # Skip tables for which a reason was found in an earlier file. Files are read in parallel, so some of these
         # reasons may not be known yet.
         unread_tables = [table for table in tables if table.name not in reasons]
-        return _Survey(segment.name, segment.start, segment.stop, start, unread_tables)
+        return _Survey(segment, start, unread_tables, carries=changes is not None)
 
-    with looked_through(settings, files, stretches(files, begin, end), walker_of) as walkers:
+    other_shapes: dict[TableName, str] = {}
+    with looked_through(settings, files, cut(stretches(files, begin, end), tables), walker_of) as walkers:
         for walker, error in walkers:
             if error is not None:
                 return {table.name: reasons.get(table.name, _said(error)) for table in tables}
             reasons |= {name: why for name, why in walker.broken.items() if name not in reasons}
             if len(reasons) == len(tables):
                 return reasons
+            for name, statements in walker.altered.items():
+                if changes is not None:
+                    changes.setdefault(name, []).extend(statements)
+            other_shapes = walker.other_shapes | other_shapes
             prepared.add(walker)
             summaries.append(walker.summary)
+    known = changes or {}
+    reasons |= {name: why for name, why in other_shapes.items() if name not in known and name not in reasons}
     # A transaction whose rows are not in the log may have changed any table. Every roll-forward from this copy would
     # stop at such a transaction.
     if lost := prepared.without_rows(settings, list(files), begin, start):
@@ -149,16 +194,38 @@ def _broken(
 
 class _Survey(PreparedWalker):
     """Walks the log without stopping at the statements at which a run would stop. Records the tables for which a run
-    would stop."""
+    would stop.
 
-    def __init__(self, file: str, start: int, stop: int | None, initial: GtidSet, tables: Sequence[Table]) -> None:
-        tracked = [TrackedTable(index, table, looked_at=True) for index, table in enumerate(tables)]
-        super().__init__(file, start, stop, initial, tracked)
+    :param carries: record statements that change columns in a known way in ``altered``, and tables whose rows have
+        other columns in ``other_shapes``, instead of refusing these tables.
+    """
+
+    def __init__(self, segment: LogSegment, initial: GtidSet, tables: Sequence[Table], *, carries: bool) -> None:
+        eras = SegmentEras(segment, [TrackedTable(index, table, looked_at=True) for index, table in enumerate(tables)])
+        super().__init__(segment.name, segment.start, segment.stop, initial, eras.tracked)
         self.broken: dict[TableName, str] = {}
+        self.altered: dict[TableName, list[PlacedChanges]] = {}
+        self.other_shapes: dict[TableName, str] = {}
+        self._begins = eras.begins
+        self._carries = carries
+        self._event_bytes = 0
+        self._all_names = names_of(tables)
         self._tables = tables
         self._left = list(tables)
 
+    def _handle(self, code: int, data: Bytes) -> bool:
+        at = int(self.state[walk_state.AT])
+        self._event_bytes = int.from_bytes(data[at + codes.LENGTH_AT :][:4].tobytes(), "little")
+        return super()._handle(code, data)
+
     def _check(self, statement: Statement) -> None:
+        file, position = self.summary.segment.name, self.position
+        begins, ends = (str(LogPlace(file, place)) for place in (position, position + self._event_bytes))
+        if begins in self._begins:
+            return
+        if self._carries and (found := column_changes(statement, self._all_names)) is not None:
+            self.altered.setdefault(found.table, []).append(PlacedChanges(found, begins, ends))
+            return
         effect = meaning(statement, self._names)
         self._remember(effect)
         # A statement may name several tables, but each call of `meaning` reports only one table.
@@ -168,6 +235,10 @@ class _Survey(PreparedWalker):
             effect = meaning(statement, self._names)
 
     def _bad_rows(self, code: int, table: TableName) -> None:
+        if self._carries and code == walk_state.SHAPE:
+            why = f"since the copy: {refusals.bad_rows(code, table, '').message} ({self.where})"
+            self.other_shapes.setdefault(table, why)
+            return
         # Do not check whether a prepared transaction counts. If it does not count, a table is read in full without
         # need, which is always correct.
         unlogged = code == walk_state.OTHERS_CASCADES

@@ -27,6 +27,7 @@ from airflow_provider_cdc.errors import ExactnessError, SchemaChanged, Transient
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.mysql.log.long_prepared import PreparedWalker
+from airflow_provider_cdc.sources.mysql.log.statements.column_changes import column_changes
 from airflow_provider_cdc.sources.mysql.log.statements.copied_tables import names_of
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.statements.identity_effect import IdentityEffect
@@ -258,8 +259,8 @@ def _unexplained(before: TableIdentity, now: TableIdentity, ddl: Sequence[Logged
     if other and not may_replace:
         return (
             "its InnoDB table (TABLE_ID) is not the recorded one, and no statement in the log rebuilt it: a session "
-            "truncated, exchanged, imported or rebuilt it with sql_log_bin=0 (or by an ALTER with old_alter_table=ON), "
-            "and the rows that it had before are unknown"
+            "truncated, exchanged, imported or rebuilt it with sql_log_bin=0 (or by an ALTER with old_alter_table=ON "
+            "or of an empty table), and the rows that it had before are unknown"
         )
     return ""
 
@@ -332,6 +333,9 @@ class _DdlWalker(PreparedWalker):
             table_meaning = meaning(statement, names)
             is_harmless = table_meaning.effect in (Effect.HARMLESS, Effect.ELSEWHERE)
             effect = table_meaning.identity if is_harmless else IdentityEffect.ANY
+            if effect is IdentityEffect.ANY and (change := column_changes(statement, names)) is not None:
+                # Such a statement does not explain that the table was truncated or replaced.
+                effect = change.identity
             if effect is not None:
                 place = LogPlace(self.summary.segment.name, self.position)
                 self.found[name].append(LoggedDdl(self.when, effect, place))

@@ -65,7 +65,7 @@ def alteration(reader: Reader, table: TableName, tracked: TrackedNames) -> Alter
     """Parse the rest of an ALTER TABLE statement, after the name of a copied ``table``. Consume the tokens only if the
     statement changes no row."""
     at = reader.at
-    parts = _Parts(reader, table, tracked)
+    parts = Parts(reader, table, tracked)
     try:
         identity = parts.identity()
     except UnreadableError:
@@ -83,7 +83,7 @@ def made_or_dropped_index(
 ) -> IdentityEffect | None:
     """Parse the end of a CREATE INDEX or DROP INDEX statement that has this ``effect``. Return ``effect`` if the
     statement changes no row and only ALGORITHM and LOCK clauses follow."""
-    parts = _Parts(reader, table, tracked)
+    parts = Parts(reader, table, tracked)
     try:
         return parts.done(effect) if effect is not None and parts.modifiers() else None
     except UnreadableError:
@@ -102,27 +102,27 @@ def made_index_of(
     return made_or_dropped_index(reader, effect, table, tracked)
 
 
-class _Parts:
+class Parts:
     """Parses the parts of an ALTER TABLE. ``begun`` is the start of the part that may change rows. ``why`` is the
     reason why this part may change rows."""
 
     def __init__(self, reader: Reader, table: TableName, tracked: TrackedNames) -> None:
         self.begun = reader.at
         self.why = ""
-        self._reader = reader
+        self.reader = reader
         self._table = table
         self._tracked = tracked
         self._key_index = tracked.key_index(table)
-        self._algorithm = ""
+        self.algorithm = ""
 
     def identity(self) -> IdentityEffect | None:
-        reader = self._reader
+        reader = self.reader
         effects: list[IdentityEffect] = []
         while True:
             self.begun = reader.at
             if not self._modifier():
                 alone = not effects and changes_partitions(reader)
-                effect = self._of_partitions() if alone else self._part()
+                effect = self._of_partitions() if alone else self.part()
                 if effect is None:
                     return None
                 effects.append(effect)
@@ -137,7 +137,7 @@ class _Parts:
 
     def modifiers(self) -> bool:
         """Consume the ALGORITHM and LOCK clauses. Return whether the statement ends after these clauses."""
-        while self._reader.at < len(self._reader.tokens):
+        while self.reader.at < len(self.reader.tokens):
             if not self._modifier():
                 return False
         return True
@@ -147,28 +147,29 @@ class _Parts:
         change rows."""
         if effect is IdentityEffect.KEPT:
             return effect
-        if self._tracked.is_recomputed(self._table) and self._algorithm not in _IN_PLACE:
+        if self._tracked.is_recomputed(self._table) and self.algorithm not in _IN_PLACE:
             self.why = RECOMPUTED
             return None
-        return IdentityEffect.REBUILT if self._algorithm == "COPY" else effect
+        return IdentityEffect.REBUILT if self.algorithm == "COPY" else effect
 
     def _modifier(self) -> bool:
-        what = self._reader.take("ALGORITHM", "LOCK")
+        what = self.reader.take("ALGORITHM", "LOCK")
         if what:
-            self._reader.sign("=")
-            how = self._reader.need("DEFAULT", "INSTANT", "INPLACE", "COPY", "NONE", "SHARED", "EXCLUSIVE")
-            self._algorithm = how if what == "ALGORITHM" else self._algorithm
+            self.reader.sign("=")
+            how = self.reader.need("DEFAULT", "INSTANT", "INPLACE", "COPY", "NONE", "SHARED", "EXCLUSIVE")
+            self.algorithm = how if what == "ALGORITHM" else self.algorithm
         return bool(what)
 
     def _of_partitions(self) -> IdentityEffect | None:
-        found = partition_change(self._reader, self._table, self._tracked)
+        found = partition_change(self.reader, self._table, self._tracked)
         if isinstance(found, str):
             self.why = found
             return None
         return found
 
-    def _part(self) -> IdentityEffect | None:
-        reader, key_index = self._reader, self._key_index
+    def part(self) -> IdentityEffect | None:
+        """Parse one part of the statement. None: the part may change rows."""
+        reader, key_index = self.reader, self._key_index
         if reader.take("ADD"):
             return self._check() if reader.word() in ("CHECK", "CONSTRAINT") else added_index(reader, key_index)
         if reader.take("DROP"):
@@ -196,7 +197,7 @@ class _Parts:
 
     def _check(self) -> IdentityEffect:
         """Parse a new check. The server copies the table to check each row."""
-        reader = self._reader
+        reader = self.reader
         if reader.take("CONSTRAINT") and reader.word() != "CHECK":
             reader.name()
         reader.need("CHECK")
@@ -204,15 +205,15 @@ class _Parts:
         return self._enforced()
 
     def _enforced(self) -> IdentityEffect:
-        if self._reader.take("NOT"):
-            self._reader.need("ENFORCED")
+        if self.reader.take("NOT"):
+            self.reader.need("ENFORCED")
             return IdentityEffect.MARKED
-        self._reader.take("ENFORCED")
+        self.reader.take("ENFORCED")
         return IdentityEffect.REBUILT
 
     def _altered(self) -> IdentityEffect | None:
         """Parse a change of an index's visibility, of a check's enforcement, or of a column's default."""
-        reader = self._reader
+        reader = self.reader
         if reader.take("INDEX"):
             other = is_other_index(reader, self._key_index)
             reader.need("VISIBLE", "INVISIBLE")
@@ -232,7 +233,7 @@ class _Parts:
         return IdentityEffect.MARKED if _is_constant(reader) else None
 
     def _option(self, option: str) -> IdentityEffect | None:
-        reader = self._reader
+        reader = self.reader
         reader.sign("=")
         if option == "COMMENT":
             return IdentityEffect.MARKED if is_text(reader) else None

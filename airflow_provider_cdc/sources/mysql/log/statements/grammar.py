@@ -56,13 +56,15 @@ class Token:
     """A word, a quoted name, a string, or a sign. ``word``: the upper-case form of a word, for comparison with
     keywords.
 
-    ``spaced``: whether a space or a comment separates the token from the previous token.
+    ``spaced``: whether a space or a comment separates the token from the previous token. ``literal``: the text of a
+    string, as written between its quotes.
     """
 
     text: str
     word: str = ""
     name: bool = False
     spaced: bool = field(default=False, compare=False)
+    literal: str = field(default="", compare=False)
 
     @property
     def can_name(self) -> bool:
@@ -142,13 +144,13 @@ def _tokens(statement: Statement) -> Iterator[Token]:
             if statement.ansi_quotes:
                 yield Token(match["double"].replace('""', '"'), name=True)
             else:
-                yield Token('"')
+                yield Token('"', literal=match["double"])
         elif kind == "backtick":
             yield Token(match["backtick"].replace("``", "`"), name=True)
         elif kind == "word":
             yield Token(match["word"], match["word"].upper())
         elif kind == "string":
-            yield Token("'")
+            yield Token("'", literal=match["string"])
         elif kind == "sign":
             yield Token(match["sign"], spaced=spaced)
         spaced = kind in ("space", "comment", "versioned", "end_of_versioned")
