@@ -153,7 +153,7 @@ def test_statements_between_preflight_and_the_position_stop_the_run(nights: Nigh
     run = nights.night("full")
     run.record()
     run.finish()
-    run = nights.night("auto")
+    run = nights.night("auto", on_schema_change="fail")
     plans = run.preflight()
     assert plans[0].base
     run.preflight = lambda: plans  # type: ignore[method-assign]

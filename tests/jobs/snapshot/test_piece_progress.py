@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
-from airflow_provider_cdc.jobs.extract_delta.step import BACK
+from airflow_provider_cdc.jobs.extract_delta.windows import BACK
 from airflow_provider_cdc.jobs.snapshot import piece_progress as module
 from airflow_provider_cdc.jobs.snapshot.parts import Part
 from airflow_provider_cdc.jobs.snapshot.piece_progress import (
