@@ -13,6 +13,7 @@
     │   ├── ManifestError          a run's record is missing, unreadable or of another run
     │   ├── FileDamaged            a file of the run is missing, or does not match its record
     │   ├── ChangesMissing         the published changes do not cover the whole time between two copies
+    │   ├── RunStopped             an operator stopped the run
     │   └── ExactnessError         an event in the window broke a condition of the proof
     │       ├── SchemaChanged      DDL or TRUNCATE on a copied table, or row images with other columns
     │       ├── LogGone            the log no longer reaches back to the initial position
@@ -170,6 +171,12 @@ class ChangesMissing(TerminalError):
     """The published changes do not cover the whole time between two copies."""
 
     code = "CDC-1080"
+
+
+class RunStopped(TerminalError):
+    """An operator stopped the run. Nothing of it is published."""
+
+    code = "CDC-1090"
 
 
 class ExactnessError(TerminalError):

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
+from airflow_provider_cdc.core.control import events
 from airflow_provider_cdc.core.run.results import ConsolidateResult, DeltaResult, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 
@@ -42,6 +43,8 @@ METRICS = (
     Metric("row_images", "gauge", "row images", "row images that the last run read from the log"),
     Metric("values_as_null", "gauge", "values", "values that no Arrow type holds, published as null"),
     Metric("lock_seconds", "gauge", "seconds", "duration of the longest lock of the last run"),
+    Metric("paused_seconds", "gauge", "seconds", "time for which operators had paused the last run"),
+    Metric("slowed_seconds", "gauge", "seconds", "time for which the governor slowed or paused the last run"),
     Metric("snapshot_seconds", "gauge", "seconds", "duration of the snapshot step of the last run"),
     Metric("extract_delta_seconds", "gauge", "seconds", "duration of its extract_delta step"),
     Metric("consolidate_seconds", "gauge", "seconds", "duration of its consolidate step"),
@@ -86,6 +89,9 @@ def _numbers(run: Run) -> Iterator[tuple[str, float]]:
     nulled = (columns for by_table in (read.nulled, done.nulled) for columns in by_table.values())
     yield "values_as_null", sum(count for columns in nulled for count in columns.values())
     yield "lock_seconds", read.lock_seconds
+    control = events.read(run.folder)
+    yield "paused_seconds", control.paused_seconds
+    yield "slowed_seconds", control.slowed_seconds
     yield "snapshot_seconds", read.seconds
     yield "extract_delta_seconds", delta.seconds
     yield "consolidate_seconds", done.seconds

@@ -102,6 +102,9 @@ class OptionArguments(TypedDict, total=False):
     changes: bool | str
     keep: int | str
     keep_days: int | str
+    max_reads: int | str
+    max_rows_per_second: int | str
+    governor: Mapping[str, float] | str | None
     lock_wait_seconds: int | str
     lock_tries: int | str
     lock_pause_seconds: float | str

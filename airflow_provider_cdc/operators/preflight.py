@@ -41,6 +41,7 @@ from airflow_provider_cdc.operators.planning.plan_text import View, pace_of, rea
 from airflow_provider_cdc.operators.planning.turn import take_turn
 from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
+from airflow_provider_cdc.sources.api.load import check_load
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.planning.layouts import layouts
 from airflow_provider_cdc.sources.planning.selections import requested, select
@@ -225,6 +226,8 @@ def _planned(
         if not problems:
             with collected(problems, "parameter refresh"):
                 found = replace(found, plans=choose(source, places.sink, places.scratch, found.plans, options.steps))
+    with collected(problems, "parameter governor"):
+        check_load(source, options.steps.limits.thresholds)
     with collected(problems, "parameter as_of"):
         may_begin = not problems and not options.plan_only
         found = survey_past(

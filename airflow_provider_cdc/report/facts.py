@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeAlias
 
+from airflow_provider_cdc.core.control import events
+from airflow_provider_cdc.core.control.acts import Acts
 from airflow_provider_cdc.core.copies.removal_record import Removed, read_removed
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.run.manifest import Restart
@@ -14,6 +17,7 @@ from airflow_provider_cdc.core.run.results import RESULTS, ConsolidateResult, De
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.timeline import Bar, read_timeline
 from airflow_provider_cdc.counted import counted, duration
+from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.report.snippets import Snippet, snippets_of
 
 Rows: TypeAlias = tuple[tuple[str, ...], ...]
@@ -73,6 +77,7 @@ def report_of(run: Run, dag_run: DagRunName) -> Report:
         _tables(run, read, delta, done),
         *_reading(run, done),
         _steps(run.steps.values()),
+        *_control(run),
         *_timeline(run),
     ]
     if done.skipped:
@@ -105,6 +110,7 @@ def report_of_failure(run: Run, dag_run: DagRunName, failed: Failed) -> Report:
         _run(run, dag_run, None),
         Section("Tables", ("table", "rows (about)", "how it is read"), tables),
         *([_steps(run.steps.values())] if run.steps else []),
+        *_control(run),
         *_timeline(run),
     ]
     return Report(f"{failed.step} failed, run {run.run_id}", tuple(sections))
@@ -211,6 +217,24 @@ def _did(found: StepResult) -> str:
         images = f"{counted(found.row_images, 'row image')} in {counted(found.segments, 'segment')}"
         return f"{counted(found.transactions, 'transaction')}, {images}"
     return f"{counted(found.files_rewritten, 'file')} rewritten, {found.files_adopted:,} kept as written"
+
+
+def _control(run: Run) -> Iterator[Section]:
+    """Yield a section with the acts of operators, and with what the run did because of them and of the governor."""
+    log = events.read(run.folder)
+    acts = []
+    # The section is only for display, so a damaged record does not matter.
+    with suppress(CdcError, OSError):
+        acts = [(act.at, "", f"{act.verb} {act.limits}".strip(), f"by {act}") for act in Acts(run.folder).read()]
+    happened = [(event.at, event.step, event.what, event.why) for event in log.events]
+    if acts or happened:
+        note = (
+            f"The run was paused for {duration(log.paused_seconds)}. The governor slowed or paused it for "
+            f"{duration(log.slowed_seconds)}."
+        )
+        # A stable sort keeps an act before what the run did in the same second.
+        rows = tuple(sorted([*acts, *happened], key=lambda row: row[0]))
+        yield Section("Control", ("at", "step", "what", "why"), rows, note)
 
 
 def _timeline(run: Run) -> Iterator[Section]:

@@ -113,6 +113,15 @@ class SnapshotTaskGroup(TaskGroup):
         of the same tables, even if another run published these copies. 0 keeps all copies.
     :param keep_days: Copies that were published within this number of days are kept, even if there are more than
         ``keep`` copies. Requires ``keep``. 0: only the number of copies counts.
+    :param max_reads: Maximum number of tasks that read the source at the same time. 0: as many as Spark has slots. It
+        can be changed while the run works.
+    :param max_rows_per_second: Maximum number of rows that all tasks together read from the tables per second, on
+        average. A task pauses between two chunks, so the chunks of the run are smaller with this option. 0: no limit.
+        It can be changed while the run works.
+    :param governor: Numbers of the source to watch, each with a threshold. While a number is above its threshold, the
+        run reads more and more slowly, and then pauses. The names are ``threads_running``, ``replica_lag_seconds``,
+        ``history_list_length`` (MySQL) and ``oldest_xmin_age`` (PostgreSQL). A key that begins with ``SELECT`` is a
+        query that returns one number.
     :param lock_wait_seconds: Seconds for which one attempt to take a lock may block other sessions.
     :param lock_tries: Number of times that a run tries to take a lock.
     :param lock_pause_seconds: Seconds between two tries.
@@ -206,6 +215,9 @@ class SnapshotTaskGroup(TaskGroup):
         changes: bool | str = False,
         keep: int | str = 0,
         keep_days: int | str = 0,
+        max_reads: int | str = 0,
+        max_rows_per_second: int | str = 0,
+        governor: Mapping[str, float] | str | None = None,
         lock_wait_seconds: int | str = 5,
         lock_tries: int | str = 12,
         lock_pause_seconds: float | str = 2.0,

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.copies.base_selection import choose
 from airflow_provider_cdc.core.options.lake import LakeOptions
+from airflow_provider_cdc.core.options.limits import LimitOptions
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.run.initial_position import begin
 from airflow_provider_cdc.core.run.plan import MissedPast, TablePlan
@@ -53,6 +54,7 @@ class Pipeline:
         chunk_rows: int = 100_000,
         chunk_pause: float = 0.0,
         lock: LockPolicy | None = None,
+        limits: LimitOptions | None = None,
         as_of: str = "",
         on_table_error: str = "fail",
         on_schema_change: str = "restart_table",
@@ -86,6 +88,7 @@ class Pipeline:
             changes=changes,
             keep=keep,
             lock=self._lock,
+            limits=limits or LimitOptions(),
             lake=lake or LakeOptions(format),
             on_table_error=on_table_error,
             on_schema_change=on_schema_change,

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.options.limits import LimitOptions
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions, checked
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.operators.preflight import PreflightOperator
@@ -35,6 +36,9 @@ RIGHT: dict[str, Any] = {
     "changes": False,
     "keep": 0,
     "keep_days": 0,
+    "max_reads": 0,
+    "max_rows_per_second": 0,
+    "governor": {"threads_running": 40, "SELECT 1": 0.5},
     "lock_wait_seconds": 1,
     "lock_tries": 1,
     "lock_pause_seconds": 0.5,
@@ -96,6 +100,9 @@ WRONG: dict[str, list[Any]] = {
     "on_foreign_commit": ["", None, "new_column"],
     "table_name": ["", None, 5, "table", ".table", "schema."],
     "storage_conn_id": [5, ["lake"]],
+    "max_reads": [-1, 1.5, "5", True, None],
+    "max_rows_per_second": [-1, 1.5, "5", True, None],
+    "governor": [["threads_running"], {"threads_running": -1}, {"threads_running": "9"}, {"": 1}, {"x": float("inf")}],
     "lock_wait_seconds": [0, -1, 1.5, "5", True],
     "lock_tries": [0, "1", None],
     "lock_pause_seconds": [-0.1, "1", None],
@@ -117,7 +124,8 @@ def test_each_value_arrives_where_it_is_used() -> None:
     given = {**RIGHT, "consistency": "lock", "lock_tries": 3, "slot_wait_seconds": 7, "keep_slot": True}
     found = checked({**given, "conf": {"spark.x": "1"}})
     assert found.table == TableOptions("lock", "error")
-    assert found.steps == StepOptions(1, 0, lock=LockPolicy(1, 3, 0.5, False, 7), keep_slot=True)
+    limits = LimitOptions(0, 0, {"threads_running": 40.0, "SELECT 1": 0.5})
+    assert found.steps == StepOptions(1, 0, limits=limits, lock=LockPolicy(1, 3, 0.5, False, 7), keep_slot=True)
     assert found.spark_conf == {"spark.x": "1"}
 
 

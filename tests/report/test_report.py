@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.control import events
+from airflow_provider_cdc.core.control.acts import act_on
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.plan import MissedPast
 from airflow_provider_cdc.core.run.results import TableRead
@@ -217,3 +219,17 @@ def test_a_part_of_a_table_is_read_by_what_it_is_a_part_by() -> None:
     assert [ast.literal_eval(argument) for argument in call.args] == ["s3://lake", "shop.orders"]
     given = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
     assert selection_of(given["where"], given["columns"]) == selection
+
+
+def test_acts_of_operators_and_of_the_governor_are_in_the_report_of_a_run_that_is_published_or_failed(
+    tmp_path: Path,
+) -> None:
+    run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(ONE,)))
+    act_on(run.folder, "pause", "<ann>", "a sale")
+    held = events.Event("2999-01-01T00:00:00+00:00", "snapshot", "held by the governor", "x is 7, above 5")
+    events.write(run.folder, "snapshot", "t", events.Log((held,), 60.0, 7.0))
+    uri = write_failure(run, DAG_RUN, Failed("snapshot", "RunStopped", "stopped"))
+    page = Seen(Path(uri.removeprefix("file://")).read_text()).text
+    text = " ".join(page)
+    assert text.index("by <ann>: a sale") < text.index("held by the governor")
+    assert "The governor slowed or paused it for 7 s." in text

@@ -42,6 +42,7 @@ from airflow_provider_cdc.core.options.declare import (
     option,
 )
 from airflow_provider_cdc.core.options.lake import LakeOptions
+from airflow_provider_cdc.core.options.limits import LimitOptions
 from airflow_provider_cdc.core.options.lock import LockPolicy as LockPolicy
 from airflow_provider_cdc.errors import PreflightError, Problem
 
@@ -216,6 +217,7 @@ class StepOptions:
         "copies. Requires `keep`. 0: only the number of copies counts.",
         example="a number such as 30",
     )
+    limits: LimitOptions = field(default_factory=LimitOptions)
     lock: LockPolicy = field(default_factory=LockPolicy)
     keep_slot: bool = option(
         False,

@@ -135,6 +135,12 @@ class Storage:
         finally:
             storage._batch.drop()
 
+    def settle(self) -> None:
+        """Inside `together`: make everything durable and visible that was written so far."""
+        if self._batch is not None:
+            with told(self.uri):
+                self._batch.settle()
+
     def exists(self, name: str) -> bool:
         with told(self.uri_of(name)):
             return bool(self._filesystem.get_file_info(self.path(name)).type != fs.FileType.NotFound)

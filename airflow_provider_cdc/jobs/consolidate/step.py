@@ -33,6 +33,7 @@ from airflow_provider_cdc.jobs.changes.net_change_files import NetChange, bucket
 from airflow_provider_cdc.jobs.consolidate.after_publishing import record_copies, release_past, release_slot
 from airflow_provider_cdc.jobs.consolidate.remove_old_copies import check_own_copies, retain
 from airflow_provider_cdc.jobs.consolidate.rewind import Outcome, Restore, Rewind, RewindTask
+from airflow_provider_cdc.jobs.control.controller import look
 from airflow_provider_cdc.jobs.extract_delta.change_feed import stage_feeds
 from airflow_provider_cdc.jobs.extract_delta.step import read_net_change
 from airflow_provider_cdc.jobs.extract_delta.window_changes import read_changes
@@ -166,6 +167,7 @@ def _commit(step: Step) -> Commit:
             f"({type(error).__name__}: {error})"
         )
         return step.run.commit
+    look()
     commit = step.run.decide(Commit(step.token, rests_on, record))
     if commit.record != record:
         say("consolidate: a concurrent attempt has committed; this attempt completes its commit")

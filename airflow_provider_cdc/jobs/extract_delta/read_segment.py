@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import selected_changes
+from airflow_provider_cdc.jobs.control.turn import GivenUp, Turn
 from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
 from airflow_provider_cdc.jobs.snapshot.piece_progress import UnderWay, piece_of_segment
 from airflow_provider_cdc.sources.api.source import Source
@@ -68,10 +69,20 @@ class ReadSegment:
 
     def __call__(self, segment: LogSegment) -> SegmentRecord:
         """Write the net change of one segment, and its record."""
+        turn = Turn(self.staging.folder)
+        turn.wait()
+        try:
+            return self._read_whole(segment, turn)
+        finally:
+            turn.leave()
+
+    def _read_whole(self, segment: LogSegment, turn: Turn) -> SegmentRecord:
         tables, refused = self.tables, dict[str, str]()
         while True:
             try:
-                record = replace(self._read(segment, tables), refused=refused)
+                record = replace(self._read(segment, tables, turn), refused=refused)
+            except GivenUp:
+                turn.wait()
             except ValueNotRepresentable as error:
                 failed_table = table_of(error, (str(tracked.table.name) for tracked in tables)) if self.skips else None
                 if failed_table is None or (self.alone and len(tables) == 1):
@@ -82,16 +93,21 @@ class ReadSegment:
                 records.write(self.staging.folder, f"{DONE}/{self.name}-{segment.number:06}.json", record)
                 return record
 
-    def _read(self, segment: LogSegment, tables: tuple[TrackedTable, ...]) -> SegmentRecord:
+    def _read(self, segment: LogSegment, tables: tuple[TrackedTable, ...], turn: Turn) -> SegmentRecord:
         name = f"delta/{self.name}-{segment.number:06}"
         keyless = [tracked.index for tracked in tables if tracked.table.keyless]
         counts: list[net_change_files.Counts] = []
         pending = held = 0
         under_way = UnderWay(self.staging.folder, piece_of_segment(self.name, segment))
+
+        def progress(read: int, images: int) -> None:
+            turn.check()
+            under_way.reached(read, images)
+
         with (
             self.staging.writer(name, net_change_files.NET_SCHEMA, QUICKEST) as writer,
             self.staging.writer(f"{name}-changes", CHANGE_SCHEMA, QUICKEST) as changes,
-            self.source.read_segment(segment, self.start, tables, changes.write, under_way.reached) as reader,
+            self.source.read_segment(segment, self.start, tables, changes.write, progress) as reader,
         ):
             for rows in net_change_files.gathered(reader, SORT_BYTES if keyless else GATHERED_BYTES):
                 rows = selected_changes(self.source, tables, rows)

@@ -16,6 +16,7 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.control.acts import check_not_stopped
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT, Manifest, RunTable
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, StepResult
@@ -25,6 +26,7 @@ from airflow_provider_cdc.core.run.table_files import TableFiles, table_files
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError
+from airflow_provider_cdc.jobs.control.controller import controlled
 from airflow_provider_cdc.jobs.runtime.driver import catalog_from_environment
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
@@ -189,6 +191,7 @@ def _done(
     if task_id in run.steps:
         say(f"{task_id}: already done in this run; nothing to do")
         return cast(Result, run.steps[task_id])
+    check_not_stopped(folder)
     if run.abandoned:
         raise ManifestError(
             "the run was started again or cleaned up, and has no new manifest yet",
@@ -210,7 +213,8 @@ def _done(
         )
     step = Step(spark, run, source)
     try:
-        result = replace(work(step), seconds=round(time.monotonic() - started, 3))
+        with controlled(task_id, run, source, step.token):
+            result = replace(work(step), seconds=round(time.monotonic() - started, 3))
         counts = run.finish_step(task_id, result, step.token)
     except BegunAgain:
         raise

@@ -34,6 +34,7 @@ from pyspark.util import InheritableThread
 from airflow_provider_cdc.compat import is_stopped
 from airflow_provider_cdc.core.storage.access import StorageSettings, current, install
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
+from airflow_provider_cdc.jobs.control.controller import look
 from airflow_provider_cdc.jobs.runtime.retry import Patience, may_pass
 
 Order = TypeVar("Order")
@@ -161,6 +162,7 @@ class _Job:
         outcomes_taken = 0
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
+            look()
             meanwhile()
             arrived = early.value
             outcomes_taken, new = len(arrived), arrived[outcomes_taken:]

@@ -5,25 +5,29 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from airflow_provider_cdc.core.filters.apply import published_columns
 from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import table_files
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.errors import ValueNotRepresentable
+from airflow_provider_cdc.errors import SourceUnavailable, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes.filter_images import copied
+from airflow_provider_cdc.jobs.control.turn import GivenUp, Turn
 from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.jobs.snapshot.key_order import Extent, KeyExtents, check_key_order
 from airflow_provider_cdc.jobs.snapshot.parts import Part
 from airflow_provider_cdc.jobs.snapshot.piece_progress import UnderWay, piece_of_part
 from airflow_provider_cdc.jobs.snapshot.survivors import OddRow, check_count, noted
+from airflow_provider_cdc.sources.api.idle import ClosesIdle
 from airflow_provider_cdc.sources.api.optional_capabilities import OrdersChunks
-from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.source import ChunkReader, Source
 
 DONE = "chunks/done"
 
@@ -56,6 +60,30 @@ class PartRecord:
     lane: str = ""
 
 
+@dataclass
+class _Sessions:
+    """The results of the sessions that read one part. There are several sessions if the run was paused meanwhile."""
+
+    table: str
+    incarnation: str = ""
+    upper: Position | None = None
+    lock_seconds: float = 0.0
+    nulled: Counter[str] = field(default_factory=Counter)
+
+    def end(self, reader: ChunkReader) -> None:
+        """Add the result of a session that has read its last chunk.
+
+        :raises SourceUnavailable: the server was restarted between two sessions, so the part must be read again.
+        """
+        incarnation = reader.settle()
+        if self.incarnation not in ("", incarnation):
+            what = "the server was restarted while the read was paused"
+            raise SourceUnavailable(what, where=self.table, hint="retry the task")
+        self.incarnation, self.upper = incarnation, reader.upper
+        self.lock_seconds = max(self.lock_seconds, reader.lock_seconds)
+        self.nulled.update(reader.nulled)
+
+
 @dataclass(frozen=True)
 class ReadPart:
     """A task that reads parts. Spark sends this object to executors.
@@ -77,13 +105,18 @@ class ReadPart:
         become durable together when the context ends. No record exists before the context ends.
         """
         with self.staging.folder.together() as folder, self.source.one_session() as source:
-            yield replace(self, staging=replace(self.staging, folder=folder), source=source)
+            try:
+                yield replace(self, staging=replace(self.staging, folder=folder), source=source)
+            finally:
+                Turn(self.staging.folder).leave()
 
     def __call__(self, part: Part) -> PartRecord:
         """Read one part, write its rows to files, and write its record."""
+        turn = Turn(self.staging.folder, self._let_go)
+        turn.wait()
         began, started = time.time(), time.monotonic()
         try:
-            record = self._read(part, started)
+            record = self._read(part, started, turn)
         except ValueNotRepresentable as error:
             if not self.skips:
                 raise
@@ -107,32 +140,57 @@ class ReadPart:
         records.write(self.staging.folder, f"{DONE}/{part.name}.json", record)
         return record
 
-    def _read(self, part: Part, started: float) -> PartRecord:
+    def _let_go(self) -> None:
+        """Make the parts durable that this task has read, and close its sessions."""
+        self.staging.folder.settle()
+        if isinstance(self.source, ClosesIdle):
+            self.source.close_idle()
+
+    def _read(self, part: Part, started: float, turn: Turn) -> PartRecord:
+        while True:
+            try:
+                return self._read_chunks(part, started, turn)
+            except GivenUp:
+                turn.wait()
+
+    def _read_chunks(self, part: Part, started: float, turn: Turn) -> PartRecord:
         entry = self.tables[part.table]
         files = table_files(self.staging, entry, self.source.arrow_schema(entry.table))
         ordered = self.source.key_order(entry.table) if isinstance(self.source, OrdersChunks) else None
         extents = KeyExtents(ordered)
         odd: list[OddRow] = []
         under_way = UnderWay(self.staging.folder, piece_of_part(part, self.tables))
-        with (
-            files.writer("chunks", part.name) as writer,
-            self.source.reader(entry.table, entry.consistency, self.lock) as reader,
-        ):
-            for at, chunk in enumerate(part.chunks):
-                if at and self.pause:
-                    time.sleep(self.pause)
-                for batch in reader.read(chunk):
-                    matches, stopping_values = copied(entry.table, batch, reader.odd)
-                    if stopping_values:
-                        odd += noted(entry.table, batch, stopping_values)
-                        check_count(odd)
-                    extents.add(chunk.number, batch)
-                    rows = published_columns(entry.table, batch)
-                    rows = rows if matches is None else rows.filter(matches)
-                    writer.write(rows)
-                    under_way.add(batch.num_rows, rows.num_rows)
-            incarnation = reader.settle()
-            upper, lock_seconds, nulled = reader.upper, reader.lock_seconds, dict(reader.nulled)
+        sessions = _Sessions(str(entry.table.name))
+        at = 0
+        with files.writer("chunks", part.name) as writer:
+            while at < len(part.chunks):
+                if at:
+                    turn.wait()
+                with self.source.reader(entry.table, entry.consistency, self.lock) as reader:
+                    goes_on = True
+                    while goes_on and at < len(part.chunks):
+                        chunk = part.chunks[at]
+                        if at and self.pause:
+                            time.sleep(self.pause)
+                        turn.began()
+                        read = 0
+                        for batch in reader.read(chunk):
+                            matches, stopping_values = copied(entry.table, batch, reader.odd)
+                            if stopping_values:
+                                odd += noted(entry.table, batch, stopping_values)
+                                check_count(odd)
+                            extents.add(chunk.number, batch)
+                            rows = published_columns(entry.table, batch)
+                            rows = rows if matches is None else rows.filter(matches)
+                            writer.write(rows)
+                            under_way.add(batch.num_rows, rows.num_rows)
+                            read += batch.num_rows
+                            turn.beat()
+                        at += 1
+                        goes_on = at == len(part.chunks) or turn.may_go_on(
+                            read, in_transaction=reader.upper is not None
+                        )
+                    sessions.end(reader)
         check_key_order(entry.table, extents.found)
         return PartRecord(
             plan=self.plan,
@@ -140,10 +198,10 @@ class ReadPart:
             files=tuple(writer.files),
             rows=sum(file.rows for file in writer.files),
             bytes=sum(file.bytes for file in writer.files),
-            upper=str(upper) if upper is not None else "",
-            incarnation=incarnation,
-            lock_seconds=lock_seconds,
-            nulled=nulled,
+            upper=str(sessions.upper) if sessions.upper is not None else "",
+            incarnation=sessions.incarnation,
+            lock_seconds=sessions.lock_seconds,
+            nulled=dict(sessions.nulled),
             odd=tuple(odd),
             extents=tuple(extents.found),
             chunks=len(part.chunks),

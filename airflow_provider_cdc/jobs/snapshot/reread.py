@@ -22,6 +22,7 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CopyMismatch, SourceUnavailable, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import copied
+from airflow_provider_cdc.jobs.control.turn import Turn
 from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.sources.api.rereading import KeyReader
 from airflow_provider_cdc.sources.api.source import Source
@@ -72,6 +73,8 @@ class ReadAgain:
 
     def __call__(self, buckets: tuple[int, int]) -> FoundAgain:
         """Read the rows whose keys are in a range of buckets (the end is exclusive)."""
+        if not self.view:
+            Turn(self.staging.folder).wait()
         with self.staging.reading():
             rows = pa.Table.from_batches(
                 net_change_files.read(

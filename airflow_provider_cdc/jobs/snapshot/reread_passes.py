@@ -18,8 +18,10 @@ begin. If the snapshot is lost, everything that was read in it is dropped.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+
+import pyarrow as pa
 
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
 from airflow_provider_cdc.core.positions.position import LogEnd
@@ -31,6 +33,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import TransientError, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.control.controller import RunPaused, giving_up_when_paused, look, wait_while_paused
 from airflow_provider_cdc.jobs.runtime.nulled import add_nulled
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.runtime.retry import Patience
@@ -126,8 +129,12 @@ def read_again(
     patience = Patience("snapshot: read touched rows again")
     tracked, skipped = followed(step), dict[str, str]()
     while True:
+        wait_while_paused()
         try:
-            seen = _read_again(step, tracked, incarnations, in_view, meanwhile)
+            with giving_up_when_paused():
+                seen = _read_again(step, tracked, incarnations, in_view, meanwhile)
+        except RunPaused:
+            say("snapshot: the rows that were read again so far are dropped, because the run is paused")
         except TransientError as error:
             patience.wait(error)
         except ValueNotRepresentable as error:
@@ -216,9 +223,16 @@ def followed(step: Step) -> list[TrackedTable]:
 def _touched(step: Step, tail: Tails, log_end: LogEnd | None = None) -> list[StagedFile]:
     """Write files with the keys that were touched since the last call, and return these files."""
     with step.staging.writer("delta/touched", net_change_files.NET_SCHEMA, QUICKEST) as writer:
-        for rows in net_change_files.gathered(tail.read(log_end), SORT_BYTES):
+        for rows in net_change_files.gathered(_looking(tail.read(log_end)), SORT_BYTES):
             writer.write(net_change_files.in_buckets(net_change_files.last(rows)))
     return list(writer.files)
+
+
+def _looking(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the batches, and raise an error between them if the step must pause or stop."""
+    for batch in batches:
+        look()
+        yield batch
 
 
 def _pass(step: Step, tail: Tails, keys: _Keys, meanwhile: Callable[[], None]) -> set[str]:

@@ -14,6 +14,7 @@ from itertools import islice
 
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.options.limits import chunk_rows_within
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.results import SNAPSHOT, SnapshotResult, TableRead
 from airflow_provider_cdc.core.run.staging import StagedFile
@@ -22,6 +23,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, SourceUnavailable, TerminalError, TransientError
+from airflow_provider_cdc.jobs.control.controller import RunPaused, giving_up_when_paused, wait_while_paused
 from airflow_provider_cdc.jobs.restart.altered import look_for_altered, may_restart, note_altered
 from airflow_provider_cdc.jobs.restart.begin_again import begin_again
 from airflow_provider_cdc.jobs.restart.earlier_reads import files_read_earlier, nulled_earlier, undone
@@ -75,7 +77,8 @@ def read_tables(step: Step) -> SnapshotResult:
         return _nothing_read(step)
     # Check the tables now, not only after hours of reading.
     _check_tables(step)
-    chunk_rows = step.manifest.options.chunk_rows
+    options = step.manifest.options
+    chunk_rows = chunk_rows_within(options.limits, options.chunk_rows)
     try:
         plan = step.plan(PLAN, Part, lambda: cut(step.source, step.tables, chunk_rows, step.slots))
     except TerminalError as error:
@@ -267,14 +270,17 @@ def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
             if part.number not in done and not _waits_for_view(step, part) and _name(step, part) not in step.altered
         ]
         shared = {step.tables[part.table].consistency for part in missing}
+        brief = "exported" in shared
+        wait_while_paused()
         try:
-            with shared_reads(step.source, shared, step.manifest.options.lock) as source:
-                brief = "exported" in shared
+            with giving_up_when_paused(brief), shared_reads(step.source, shared, step.manifest.options.lock) as source:
                 return _read_missing(step, plan.id, missing, source, done, watch, patience, brief=brief)
+        except RunPaused:
+            say("snapshot: the exported snapshot is closed, because the run is paused")
         except TransientError as error:
             # Each separate read has already been retried. But if the exported snapshot is lost, another snapshot must
             # be exported.
-            if "exported" not in shared:
+            if not brief:
                 raise
             patience.wait(error)
         except TerminalError as error:

@@ -75,6 +75,13 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
             f"time: about {_duration(seconds)} without Spark's start-up, because the run {pace.run_id} read "
             f"{pace.rows_per_second:,.0f} rows/s and took {_duration(pace.rest)} for the other steps"
         )
+    limits = options.limits
+    if told := limits.told():
+        lines.append(f"limits: {told}")
+    if limits.max_rows_per_second:
+        least = rows / limits.max_rows_per_second
+        lines[-1] += f"; to read the rows takes at least {_duration(least)}"
+        seconds = max(seconds or 0.0, least)
     if view := view_of(plans, pace):
         lines.append(f"view: {view}")
     lines.append(_runway(source, seconds))

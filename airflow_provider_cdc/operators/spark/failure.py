@@ -31,11 +31,18 @@ _CAUSES = (
     ),
 )
 _KILLED = "the machine may have run out of memory: check its kernel log, and run fewer tasks at once on it"
+_TERMINATED = (
+    "its processes got SIGTERM, and not from Airflow: the machine, its container or its service was stopped. Finished "
+    "work is kept; retry the task when the machine is up"
+)
 _ENDED = (
     "the task or its DAG run was marked or cleared, a timeout passed, or the worker was stopped: Airflow's audit log "
     "says which. Clear the task to run it again"
 )
 _ABOVE = "see the whole output above, in the log of this task; fix the cause, then clear the task"
+
+_BY_SIGNAL = {-signal.SIGKILL: _KILLED, -signal.SIGTERM: _TERMINATED}
+"""The hints for signals, as negative numbers. A shell adds 128 to the number of a signal."""
 
 
 class LastLines:
@@ -67,7 +74,7 @@ def spark_failed(step: str, status: int, lines: LastLines, *, ended_by_airflow: 
     output = lines.told()
     hint = next((hint for pattern, hint in _CAUSES if any(re.search(pattern, line) for line in output)), "")
     if not hint:
-        hint = _KILLED if status in (-signal.SIGKILL, 128 + signal.SIGKILL) else _ABOVE
+        hint = _BY_SIGNAL.get(status if status < 0 else 128 - status, _ABOVE)
     how = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
     shown = "".join(f"\n    {line}" for line in output[-_SHOWN:])
     ending = f". Its last lines:{shown}" if shown else " without any output"

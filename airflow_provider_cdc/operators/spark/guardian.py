@@ -69,6 +69,7 @@ def main(folder: str, task: int, supervisor: int, guarded: Sequence[str]) -> int
             os._exit(1)
 
     status: int | None = None
+    ending_signal = signal.SIGKILL
     try:
         # Keep the reference. If the Popen object were garbage-collected, it would reap the child, and the exit status
         # would be lost.
@@ -78,12 +79,13 @@ def main(folder: str, task: int, supervisor: int, guarded: Sequence[str]) -> int
             # If SIGSTOP and SIGCONT interrupt the wait until after its timeout, the result is meaningless (a bug of
             # CPython).
             if signal_info is not None and signal_info.si_signo in _ENDING:
+                ending_signal = signal.Signals(signal_info.si_signo)
                 break
             status = _reap().get(child.pid)
     finally:
         _end_descendants()
         shutil.rmtree(folder, ignore_errors=True)
-    return -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
+    return -ending_signal if status is None else os.waitstatus_to_exitcode(status)
 
 
 def _reap() -> dict[int, int]:

@@ -16,6 +16,7 @@ from airflow.providers.common.compat.sdk import AirflowException
 
 import airflow_provider_cdc
 from airflow_provider_cdc.compat import GuardsSparkSubmit, submitted_process, supervisor_channel
+from airflow_provider_cdc.core.control.acts import check_not_stopped
 from airflow_provider_cdc.core.run.release import check_not_released
 from airflow_provider_cdc.core.run.run import Run, run_id_in
 from airflow_provider_cdc.core.storage import records
@@ -136,6 +137,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
 
     def _execute(self, context: Context) -> dict[str, Any]:
         run = self.own_run(context)
+        check_not_stopped(run)
         check_not_released(run, self.step)
         if self._is_done(context, run):
             self.log.info(

@@ -20,6 +20,8 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Era, Evolution, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.idle import ClosesIdle
+from airflow_provider_cdc.sources.api.load import TellsLoad
 from airflow_provider_cdc.sources.api.optional_capabilities import (
     ChecksServer,
     ContinuesReads,
@@ -41,7 +43,7 @@ from airflow_provider_cdc.sources.api.source import ChunkReader, SegmentReader, 
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 from airflow_provider_cdc.sources.mysql.chunking import axes, chunks, sample
-from airflow_provider_cdc.sources.mysql.server import log_history, log_mark, server
+from airflow_provider_cdc.sources.mysql.server import load, log_history, log_mark, server
 from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, Connection, RunSettings, session, value
 from airflow_provider_cdc.sources.mysql.steps import preflight, snapshot
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
@@ -62,6 +64,7 @@ class MysqlSource:
 
     kind: ClassVar[str] = "mysql"
     position_key: ClassVar[str] = "initial_gtid_set"
+    load_signals: ClassVar[frozenset[str]] = load.SIGNALS
 
     def __init__(self, settings: ConnectionSettings, identity: Mapping[str, str] | None = None) -> None:
         self.settings = settings
@@ -123,6 +126,13 @@ class MysqlSource:
     def backlog(self, initial: Position, identity: Mapping[str, str]) -> int:
         with session(self.settings) as connection:
             return log_history.backlog(connection, identity.get(server.LOG_PLACE, ""))
+
+    def load(self, signals: Sequence[str]) -> Mapping[str, float]:
+        return load.load(self.settings, signals)
+
+    def close_idle(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
 
     def runway(self) -> Runway:
         from airflow_provider_cdc.sources.mysql.steps import log_retention as runway
@@ -317,6 +327,8 @@ if TYPE_CHECKING:
         TellsReplaced,
         ToldInPart,
         TellsHistory,
+        TellsLoad,
+        ClosesIdle,
         ContinuesReads,
     ]:
-        return (source,) * 14
+        return (source,) * 16

@@ -20,7 +20,9 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Evolution, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.idle import ClosesIdle
 from airflow_provider_cdc.sources.api.leftovers import DropsLeft, KeptObject, LeftByRun, TellsLeft
+from airflow_provider_cdc.sources.api.load import TellsLoad
 from airflow_provider_cdc.sources.api.optional_capabilities import (
     ChecksServer,
     ContinuesReads,
@@ -45,7 +47,7 @@ from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
 from airflow_provider_cdc.sources.postgres.catalog import schema, schema_difference, type_catalog, types
 from airflow_provider_cdc.sources.postgres.chunking import chunks, sample
-from airflow_provider_cdc.sources.postgres.server import server, session_setup
+from airflow_provider_cdc.sources.postgres.server import load, server, session_setup
 from airflow_provider_cdc.sources.postgres.server.session import session, value
 from airflow_provider_cdc.sources.postgres.slots import (
     end_mark,
@@ -83,6 +85,7 @@ class PostgresSource:
 
     kind: ClassVar[str] = "postgres"
     position_key: ClassVar[str] = "initial_lsn"
+    load_signals: ClassVar[frozenset[str]] = load.SIGNALS
 
     def __init__(self, settings: ConnectionSettings, view: snapshot.SharedView | None = None) -> None:
         self.settings = settings
@@ -188,6 +191,13 @@ class PostgresSource:
     def backlog(self, initial: Position, identity: Mapping[str, str]) -> int:
         with session(self.settings) as connection:
             return int(value(connection, "pg_current_wal_lsn() - %s::pg_lsn", (str(initial),)))
+
+    def load(self, signals: Sequence[str]) -> Mapping[str, float]:
+        return load.load(self.settings, signals)
+
+    def close_idle(self) -> None:
+        if self._kept is not None:
+            self._kept.close()
 
     def runway(self) -> Runway:
         from airflow_provider_cdc.sources.postgres.steps import log_retention as runway
@@ -344,24 +354,7 @@ if TYPE_CHECKING:
         TellsHistory,
         IdentifiesColumns,
         ContinuesReads,
+        TellsLoad,
+        ClosesIdle,
     ]:
-        return (
-            source,
-            source,
-            source,
-            source,
-            source,
-            source,
-            source,
-            source,
-            source,
-            source,
-            source,
-            source,
-            source,
-            source,
-            source,
-            source,
-            source,
-            source,
-        )
+        return (source,) * 20

@@ -90,7 +90,8 @@ class Order:
     position at which the copy is exact; empty: the current one. ``standing_slot`` is the slot that keeps the log for
     it. A contender that reads the log reduces ``files`` of the log, with ``rows`` row images of the table, to net
     changes, and writes nothing. ``night`` numbers the later runs into one target: such a run rolls the last copy
-    forward, after the statements ``before`` were executed. ``format`` is the format of the copies.
+    forward, after the statements ``before`` were executed. ``format`` is the format of the copies. ``limits``
+    are fields of ``LimitOptions``.
     """
 
     table: str
@@ -104,6 +105,7 @@ class Order:
     before: tuple[str, ...] = ()
     night: int = 0
     format: str = "parquet"
+    limits: Mapping[str, Any] | None = None
 
 
 Work = Callable[[Order], Mapping[str, Any]]

@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ from harness.mysql_server import MysqlServer
 
 COPIER = "copier"
 SETTLE_SECONDS = 1.0
+LIMITS = {"max_reads": 1, "max_rows_per_second": 100_000, "governor": {"threads_running": 5}}
+"""The limits of the governed copy. The four writers alone have up to four running threads, and the governor one."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,6 +69,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
         watermark, lock = (Order(table, rows, str(work / "target"), consistency=how) for how in ("watermark", "lock"))
         traffic = stack.enter_context(Traffic(server, table, rows))
         phases = [("ours", "ours", watermark), ("ours_lock", "ours", lock)]
+        phases += [("ours_governed", "ours", replace(watermark, limits=LIMITS))]
         phases += [(name, name, watermark) for name in ("mysqldump", "mysqldump_locked")]
         impacts["alone"] = _observe(server, traffic, partial(_pause, arguments.alone_seconds))
         for name, contender, order in phases:
@@ -155,6 +158,7 @@ def _report(rows: int, impacts: dict[str, Impact]) -> Report:
         )
     for name in ("mysqldump", "mysqldump_locked"):
         report.ratios[f"vs_{name}"] = impacts["ours"].span.per_second / max(impacts[name].span.per_second, 1e-9)
+    report.ratios["vs_alone_governed"] = impacts["ours_governed"].span.per_second / max(alone, 1e-9)
     print(f"\nbench: a copy of {rows:,} rows while four writers commit; ours: the whole run, preflight to publishing\n")
     print_table(
         ["", "seconds", "commits/s", "of alone", "worst commit ms", "longest trx ms", "history list", "lock ms"], lines

@@ -440,7 +440,10 @@ def test_killing_a_task_ends_spark_submit_and_blames_no_lack_of_memory(
         with pytest.raises(AirflowException, match="Airflow ended this task") as failed:
             running.result(120)
     assert "was marked or cleared" in str(failed.value).partition("Hint: ")[2]
-    assert "run out of memory" in spark_failed("snapshot", -signal.SIGKILL, LastLines()).hint
+    for number, hint in ((signal.SIGKILL, "run out of memory"), (signal.SIGTERM, "got SIGTERM, and not from Airflow")):
+        for status in (-number, 128 + number):
+            assert hint in spark_failed("snapshot", status, LastLines()).hint
+    assert "see the whole output" in spark_failed("snapshot", 1, LastLines()).hint
 
 
 def test_missing_spark_connection_is_an_error_and_not_yarn() -> None:

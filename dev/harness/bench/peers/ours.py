@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_cdc.core.options.limits import LimitOptions
 from airflow_provider_cdc.jobs.runtime.driver import driver_jvm
 from harness.bench.contender import Address, Order, Work
 from harness.bench.spark import open_spark
@@ -35,6 +36,7 @@ def prepare(address: Address) -> Work:
             standing_slot=order.standing_slot,
             refresh="changes" if order.night else "full",
             format=order.format,
+            limits=LimitOptions(**order.limits or {}),
         )
         with address.cursor() as cursor:
             for statement in order.before:

@@ -1,0 +1,1 @@
+"""Control of a step in progress: pause, stop, limits, and the governor"""

@@ -1,0 +1,265 @@
+"""The driver's side of control. A thread reads the acts of operators every few seconds, measures the source for the
+governor, and writes what the tasks may do (`core.control.effective`). The step's own thread asks here whether it must
+pause or stop."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.control import effective, events
+from airflow_provider_cdc.core.control.acts import LIMIT, Act, Acts, Wanted, stopped, wanted
+from airflow_provider_cdc.core.control.effective import Effective
+from airflow_provider_cdc.core.run.run import Commit, Run
+from airflow_provider_cdc.counted import duration
+from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.jobs.control.governor import Governor, Measured, Meter
+from airflow_provider_cdc.jobs.control.held import held
+from airflow_provider_cdc.jobs.control.readers import Readers
+from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.sources.api.source import Source
+
+POLL_SECONDS = 2.0
+REPEATED_SECONDS = 60.0
+"""The time after which a paused step says again that it is paused, and what it holds."""
+_LOOK_SECONDS = 0.5
+_END_SECONDS = 5.0
+
+_current: ContextVar[Controller | None] = ContextVar("controller", default=None)
+
+
+class RunPaused(Exception):
+    """The run was paused in a block of `giving_up_when_paused`."""
+
+
+@contextmanager
+def controlled(step: str, run: Run, source: Source, token: str) -> Iterator[None]:
+    """Control a step in this block. The block begins when the run is not paused.
+
+    :raises RunStopped: an operator stopped the run.
+    """
+    controller = Controller(step, run, source, token)
+    mark = _current.set(controller)
+    controller.start()
+    try:
+        controller.wait_while_paused()
+        yield
+        controller.look()
+    finally:
+        controller.end()
+        _current.reset(mark)
+
+
+def look() -> None:
+    """Raise an error if the step of this thread must not go on. Call this often; it never waits.
+
+    :raises RunStopped: an operator stopped the run.
+    :raises RunPaused: the run is paused, and the block gives up when it is paused.
+    """
+    if (controller := _current.get()) is not None:
+        controller.look()
+
+
+def wait_while_paused() -> None:
+    """Wait while the run is paused.
+
+    :raises RunStopped: an operator stopped the run.
+    """
+    if (controller := _current.get()) is not None:
+        controller.wait_while_paused()
+
+
+@contextmanager
+def giving_up_when_paused(gives_up: bool = True) -> Iterator[None]:
+    """Let `look` raise `RunPaused` in this block, because the block holds something on the source that a paused run
+    must not hold."""
+    controller = _current.get()
+    if controller is None or not gives_up:
+        yield
+        return
+    controller.gives_up = True
+    try:
+        yield
+    finally:
+        controller.gives_up = False
+
+
+class Controller:
+    """Controls one try of a step; see the module."""
+
+    def __init__(self, step: str, run: Run, source: Source, token: str) -> None:
+        self.gives_up = False
+        self._step = step
+        self._run = run
+        self._source = source
+        self._token = token
+        self._acts = Acts(run.folder)
+        self._told = -1
+        self._wanted = Wanted(*_initial(run))
+        self._governor = Governor()
+        self._measured = Measured()
+        self._meter = Meter(source)
+        self._readers = Readers(run.folder)
+        self._published: Effective | None = None
+        self._log = events.Log()
+        self._unwritten = False
+        self._trouble = ""
+        self._polled = self._repeated = time.monotonic()
+        self._too_late = False
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="control", daemon=True)
+
+    def start(self) -> None:
+        """Poll once, and then every few seconds in another thread."""
+        self._poll_safely()
+        self._thread.start()
+
+    def end(self) -> None:
+        self._ending.set()
+        self._thread.join(_END_SECONDS)
+        self._write_log()
+
+    def look(self) -> None:
+        state = self._wanted
+        if state.stop is not None and not self._too_late:
+            self._stop(state.stop)
+        if self.gives_up and state.pause is not None:
+            raise RunPaused
+
+    def wait_while_paused(self) -> None:
+        self.look()
+        while self._wanted.pause is not None:
+            self._ending.wait(_LOOK_SECONDS)
+            self.look()
+
+    def _stop(self, act: Act) -> None:
+        """Make sure that nothing of the run is ever published, and raise an error. If the run has its commit, it is too
+        late: the run ends as usual."""
+        run = self._run
+        if not run.decide(Commit(uuid.uuid4().hex, run.rests_on, abandoned=True)).abandoned:
+            self._too_late = True
+            self._note("not stopped", f"{act}; the run had made its commit before, so it publishes its copies")
+            return
+        self._note("stopped", str(act))
+        raise stopped(run.folder, act)
+
+    def _work(self) -> None:
+        while not self._ending.wait(POLL_SECONDS):
+            self._poll_safely()
+
+    def _poll_safely(self) -> None:
+        try:
+            self._poll()
+            self._trouble = ""
+        except (CdcError, OSError, pa.ArrowException) as error:
+            # The step goes on as before. If the store is down, the step itself fails.
+            if (trouble := str(error)) != self._trouble:
+                self._trouble = trouble
+                say(f"{self._step}: could not read or write the control records: {trouble}")
+
+    def _poll(self) -> None:
+        acts = self._acts.read()
+        before, now = self._wanted, wanted(self._run.manifest.options.limits, acts, self._run.digest)
+        seconds, self._polled = time.monotonic() - self._polled, time.monotonic()
+        self._add(seconds if before.pause is not None else 0.0, seconds if self._governor.level else 0.0)
+        # Only acts that arrive during this step change its limits. Earlier acts are in the log of an earlier step.
+        for act in acts[self._told :] if self._told >= 0 else ():
+            if act.verb == LIMIT:
+                self._note("limits changed", f"{act.limits}, by {act}")
+        self._told = len(acts)
+        self._wanted = now
+        if now.pause is not None or now.stop is not None:
+            # Publish it first, because a server that does not answer may delay what follows.
+            self._publish(self._effective(now))
+        self._tell_pause(before.pause, now.pause)
+        if now.thresholds and now.pause is None and now.stop is None:
+            self._govern(now)
+        elif not now.thresholds:
+            self._governor.reset()
+        self._publish(self._effective(now))
+        if self._unwritten:
+            self._write_log()
+
+    def _tell_pause(self, before: Act | None, now: Act | None) -> None:
+        if now is not None and now != before:
+            self._note("paused", f"{now}. {held(self._source, self._run)}")
+            self._repeated = time.monotonic()
+        elif now is not None and time.monotonic() - self._repeated >= REPEATED_SECONDS:
+            self._repeated = time.monotonic()
+            # Write the log, so that the folder of a run that is paused for long does not look abandoned.
+            self._unwritten = True
+            say(
+                f"{self._step}: paused for {duration(self._log.paused_seconds)}, by {now}. "
+                f"{held(self._source, self._run)}"
+            )
+        elif now is None and before is not None and self._wanted.stop is None:
+            # A read that was given up may have ended its worker.
+            self._readers.forget()
+            self._note("resumed", f"after {duration(self._log.paused_seconds)}")
+
+    def _govern(self, now: Wanted) -> None:
+        level, measured = self._governor.level, self._meter.measured(now.thresholds)
+        if measured is None:
+            return
+        self._governor.observe(measured)
+        if measured.failed and measured.failed != self._measured.failed:
+            say(f"{self._step}: the governor could not measure the source: {measured.failed}")
+        self._measured = measured
+        share = self._governor.share
+        if self._governor.level > level:
+            why = "; ".join(measured.excess) or f"could not measure the source: {measured.failed}"
+            self._note(f"slowed to {share:.0%}" if share else "held by the governor", why)
+        elif self._governor.level < level:
+            self._note(f"back to {share:.0%}", "all watched numbers are within their thresholds")
+
+    def _effective(self, now: Wanted) -> Effective:
+        if now.stop is not None and not self._too_late:
+            return Effective(effective.STOP)
+        if now.pause is not None:
+            return Effective(effective.PAUSE)
+        share = self._governor.share
+        if not now.max_reads and not now.max_rows_per_second:
+            return Effective(effective.GO if share else effective.HOLD, share)
+        readers = self._readers.chosen(now.max_reads)
+        rate = now.max_rows_per_second / max(1, self._readers.active)
+        state = effective.GO if share else effective.HOLD
+        return Effective(state, share, True, now.max_reads > 0, rate, readers)
+
+    def _publish(self, new: Effective) -> None:
+        if self._published is None and new == effective.UNLIMITED and not self._run.folder.exists(effective.FILE):
+            self._published = new
+        if new != self._published:
+            effective.publish(self._run.folder, new)
+            self._published = new
+
+    def _note(self, what: str, why: str) -> None:
+        say(f"{self._step}: {what}: {why}")
+        event = events.Event(datetime.now(UTC).isoformat(timespec="seconds"), self._step, what, why)
+        log = self._log
+        self._log = events.Log((*log.events, event)[-events.MOST :], log.paused_seconds, log.slowed_seconds)
+        self._unwritten = True
+
+    def _add(self, paused: float, slowed: float) -> None:
+        log = self._log
+        self._log = events.Log(log.events, log.paused_seconds + paused, log.slowed_seconds + slowed)
+
+    def _write_log(self) -> None:
+        if not self._log.events:
+            return
+        try:
+            events.write(self._run.folder, self._step, self._token, self._log)
+            self._unwritten = False
+        except (CdcError, OSError, pa.ArrowException) as error:
+            say(f"{self._step}: could not write the log of control: {error}")
+
+
+def _initial(run: Run) -> tuple[int, int, dict[str, float]]:
+    limits = run.manifest.options.limits
+    return limits.max_reads, limits.max_rows_per_second, limits.thresholds
