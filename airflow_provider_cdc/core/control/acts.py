@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -30,7 +30,8 @@ _NUMBERED = re.compile(rf"{ACTS}/([0-9]+)\.json")
 class Act:
     """One act of an operator.
 
-    ``manifest`` is the digest of the manifest that was valid at that time: a stop applies only to this manifest.
+    ``manifest`` is the digest of the manifest that was valid at that time: a stop applies to this manifest, and to
+    the manifests that continue it.
     ``max_reads``, ``max_rows_per_second`` and ``governor`` (thresholds by signal) are the new values of an act of the
     kind `LIMIT`; None, or not contained: unchanged. ``token`` identifies the writer of the record.
     """
@@ -71,17 +72,17 @@ class Wanted:
     stop: Act | None = None
 
 
-def wanted(limits: LimitOptions, acts: Sequence[Act], manifest: str) -> Wanted:
+def wanted(limits: LimitOptions, acts: Sequence[Act], manifests: Collection[str]) -> Wanted:
     """Return the state after all acts.
 
     :param limits: the limits with which the run began.
-    :param manifest: the digest of the run's manifest. A run that was stopped may have begun anew since.
+    :param manifests: `Run.digests`. A run that was stopped may have begun anew since.
     """
     reads, rows, thresholds = limits.max_reads, limits.max_rows_per_second, limits.thresholds
     pause: Act | None = None
     for act in acts:
         if act.verb == STOP:
-            if act.manifest == manifest:
+            if act.manifest in manifests:
                 return Wanted(reads, rows, thresholds, None, act)
             pause = None
         elif act.verb == LIMIT:
@@ -129,7 +130,7 @@ def act_on(
     """
     run = Run.load(folder)
     present = Acts(folder).read()
-    state = wanted(run.manifest.options.limits, present, run.digest)
+    state = wanted(run.manifest.options.limits, present, run.digests)
     thresholds = dict(governor or {})
     if problem := _problem(run, state, verb, (max_reads, max_rows_per_second, governor), thresholds):
         raise ConfigurationError(problem[0], where=folder.uri, hint=problem[1])
@@ -189,7 +190,7 @@ def check_not_stopped(folder: Storage) -> None:
     if not any(act.verb == STOP for act in acts):
         return
     run = Run.load(folder)
-    stop = wanted(run.manifest.options.limits, acts, run.digest).stop
+    stop = wanted(run.manifest.options.limits, acts, run.digests).stop
     if stop is not None and not run.committed:
         raise stopped(folder, stop)
 

@@ -55,12 +55,13 @@ class EarlierReads:
 @dataclass(frozen=True)
 class Restart:
     """The reason why tables were read again: a table was altered during the run. ``tables`` has a description of the
-    change for each of these tables, by the table's name. ``position`` was the initial position until then. ``at`` is
-    the time in ISO 8601."""
+    change for each of these tables, by the table's name. ``position`` was the initial position until then, and
+    ``manifest`` is the digest of the manifest that was valid until then. ``at`` is the time in ISO 8601."""
 
     tables: dict[str, str]
     position: str
     at: str
+    manifest: str
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,11 @@ class Run:
         return self.manifest.run_id
 
     @property
+    def digests(self) -> frozenset[str]:
+        """The digests of the manifest, and of the earlier manifests that it continues (`Manifest.restarts`)."""
+        return frozenset({self.digest, *(restart.manifest for restart in self.manifest.restarts)})
+
+    @property
     def position(self) -> Position:
         """The position at which all tables of the run are exact.
 

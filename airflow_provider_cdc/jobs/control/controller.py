@@ -166,7 +166,7 @@ class Controller:
 
     def _poll(self) -> None:
         acts = self._acts.read()
-        before, now = self._wanted, wanted(self._run.manifest.options.limits, acts, self._run.digest)
+        before, now = self._wanted, wanted(self._run.manifest.options.limits, acts, self._run.digests)
         seconds, self._polled = time.monotonic() - self._polled, time.monotonic()
         self._add(seconds if before.pause is not None else 0.0, seconds if self._governor.level else 0.0)
         # Only acts that arrive during this step change its limits. Earlier acts are in the log of an earlier step.

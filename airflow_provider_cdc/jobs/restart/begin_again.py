@@ -173,7 +173,7 @@ def _manifest(
         skipped={**old.skipped, **skipped},
         bases=bases,
         earlier_reads={key: value for key, value in earlier_reads.items() if key in used},
-        restarts=(*old.restarts, Restart(dict(altered), old.initial_position, now)),
+        restarts=(*old.restarts, Restart(dict(altered), old.initial_position, now, step.run.digest)),
     )
 
 

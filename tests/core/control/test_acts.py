@@ -34,16 +34,18 @@ def test_the_last_act_counts_and_limits_stay_until_they_are_changed() -> None:
         act("pause"),
         act("limit", max_rows_per_second=500),
     ]
-    state = wanted(LIMITS, acts, "m")
+    state = wanted(LIMITS, acts, {"m"})
     assert (state.max_reads, state.max_rows_per_second, state.thresholds) == (2, 500, {"threads_running": 10.0})
     assert state.pause == acts[1]
-    assert wanted(LIMITS, [*acts, act("resume")], "m").pause is None
+    assert wanted(LIMITS, [*acts, act("resume")], {"m"}).pause is None
 
 
 def test_a_stop_counts_for_good_but_not_for_a_run_that_began_anew() -> None:
     acts = [act("pause"), act("stop"), act("resume"), act("limit", max_reads=1)]
-    assert wanted(LIMITS, acts, "m").stop == acts[1]
-    anew = wanted(LIMITS, acts, "another manifest")
+    assert wanted(LIMITS, acts, {"m"}).stop == acts[1]
+    # The run has read a table again since, which gave it another manifest.
+    assert wanted(LIMITS, acts, {"m", "later"}).stop == acts[1]
+    anew = wanted(LIMITS, acts, {"another manifest"})
     assert (anew.stop, anew.pause, anew.max_reads) == (None, None, 1)
 
 
