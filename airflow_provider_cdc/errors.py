@@ -14,6 +14,7 @@
     │   ├── FileDamaged            a file of the run is missing, or does not match its record
     │   ├── ChangesMissing         the published changes do not cover the whole time between two copies
     │   ├── RunStopped             an operator stopped the run
+    │   ├── RunwayTooShort         the source will remove the log long before the run has read it
     │   └── ExactnessError         an event in the window broke a condition of the proof
     │       ├── SchemaChanged      DDL or TRUNCATE on a copied table, or row images with other columns
     │       ├── LogGone            the log no longer reaches back to the initial position
@@ -177,6 +178,12 @@ class RunStopped(TerminalError):
     """An operator stopped the run. Nothing of it is published."""
 
     code = "CDC-1090"
+
+
+class RunwayTooShort(TerminalError):
+    """The source will remove the log that the run needs long before the run has read it."""
+
+    code = "CDC-1091"
 
 
 class ExactnessError(TerminalError):

@@ -121,6 +121,8 @@ class OptionArguments(TypedDict, total=False):
     storage_conn_id: str
     on_table_error: str
     on_schema_change: str
+    spool: str
+    on_short_log: str
     missing_past: str
     concurrent_runs: str
     concurrent_wait_seconds: float | str

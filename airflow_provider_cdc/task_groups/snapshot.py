@@ -166,6 +166,13 @@ class SnapshotTaskGroup(TaskGroup):
         ``on_table_error`` says whether it stops or leaves the altered table out. ``give_up_past``: like
         ``restart_table``, but if the DAG supplied ``as_of`` (as ``nightly`` does), the run moves to the present, and
         reports that it missed the requested time. ``fail`` stops the run.
+    :param spool: Whether the run reads the log in pieces while it reads the tables. ``auto``: it does, if it takes
+        longer than 30 seconds and if the way in which the tables are read allows it. The source then need not keep the
+        log until the reads end, and the run ends sooner. ``off``: the run reads the log after the tables.
+    :param on_short_log: What a run does if the source will remove the log before the run has read it, according to the
+        source's settings, the growth of the log and the progress of the run. The run warns in any case. ``stop`` stops
+        the run if the log would be gone in less than a third of the time that the run still needs, and 30 minutes of
+        warnings have not changed this. ``warn`` lets the run go on until the log is gone.
     :param concurrent_runs: What ``preflight`` does if another run of the same ``target`` and ``scratch`` copies some of
         the same tables, and is under way. ``allow``: the run works beside it. Both copies are exact, and the one with
         the later position becomes the latest one. ``wait``: ``preflight`` waits until the other run is published or has
@@ -234,6 +241,8 @@ class SnapshotTaskGroup(TaskGroup):
         storage_conn_id: str = "",
         on_table_error: str = "fail",
         on_schema_change: str = "restart_table",
+        spool: str = "auto",
+        on_short_log: str = "stop",
         concurrent_runs: str = "allow",
         concurrent_wait_seconds: float | str = 0.0,
         plan_only: bool | str = False,

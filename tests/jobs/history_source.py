@@ -233,7 +233,7 @@ class HistorySource:
         return {"server": "history"}, at(0)
 
     def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
-        assert identity == {"server": "history"}
+        assert identity["server"] == "history"
 
     def check_tables(self, tables: Sequence[Table]) -> None:
         pass

@@ -55,6 +55,10 @@ RIGHT: dict[str, Any] = {
     "storage_conn_id": "",
     "on_table_error": "fail",
     "on_schema_change": "restart_table",
+    "concurrent_runs": "allow",
+    "concurrent_wait_seconds": 0,
+    "spool": "auto",
+    "on_short_log": "stop",
     "plan_only": False,
 }
 
@@ -111,6 +115,10 @@ WRONG: dict[str, list[Any]] = {
     "keep_slot": ["false", 0, None],
     "on_table_error": ["Skip", "", None, False],
     "on_schema_change": ["Restart", "", None, False],
+    "concurrent_runs": ["Wait", "", None],
+    "concurrent_wait_seconds": [-1, "5", None],
+    "spool": ["Auto", "", None, True],
+    "on_short_log": ["Stop", "", None, "fail"],
     "plan_only": ["true", 1, None],
 }
 

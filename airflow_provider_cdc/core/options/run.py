@@ -44,6 +44,7 @@ from airflow_provider_cdc.core.options.declare import (
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.limits import LimitOptions
 from airflow_provider_cdc.core.options.lock import LockPolicy as LockPolicy
+from airflow_provider_cdc.core.options.log import LogOptions
 from airflow_provider_cdc.errors import PreflightError, Problem
 
 CONSISTENCIES = ("auto", "watermark", "lock", "exported", "again")
@@ -262,6 +263,7 @@ class StepOptions:
         "reports that it missed the requested time. `fail` stops the run.",
         example="restart_table or fail",
     )
+    log: LogOptions = field(default_factory=LogOptions)
 
     @property
     def skips(self) -> bool:

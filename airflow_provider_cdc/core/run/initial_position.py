@@ -167,7 +167,7 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: S
         return False
     if not run.committed:
         try:
-            source.check_identity(manifest.identity, manifest.initial)
+            source.check_identity(run.expected_identity(), manifest.initial)
         except LogGone as error:
             _log.warning("The run begins anew: %s", error)
             return False

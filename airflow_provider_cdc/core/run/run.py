@@ -26,6 +26,7 @@ from airflow_provider_cdc.core.run.announced import FILE as TOLD
 from airflow_provider_cdc.core.run.announced import Told
 from airflow_provider_cdc.core.run.manifest import FORMAT, Manifest
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, RESULTS, SnapshotResult, StepResult
+from airflow_provider_cdc.core.run.spool_chain import spooling_identity
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri
@@ -87,6 +88,11 @@ class Run:
     @property
     def run_id(self) -> str:
         return self.manifest.run_id
+
+    def expected_identity(self) -> dict[str, str]:
+        """Return the identity with which the source must be checked. It is the identity in the manifest, with the end
+        of the log that the run has spooled so far."""
+        return spooling_identity(self.manifest.identity, self.folder, self.digest, self.manifest.options.log.spool)
 
     @property
     def digests(self) -> frozenset[str]:

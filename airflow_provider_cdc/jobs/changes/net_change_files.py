@@ -254,6 +254,13 @@ def without_effect_dropped(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
     return rows.filter(pc.invert(no_effect))
 
 
+def without_tables(rows: pa.Table, tables: Sequence[int]) -> pa.Table:
+    """Return ``rows`` without the rows of these tables, given by their indices."""
+    if not tables:
+        return rows
+    return rows.filter(pc.invert(pc.is_in(rows["table"], pa.array(tables, pa.int32()))))
+
+
 def count_by_table(rows: pa.Table) -> Counts:
     """Count the touched keys of each table."""
     totals = rows.group_by("table").aggregate([("key", "count"), ("before", "count"), ("after", "count")])

@@ -35,7 +35,7 @@ def record_copies(run: Run, settings: ConnectionSettings) -> bool:
     if not options.standing_slot:
         return True
     try:
-        source = open_source(settings).of_run(manifest.identity, manifest.initial)
+        source = open_source(settings).of_run(run.expected_identity(), manifest.initial)
         parts = {str(entry.table.name): entry.table.copy_name.part for entry in manifest.tables}
         incarnation = run.found(SnapshotResult).incarnation if manifest.at_upper else ""
         # The last copy of a part of a table is recorded separately from the last copy of the whole table.

@@ -55,7 +55,8 @@ class ReadSegment:
 
     ``start`` is the position at which the window begins. ``skips`` says whether a table that cannot be copied is left
     out. Otherwise, such a table stops the step; the last table of the run always stops it. ``alone`` says whether the
-    run has only the tables in ``tables``.
+    run has only the tables in ``tables``. ``events`` has the indices of tables of which only the single changes are
+    kept, because the position up to which their changes count is not known yet.
     """
 
     staging: Staging
@@ -66,9 +67,16 @@ class ReadSegment:
     tables: tuple[TrackedTable, ...]
     skips: bool = False
     alone: bool = True
+    events: tuple[int, ...] = ()
 
     def __call__(self, segment: LogSegment) -> SegmentRecord:
         """Write the net change of one segment, and its record."""
+        record = self.read(segment)
+        records.write(self.staging.folder, f"{DONE}/{self.name}-{segment.number:06}.json", record)
+        return record
+
+    def read(self, segment: LogSegment) -> SegmentRecord:
+        """Write the net change of one segment, but not its record."""
         turn = Turn(self.staging.folder)
         turn.wait()
         try:
@@ -90,7 +98,6 @@ class ReadSegment:
                 refused[failed_table] = reason(error)
                 tables = tuple(tracked for tracked in tables if str(tracked.table.name) != failed_table)
             else:
-                records.write(self.staging.folder, f"{DONE}/{self.name}-{segment.number:06}.json", record)
                 return record
 
     def _read(self, segment: LogSegment, tables: tuple[TrackedTable, ...], turn: Turn) -> SegmentRecord:
@@ -110,7 +117,7 @@ class ReadSegment:
             self.source.read_segment(segment, self.start, tables, changes.write, progress) as reader,
         ):
             for rows in net_change_files.gathered(reader, SORT_BYTES if keyless else GATHERED_BYTES):
-                rows = selected_changes(self.source, tables, rows)
+                rows = selected_changes(self.source, tables, net_change_files.without_tables(rows, self.events))
                 rows = net_change_files.without_effect_dropped(rows, keyless)
                 writer.write(net_change_files.in_buckets(rows))
                 counts.append(net_change_files.count_by_table(rows))

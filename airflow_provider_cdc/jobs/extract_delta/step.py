@@ -45,6 +45,7 @@ from airflow_provider_cdc.jobs.restart.begin_again import begin_again
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.skipped import say_skipped
+from airflow_provider_cdc.jobs.runtime.source_watch import Watch as SourceWatch
 from airflow_provider_cdc.jobs.runtime.step import BegunAgain, Step, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole, without_damaged
@@ -52,6 +53,7 @@ from airflow_provider_cdc.jobs.snapshot.piece_progress import SEGMENTS, Piece, W
 from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record as read_again_record
 from airflow_provider_cdc.jobs.snapshot.step import read_tables
 from airflow_provider_cdc.jobs.snapshot.table_files import read_table_files
+from airflow_provider_cdc.jobs.spool.adopt import with_counts
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.optional_capabilities import LogsStatements, PreparesBeforeWindow
 from airflow_provider_cdc.sources.api.window import BUCKETS, LogSegment, UpperBound
@@ -199,7 +201,7 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_c
     :raises ExactnessError: a transaction commits in the window, but the log does not have the segment that prepared it.
     """
     source = step.source
-    read = _read(step, window, window.plan_name, window.segments)
+    read = [*window.spooled, *_read(step, window, window.plan_name, window.segments)]
     decisions, unmatched_commits = _decide(window, read)
     while unmatched_commits:
         first = read[0].summary.segment
@@ -271,6 +273,12 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
         done[record.segment] = record
         progress.add(1, record.summary.row_images, weights[record.segment])
 
+    source_watch = SourceWatch(step, EXTRACT_DELTA)
+
+    def meanwhile() -> None:
+        source_watch.look(progress.seconds_left)
+        progress.tick()
+
     skips, alone = step.manifest.options.skips, len(window.tables) == len(step.tables)
     run_tasks(
         step.spark,
@@ -278,7 +286,7 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
         missing,
         ReadSegment(step.staging, plan.id, step.source, window.name, window.start, window.tables, skips, alone),
         finished,
-        meanwhile=progress.tick,
+        meanwhile=meanwhile,
     )
     return [done[segment.number] for segment in planned]
 
@@ -295,11 +303,12 @@ def _prepared_nowhere(unmatched_commits: Mapping[str, str]) -> ExactnessError:
 def _compose(
     step: Step, window: Window, read: Sequence[SegmentRecord], decisions: net_change_files.Decisions
 ) -> net_change_files.NetChange:
+    read = with_counts(step, window.tables, read, decisions) if window.spooled else read
     segments = [(record.segment, record.files) for record in read if record.files]
     pending = any(record.pending for record in read)
     parts = any(record.summary.parts > 1 for record in read)
     composed: Sequence[SegmentRecord | net_change_files.NetChange] = read
-    if segments and (len(segments) > 1 or pending or parts or needs_composing(window.tables)):
+    if segments and (len(segments) > 1 or window.spooled or pending or parts or needs_composing(window.tables)):
         held = sum(record.held for record in read)
         ranges = _bucket_ranges(step, [file for _, files in segments for file in files], held)
         keyless = tuple(index for index, entry in enumerate(step.tables) if entry.table.keyless)

@@ -10,10 +10,11 @@ from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import SnapshotResult
-from airflow_provider_cdc.jobs.extract_delta.read_segment import DONE
+from airflow_provider_cdc.jobs.extract_delta.read_segment import DONE, SegmentRecord
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.table_files import TableFiles, read_table_files
+from airflow_provider_cdc.jobs.spool.adopt import Adopted, adopt
 from airflow_provider_cdc.sources.api.calls import rolling_forward
 from airflow_provider_cdc.sources.api.optional_capabilities import ContinuesReads
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
@@ -27,16 +28,21 @@ BACK = "segment"
 class Window:
     """A part of the log that is applied to some tables: from ``start`` up to the position that each table requires.
 
-    ``name`` is the prefix of the names of its files. ``segments`` returns its segments.
+    ``name`` is the prefix of the names of its files. ``spooled`` has the segments at the beginning of the window that
+    were read before, in this number of ``pieces``. ``segments`` returns the other segments.
     """
 
     name: str
     start: Position
     tables: tuple[TrackedTable, ...]
     segments: Callable[[], list[LogSegment]]
+    spooled: tuple[SegmentRecord, ...] = ()
+    pieces: int = 0
 
     @property
     def plan_name(self) -> str:
+        if self.pieces:
+            return f"delta/plan-{self.name}-after-{self.pieces}.json"
         return PLAN if self.name == BACK else f"delta/plan-{self.name}.json"
 
     def record_name(self, segment: LogSegment) -> str:
@@ -66,7 +72,8 @@ def windows_of(step: Step) -> list[Window]:
     )
     if tracked:
         segments = partial(source.log_segments, manifest.initial, snapshot.log_end, manifest.identity, step.slots)
-        windows.append(Window(BACK, manifest.initial, tracked, segments))
+        adopted = adopt(step, tracked) or Adopted((), segments, 0)
+        windows.append(Window(BACK, manifest.initial, tracked, adopted.rest, adopted.records, adopted.pieces))
     return windows
 
 

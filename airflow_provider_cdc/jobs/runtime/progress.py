@@ -86,7 +86,13 @@ class Progress:
         self._bytes = 0
         self._done = 0.0
         self._warm: tuple[float, float] | None = None
+        self._left: float | None = None
         self._lately: deque[tuple[float, int]] = deque([(self._looked, 0)])
+
+    @property
+    def seconds_left(self) -> float | None:
+        """The time that was left at the last report, in seconds. None: unknown."""
+        return self._left
 
     def add(self, count: int, rows: int, weight: float, size: int = 0) -> None:
         """Record finished work. ``size`` is in bytes."""
@@ -109,6 +115,7 @@ class Progress:
             return
         self._looked = now
         told = self._told(now)
+        self._left = told["seconds_left"]
         line = self._line(told)
         if line != self._last_line or now - self._printed >= REPEATED_SECONDS:
             self._printed, self._last_line = now, line

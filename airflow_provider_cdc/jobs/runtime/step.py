@@ -205,11 +205,11 @@ def _done(
             where=folder.uri,
             hint="correct the connection, or trigger a new run",
         )
-    source = source.of_run(manifest.identity, manifest.initial)
+    source = source.of_run(run.expected_identity(), manifest.initial)
     if not run.committed:
         persist(
             f"{task_id}: check the source",
-            lambda: source.check_identity(manifest.identity, manifest.initial),
+            lambda: source.check_identity(run.expected_identity(), manifest.initial),
         )
     step = Step(spark, run, source)
     try:

@@ -43,6 +43,7 @@ from airflow_provider_cdc.jobs.snapshot.read_part import DONE, PartRecord, ReadP
 from airflow_provider_cdc.jobs.snapshot.reread_passes import Seen, read_again
 from airflow_provider_cdc.jobs.snapshot.survivors import OddRow
 from airflow_provider_cdc.jobs.snapshot.table_files import FILES, TableFiles
+from airflow_provider_cdc.jobs.spool.spooler import pause_spool, spooled
 from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.source import Source
@@ -60,7 +61,7 @@ def snapshot(spark: SparkSession, folder: Storage, settings: ConnectionSettings)
 
     Returns the result that the run records. `read_table_files` returns the files.
     """
-    return run_step(SNAPSHOT, spark, folder, settings, read_tables)
+    return run_step(SNAPSHOT, spark, folder, settings, spooled(read_tables))
 
 
 def read_tables(step: Step) -> SnapshotResult:
@@ -213,6 +214,7 @@ def _read_all(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> Uppe
     position. Return the bound of all reads so far."""
     _drop_read_in_view(step, plan.orders, done)
     _read(step, plan, done)
+    pause_spool(step)
     return persist("snapshot: bound the reads", step.source.bound_reads)
 
 
@@ -341,7 +343,7 @@ def _read_missing(
         progress.add(record.chunks, record.rows, weights[record.part], sum(file.bytes for file in record.files))
 
     def meanwhile() -> None:
-        watch.look()
+        watch.look(progress.seconds_left)
         progress.tick()
 
     run_tasks(

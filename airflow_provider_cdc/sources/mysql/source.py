@@ -22,6 +22,7 @@ from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.idle import ClosesIdle
 from airflow_provider_cdc.sources.api.load import TellsLoad
+from airflow_provider_cdc.sources.api.needed_log import NeededLog, TellsNeededLog
 from airflow_provider_cdc.sources.api.optional_capabilities import (
     ChecksServer,
     ContinuesReads,
@@ -40,6 +41,7 @@ from airflow_provider_cdc.sources.api.optional_capabilities import (
 )
 from airflow_provider_cdc.sources.api.rolling_forward import RollsForward
 from airflow_provider_cdc.sources.api.source import ChunkReader, SegmentReader, Source
+from airflow_provider_cdc.sources.api.spooling import SpoolsLog, TellsPrepared, Waiting
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 from airflow_provider_cdc.sources.mysql.chunking import axes, chunks, sample
@@ -138,6 +140,11 @@ class MysqlSource:
         from airflow_provider_cdc.sources.mysql.steps import log_retention as runway
 
         return runway.runway(self.settings)
+
+    def needed_log(self, identity: Mapping[str, str], since: Sequence[Mapping[str, str]]) -> NeededLog:
+        from airflow_provider_cdc.sources.mysql.steps import log_retention
+
+        return log_retention.needed_log(self.settings, identity, since)
 
     def refusals_since(
         self,
@@ -276,6 +283,44 @@ class MysqlSource:
 
         statement_writes.check_writes(self.settings, summaries)
 
+    def waiting(self, initial: Position, identity: Mapping[str, str], place: LogEnd) -> Waiting:
+        from airflow_provider_cdc.sources.mysql.log import pieces
+
+        return pieces.waiting(self.settings, identity, place)
+
+    def segments_from(
+        self, start: LogEnd, end: LogEnd, identity: Mapping[str, str], number: int, slots: int = 1
+    ) -> list[LogSegment]:
+        from airflow_provider_cdc.sources.mysql.log import pieces
+
+        return pieces.segments_from(self.settings, start, end, identity, number, slots)
+
+    def check_joined(self, start: LogEnd, end: LogEnd, initial: Position, identity: Mapping[str, str]) -> None:
+        from airflow_provider_cdc.sources.mysql.log import pieces
+
+        pieces.check_joined(self.settings, end, identity)
+
+    def incarnation_at(self, identity: Mapping[str, str]) -> str:
+        return identity.get(server.STARTED, "")
+
+    def is_before(self, one: LogEnd, other: LogEnd) -> bool:
+        from airflow_provider_cdc.sources.mysql.log import pieces
+
+        return pieces.place_is_before(one, other)
+
+    def is_within(self, position: str, upper: Position) -> bool:
+        from airflow_provider_cdc.sources.mysql.log import pieces
+
+        return pieces.is_within(position, upper)
+
+    def acknowledge(self, identity: Mapping[str, str], end: LogEnd) -> None:
+        """`SpoolsLog.acknowledge`. A MySQL server removes its log by its own settings, without regard to readers."""
+
+    def prepared_now(self) -> set[str] | None:
+        from airflow_provider_cdc.sources.mysql.log import pieces
+
+        return pieces.prepared_now(self.settings)
+
     def read_segment(
         self,
         segment: LogSegment,
@@ -330,5 +375,8 @@ if TYPE_CHECKING:
         TellsLoad,
         ClosesIdle,
         ContinuesReads,
+        TellsNeededLog,
+        SpoolsLog,
+        TellsPrepared,
     ]:
-        return (source,) * 16
+        return (source,) * 19

@@ -23,6 +23,7 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.idle import ClosesIdle
 from airflow_provider_cdc.sources.api.leftovers import DropsLeft, KeptObject, LeftByRun, TellsLeft
 from airflow_provider_cdc.sources.api.load import TellsLoad
+from airflow_provider_cdc.sources.api.needed_log import NeededLog, TellsNeededLog
 from airflow_provider_cdc.sources.api.optional_capabilities import (
     ChecksServer,
     ContinuesReads,
@@ -43,6 +44,7 @@ from airflow_provider_cdc.sources.api.optional_capabilities import (
 from airflow_provider_cdc.sources.api.rereading import LogTail, ReadsAgain
 from airflow_provider_cdc.sources.api.rolling_forward import RollsForward
 from airflow_provider_cdc.sources.api.source import ChunkReader, SegmentReader, Source
+from airflow_provider_cdc.sources.api.spooling import SpoolsLog, Waiting
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
 from airflow_provider_cdc.sources.postgres.catalog import schema, schema_difference, type_catalog, types
@@ -57,16 +59,8 @@ from airflow_provider_cdc.sources.postgres.slots import (
     standing_slot,
     transaction_waits,
 )
-from airflow_provider_cdc.sources.postgres.steps import (
-    chunk_reader,
-    past,
-    preflight,
-    roll_forward,
-    snapshot,
-)
-from airflow_provider_cdc.sources.postgres.steps import (
-    has_reached as reach,
-)
+from airflow_provider_cdc.sources.postgres.steps import chunk_reader, past, preflight, roll_forward, snapshot
+from airflow_provider_cdc.sources.postgres.steps import has_reached as reach
 from airflow_provider_cdc.sources.postgres.steps.check_identity import check_identity, check_published
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
@@ -203,6 +197,46 @@ class PostgresSource:
         from airflow_provider_cdc.sources.postgres.steps import log_retention as runway
 
         return runway.runway(self.settings)
+
+    def needed_log(self, identity: Mapping[str, str], since: Sequence[Mapping[str, str]]) -> NeededLog:
+        from airflow_provider_cdc.sources.postgres.steps import log_retention
+
+        return log_retention.needed_log(self.settings, identity)
+
+    def waiting(self, initial: Position, identity: Mapping[str, str], place: LogEnd) -> Waiting:
+        from airflow_provider_cdc.sources.postgres.log import pieces
+
+        return pieces.waiting(self.settings, Lsn.expect(initial), identity, place)
+
+    def segments_from(
+        self, start: LogEnd, end: LogEnd, identity: Mapping[str, str], number: int, slots: int = 1
+    ) -> list[LogSegment]:
+        from airflow_provider_cdc.sources.postgres.log import pieces
+
+        return pieces.segments_from(self.settings, start, end, identity, number)
+
+    def check_joined(self, start: LogEnd, end: LogEnd, initial: Position, identity: Mapping[str, str]) -> None:
+        from airflow_provider_cdc.sources.postgres.log import pieces
+
+        pieces.check_joined(self.settings, start, end, Lsn.expect(initial), identity)
+
+    def incarnation_at(self, identity: Mapping[str, str]) -> str:
+        return ""
+
+    def is_before(self, one: LogEnd, other: LogEnd) -> bool:
+        from airflow_provider_cdc.sources.postgres.log import pieces
+
+        return pieces.place_is_before(one, other)
+
+    def is_within(self, position: str, upper: Position) -> bool:
+        from airflow_provider_cdc.sources.postgres.log import pieces
+
+        return pieces.is_within(position, upper)
+
+    def acknowledge(self, identity: Mapping[str, str], end: LogEnd) -> None:
+        from airflow_provider_cdc.sources.postgres.log import pieces
+
+        pieces.acknowledge(self.settings, identity, end)
 
     def of_run(self, identity: Mapping[str, str], position: Position) -> PostgresSource:
         return PostgresSource(session_setup.of_run(self.settings, identity, Lsn.expect(position)), self.view)
@@ -356,5 +390,7 @@ if TYPE_CHECKING:
         ContinuesReads,
         TellsLoad,
         ClosesIdle,
+        TellsNeededLog,
+        SpoolsLog,
     ]:
-        return (source,) * 20
+        return (source,) * 22

@@ -12,6 +12,7 @@ import pymysql
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.spool_chain import Reached, reached
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import LogGone, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
@@ -95,8 +96,16 @@ class RunContext(ServerContext):
         return RunSettings.of(self.settings, self.state)
 
     @cached_property
+    def spooled(self) -> Reached | None:
+        """The end of the recorded chain of pieces, if the server has purged the file in which the run began. Otherwise
+        None."""
+        began = LogPlace.parse(self.expected[LOG_PLACE])
+        return reached(self.expected) if began.file not in self.files else None
+
+    @cached_property
     def begun(self) -> LogPlace:
-        return LogPlace.parse(self.expected[LOG_PLACE])
+        """The place from which the run still needs the log."""
+        return LogPlace.parse(self.spooled.end if self.spooled is not None else self.expected[LOG_PLACE])
 
     @cached_property
     def files(self) -> dict[str, int]:

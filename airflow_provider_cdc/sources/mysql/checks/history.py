@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.core.copies.history import MARK
+from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import ExactnessError, Problem, SourceReplaced
 from airflow_provider_cdc.sources.mysql.checks.context import RunContext
 from airflow_provider_cdc.sources.mysql.server.log_history import BEGIN_ANEW, check_continuity, check_place
@@ -51,18 +52,23 @@ def _same_log(context: RunContext) -> Iterable[Problem]:
 
 
 def _no_crash(context: RunContext) -> Iterable[Problem]:
-    if context.state[STARTED] != context.expected[STARTED]:
+    if context.spooled is not None:
+        if context.state[STARTED] != context.spooled.incarnation:
+            check_continuity(context.here, context.files, context.begun, context.spooled.restarts)
+    elif context.state[STARTED] != context.expected[STARTED]:
         check_continuity(context.here, context.files, context.begun)
     return ()
 
 
 def _log_kept(context: RunContext) -> Iterable[Problem]:
-    check_log(context.connection, context.position)
+    # What was purged behind the spool is in the recorded pieces.
+    recorded = GtidSet.parse(context.spooled.upper) if context.spooled is not None else GtidSet()
+    check_log(context.connection, context.position, recorded)
     return ()
 
 
 def _same_transactions(context: RunContext) -> Iterable[Problem]:
-    if MARK in context.expected:
+    if MARK in context.expected and context.spooled is None:
         # The log must have exactly the transactions that were committed between the start of the run and the run's
         # position. The log must not have other transactions with the same GTIDs instead.
         check_mark(context.here, context.files, LogMark.parse(context.expected[MARK]))
@@ -104,7 +110,8 @@ HISTORY: tuple[Check[RunContext], ...] = (
     ),
     Check(
         "mysql.log-kept",
-        "The server has executed all transactions of the run's position, and still has the log after this position.",
+        "The server has executed all transactions of the run's position, and still has the log after this position, or "
+        "after the pieces of the log that the run has recorded.",
         _WHEN,
         "trigger a new run, and raise binlog_expire_logs_seconds so that the server keeps the log until the run ends",
         _log_kept,

@@ -166,16 +166,16 @@ def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: L
         )
 
 
-def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], begun: LogPlace) -> None:
+def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], begun: LogPlace, starts: int = 0) -> None:
     """Check that, since ``begun``, the server has not crashed and was not started more than once.
 
+    :param starts: the number of starts from the beginning of the run to ``begun``.
     :raises LogGone: the server crashed, or was started more than once.
     :raises SourceReplaced: the log does not have the file to which ``begun`` belongs.
     """
     names = list(files)
     if begun.file not in names:
         raise other_log(settings, f"the log has no file {begun.file} any more")
-    starts = 0
     for file, following in pairwise(names[names.index(begun.file) :]):
         created = _created_after(settings, file, files[file], following)
         if created is None:

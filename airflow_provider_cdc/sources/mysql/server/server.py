@@ -109,9 +109,10 @@ def state(connection: Connection) -> dict[str, str]:
     )
 
 
-def check_log(connection: Connection, initial: GtidSet) -> None:
+def check_log(connection: Connection, initial: GtidSet, recorded: GtidSet | None = None) -> None:
     """Check that the server has executed ``initial``, and still has the log of everything after ``initial``.
 
+    :param recorded: transactions whose log the run has already recorded.
     :raises SourceReplaced: the server's history does not contain ``initial``.
     :raises LogGone: the log was purged past ``initial``.
     """
@@ -126,6 +127,7 @@ def check_log(connection: Connection, initial: GtidSet) -> None:
             where="gtid_executed",
             hint="point the connection back to the server on which the run began, or trigger a new run",
         )
+    initial = initial | recorded if recorded else initial
     if not purged <= initial:
         raise LogGone(
             f"the server purged the log of {purged - initial}, which the run still needs",

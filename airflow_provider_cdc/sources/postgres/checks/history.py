@@ -10,11 +10,13 @@ from collections.abc import Iterable, Mapping
 
 from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.run.spool_chain import reached
 from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, SourceReplaced
 from airflow_provider_cdc.sources.postgres.checks.context import RunContext
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.session import Connection, value
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
+from airflow_provider_cdc.sources.postgres.slots.end_mark import parse_log_end
 
 _WHEN = (Moment.EACH_STEP,)
 _EACH_SESSION = Raised(Moment.EACH_SESSION, "sources.postgres.server.session_setup:_check_server")
@@ -44,9 +46,12 @@ def _same_server(context: RunContext) -> Iterable[Problem]:
 
 
 def _slots(context: RunContext) -> Iterable[Problem]:
-    _check_slot(context.connection, context.expected["slot"], context.position)
+    # The run advances its slot at most to the end of the recorded chain of its pieces.
+    spooled = reached(context.expected)
+    furthest = parse_log_end(spooled.end)[0] if spooled is not None else context.position
+    _check_slot(context.connection, context.expected["slot"], context.position, furthest)
     for start, name in slots.forward_slots(context.expected).items():
-        _check_slot(context.connection, name, start)
+        _check_slot(context.connection, name, start, start)
     return ()
 
 
@@ -82,7 +87,7 @@ def _check_publication(connection: Connection, expected: Mapping[str, str], kind
         )
 
 
-def _check_slot(connection: Connection, name: str, initial: Lsn) -> None:
+def _check_slot(connection: Connection, name: str, initial: Lsn, furthest: Lsn) -> None:
     where = f"replication slot {name}"
     hint = "trigger a new run, or clear the task `lock_and_record` and all tasks after it"
     slot = slots.state(connection, name)
@@ -94,7 +99,7 @@ def _check_slot(connection: Connection, name: str, initial: Lsn) -> None:
             where=where,
             hint=f"{hint}; raise {slot.limit} so that the server keeps the log until the run ends",
         )
-    if slot.confirmed != initial:
+    if slot.confirmed is None or not initial <= slot.confirmed <= furthest:
         raise LogGone(
             f"the slot was moved from {initial} to {slot.confirmed}: another program reads from it",
             where=where,
@@ -123,7 +128,7 @@ HISTORY: tuple[Check[RunContext], ...] = (
     Check(
         "postgres.slot",
         "The run's slots exist, still have their log, and were not moved from the positions at which they were "
-        "created.",
+        "created. The run itself moves its slot only up to the end of the pieces of the log that it has recorded.",
         _WHEN,
         "do not use or drop slots named cdc_…, let the server keep more log, and trigger a new run",
         _slots,

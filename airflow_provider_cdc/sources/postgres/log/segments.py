@@ -63,7 +63,7 @@ def log_segments(
     stop, mark = parse_log_end(log_end)
     with session(settings) as connection:
         check_slot(connection, identity["slot"], start, stop)
-    return [_segment(identity["slot"], identity["publication"], start, stop, mark)]
+    return [segment_of(identity["slot"], identity["publication"], start, stop, mark)]
 
 
 def segments_between(
@@ -73,12 +73,13 @@ def segments_between(
     slot = slots.forward_slots(identity)[start]
     with session(settings) as connection:
         check_slot(connection, slot, start, end)
-    return [_segment(slot, identity[slots.STANDING_PUBLICATION], start, end)]
+    return [segment_of(slot, identity[slots.STANDING_PUBLICATION], start, end)]
 
 
-def _segment(slot: str, publication: str, start: Lsn, stop: Lsn, mark: str = "") -> LogSegment:
+def segment_of(slot: str, publication: str, start: Lsn, stop: Lsn, mark: str = "", number: int = 0) -> LogSegment:
+    """Return a segment with the transactions whose commit records begin from ``start`` up to ``stop``."""
     # The names of slots contain no colon.
-    return LogSegment(0, f"{slot}:{publication}", int(start), int(stop), mark, bytes=int(stop) - int(start))
+    return LogSegment(number, f"{slot}:{publication}", int(start), int(stop), mark, bytes=int(stop) - int(start))
 
 
 class PostgresSegmentReader:
@@ -100,9 +101,10 @@ class PostgresSegmentReader:
         self._connection = connection
         self._tables = tables
         self._slot, _, self._publication = segment.name.partition(":")
-        self._initial, self._stop = initial, Lsn(segment.stop)
+        # A piece of a spooled log begins after the initial position.
+        self._initial, self._stop = max(initial, Lsn(segment.start)), Lsn(segment.stop)
         self._mark = EndMark.parse(segment.mark) if segment.mark else None
-        self._walker = LogWalker(self._slot, initial, self._stop, tables, self._mark)
+        self._walker = LogWalker(self._slot, self._initial, self._stop, tables, self._mark)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         change = self._walker.change
@@ -154,7 +156,7 @@ class PostgresSegmentReader:
 def messages(
     connection: ReadingConnection, slot: str, publication: str, initial: Lsn, stop: Lsn, *, marked: bool = False
 ) -> Generator[pa.Array]:
-    """Yield the messages of a slot whose position is ``initial``.
+    """Yield the messages of a slot from the position ``initial`` on. The slot is at this position or before it.
 
     The messages cover all transactions whose commit record ends at ``stop`` or before, and perhaps some later
     transactions. The server keeps the result of a call, in temporary files if necessary, until all of it is decoded. If
@@ -170,17 +172,24 @@ def messages(
 
 
 def copy_slot(connection: ReadingConnection, slot: str, initial: Lsn) -> str:
-    """Create a temporary copy of the slot, whose position is ``initial``. Return the copy's name. The server drops the
+    """Create a temporary copy of the slot at the position ``initial``. Return the copy's name. The server drops the
     copy when the session ends.
 
-    :raises LogGone: the slot is at another position.
+    If the slot is before this position, the copy is advanced. The slot of a run whose log is spooled follows the
+    recorded pieces later, and a crash of the server may set it back.
+
+    :raises LogGone: the slot is after this position.
     """
     copy = f"{slots.PREFIX}delta_{uuid.uuid4().hex[:12]}"
     (batch,) = read(
         connection,
         f"SELECT lsn::text FROM pg_catalog.pg_copy_logical_replication_slot({literal(slot)}, '{copy}', true)",
     )
-    _check_place(slot, Lsn.parse(batch.column(0)[0].as_py()), initial)
+    at = Lsn.parse(batch.column(0)[0].as_py())
+    _check_place(slot, at, initial)
+    if at < initial:
+        for _ in read(connection, f"SELECT end_lsn::text FROM pg_replication_slot_advance('{copy}', '{initial}')"):
+            pass
     return copy
 
 
@@ -227,7 +236,7 @@ def open_segment(
 ) -> Iterator[PostgresSegmentReader]:
     """Open one segment of the log.
 
-    :param start: the consistent point of the slot.
+    :param start: the initial position.
     :param changes, progress: as in `ReadsLog.read_segment`.
     :raises LogGone: the slot is gone, or was advanced.
     :raises SourceUnavailable: the server cannot be reached.
@@ -235,7 +244,7 @@ def open_segment(
     """
     stop = Lsn(segment.stop or 0)
     with session(settings) as connection:
-        check_slot(connection, segment.name.partition(":")[0], start, stop)
+        check_slot(connection, segment.name.partition(":")[0], max(start, Lsn(segment.start)), stop)
     with reading_session(settings) as reading:
         yield PostgresSegmentReader(reading, segment, start, tables, changes, progress)
 
@@ -243,7 +252,7 @@ def open_segment(
 def check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> None:
     """Check that a slot still has all of the log from ``initial`` on, and that the log reaches ``stop``.
 
-    :raises LogGone: the slot is gone or was advanced, or the log ends before ``stop``.
+    :raises LogGone: the slot is gone or was advanced further, or the log ends before ``stop``.
     """
     slot, where = slots.state(connection, name), f"replication slot {name}"
     if slot is None or slot.lost:
@@ -261,7 +270,7 @@ def check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> No
 
 
 def _check_place(slot: str, confirmed: Lsn | None, initial: Lsn) -> None:
-    if confirmed != initial:
+    if confirmed is None or confirmed > initial:
         raise LogGone(
             f"the slot was moved from {initial} to {confirmed}: another client reads from it",
             where=f"replication slot {slot}",

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.run.spool_chain import may_move
 from airflow_provider_cdc.errors import ConfigurationError, ExactnessError, LogGone, SourceReplaced
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server.session_variables import PINNED, REQUIRED
@@ -155,6 +156,14 @@ def timeline(shown: str | None) -> str:
     return str(int(shown, 16)) if shown else ""
 
 
+def _is_at(position: Lsn, confirmed: str | None, *, moves: bool) -> bool:
+    """Return whether the run's slot is at ``position``. If the run advances its slot (``moves``), the slot may be at a
+    later position; `checks.history` checks how far."""
+    if confirmed is None:
+        return False
+    return Lsn.parse(confirmed) >= position if moves else Lsn.parse(confirmed) == position
+
+
 def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
     recovering, system, line, database, started, meaning, flushed, confirmed = row
     expected = settings.server
@@ -186,7 +195,7 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
             where=settings.address,
             hint=f"the server has lost data, or the connection reaches an older copy of the server: {_NEW_RUN}",
         )
-    if (slot := expected.get("slot")) and (confirmed is None or Lsn.parse(confirmed) != position):
+    if (slot := expected.get("slot")) and not _is_at(position, confirmed, moves=may_move(expected)):
         # A copy of the server has the same identity, but it does not have the slots.
         raise LogGone(
             f"the slot that kept the log since {position} for this run no longer exists, or the connection reaches a "

@@ -254,6 +254,8 @@ def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[Share
         query(leader, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         sql = f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL {slots.PLUGIN} (SNAPSHOT 'use')"
         upper, _ = transaction_waits.consistent_point(settings, leader, sql, seconds)
+        # From now on, the transaction keeps the rows of its snapshot. The slot would only keep log.
+        query(leader, f"SELECT pg_catalog.pg_drop_replication_slot('{slot}')")
         with session(settings) as connection:
             transaction_waits.settle(settings, connection, seconds)
         yield SharedView(str(value(leader, "pg_export_snapshot()")), upper)

@@ -1,0 +1,99 @@
+"""Adopts the spooled pieces for the window of the tables that were read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from airflow_provider_cdc.core.positions.position import LogEnd
+from airflow_provider_cdc.core.run.results import SnapshotResult
+from airflow_provider_cdc.core.run.spool_chain import Chain, Link
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.jobs.changes.net_change_files import Decisions
+from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
+from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
+from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
+from airflow_provider_cdc.jobs.spool.keyless import CountChanges
+from airflow_provider_cdc.jobs.spool.piece import Piece
+from airflow_provider_cdc.sources.api.spooling import SpoolsLog
+from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
+
+
+@dataclass(frozen=True)
+class Adopted:
+    """The spooled part of a window. ``records`` are its segments. ``rest`` returns the segments of the rest, which are
+    still to be read. ``pieces`` is the number of pieces."""
+
+    records: tuple[SegmentRecord, ...]
+    rest: Callable[[], list[LogSegment]]
+    pieces: int
+
+
+def adopt(step: Step, tracked: Sequence[TrackedTable]) -> Adopted | None:
+    """Return the spooled part of the window of tables that were read. None: nothing was spooled.
+
+    :param tracked: the tables of the window.
+    :raises LogGone: the log between the last piece and the end of the reads is gone, or the server has lost a part of
+        the log that the last piece covers.
+    :raises FileDamaged: a file of a piece is damaged. The source may no longer have its log.
+    """
+    snapshot, source = step.run.found(SnapshotResult), step.source
+    links = Chain(step.folder, step.run.digest).refresh()
+    if not links or not isinstance(source, SpoolsLog):
+        return None
+    links = _used(source, links, snapshot.log_end, inside=any(one.forward for one in tracked))
+    if not links:
+        return None
+    last, identity, initial = links[-1], step.run.expected_identity(), step.manifest.initial
+    if snapshot.incarnation != last.incarnation:
+        check = partial(source.check_joined, last.start, last.end, initial, identity)
+        persist("extract_delta: check the end of the spooled log", check)
+    pieces = [records.read_named(Piece, step.folder, link.record) for link in links]
+    spooled = tuple(record for piece in pieces for record in piece.segments)
+    files = [file for record in spooled for file in (*record.files, *record.changes)]
+    require_whole(step, [Checked(file, "the spooled log") for file in files])
+    say(f"extract_delta: {counted(len(links), 'piece')} of the log {'was' if len(links) == 1 else 'were'} spooled")
+    rest = partial(_rest, source, last, snapshot.log_end, identity, step.slots)
+    return Adopted(spooled, rest, len(links))
+
+
+def _used(source: SpoolsLog, links: Sequence[Link], end: LogEnd, *, inside: bool) -> list[Link]:
+    """Return the pieces to use: those up to the end of the reads.
+
+    :param inside: use only whole pieces before the end of the reads, because rows are rolled forward to it. Otherwise,
+        a piece may go beyond it: it restores a row that changed only later to the state in which it was read.
+    """
+    used: list[Link] = []
+    for link in links:
+        beyond = source.is_before(end, link.end)
+        if not (beyond and inside):
+            used.append(link)
+        if beyond:
+            break
+    return used
+
+
+def _rest(source: SpoolsLog, last: Link, end: LogEnd, identity: Mapping[str, str], slots: int) -> list[LogSegment]:
+    if not source.is_before(last.end, end):
+        return []
+    return source.segments_from(last.end, end, identity, last.next_segment, slots)
+
+
+def with_counts(
+    step: Step, tracked: Sequence[TrackedTable], read: Sequence[SegmentRecord], decisions: Decisions
+) -> list[SegmentRecord]:
+    """Return the records of a window, with the net changes of keyless tables in the spooled segments. The pieces have
+    the single changes of these tables. Now it is known up to which position these changes count."""
+    keyless = tuple(one for one in tracked if one.table.keyless)
+    spooled = [record for record in read if record.changes]
+    if not keyless or not spooled:
+        return list(read)
+    orders = {commit.order: commit.position for record in read for commit in record.summary.commits.values()}
+    work = CountChanges(step.staging, step.source, keyless, decisions, orders)
+    counted_records = {one.segment: one for one in run_tasks(step.spark, "count spooled changes", spooled, work)}
+    return [counted_records.get(record.segment, record) for record in read]

@@ -1,0 +1,250 @@
+"""Spools the log of a run: reads it in pieces in the driver, while Spark's tasks read the tables.
+
+A piece is read up to the end of the log at that moment, and then recorded as the next link of the chain. Only then may
+the source remove the log. Several attempts may spool at once. Each link is created only once, so an attempt that loses
+continues after the link of the other attempt, and its own files are never used.
+
+The spool is an additional service. If it fails, the run goes on without it, and `extract_delta` reads the rest of the
+log.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+from airflow_provider_cdc.core.positions.position import LogEnd
+from airflow_provider_cdc.core.run.results import SNAPSHOT
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.run.spool_chain import SPOOL, Chain, Link
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import LogGone, TransientError
+from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.extract_delta.read_segment import ReadSegment, SegmentRecord
+from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.spool.modes import why_not
+from airflow_provider_cdc.jobs.spool.piece import Piece, tracked_for
+from airflow_provider_cdc.sources.api.optional_capabilities import PreparesBeforeWindow
+from airflow_provider_cdc.sources.api.spooling import SpoolsLog, TellsPrepared
+from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
+
+NAME = "spool"
+LOOK_SECONDS = 30.0
+"""How often the spool looks whether a piece is due. A shorter run does not spool."""
+PIECE_BYTES = 64 * 2**20
+"""A piece is due when this much log has been written."""
+PIECE_SECONDS = 120.0
+"""A piece is due after this time, if at least `LEAST_BYTES` of log have been written."""
+LEAST_BYTES = 2**20
+QUIET_SECONDS = 600.0
+"""A piece is due after this time in any case, so that the source does not remove a log that hardly grows."""
+EARLIER_BYTES = 4 * 2**30
+"""The most log before the window that is searched for prepared transactions."""
+
+_BEGIN = LogEnd("")
+Result = TypeVar("Result")
+_running: dict[str, Spooler] = {}
+
+
+class Spooler:
+    """Spools the log for one attempt of the snapshot step."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._source = step.source
+        self._chain = Chain(step.folder, step.run.digest)
+        self._token = uuid.uuid4().hex
+        self._closed = threading.Event()
+        self._bounding = threading.Lock()
+        self._last = time.monotonic()
+        self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def pause(self) -> None:
+        """Begin no more pieces. After this call, the end of every piece of this attempt is before the end of the
+        log."""
+        with self._bounding:
+            self._closed.set()
+
+    def close(self, *, wait: bool) -> None:
+        """End the spool.
+
+        :param wait: wait until a piece that was begun is recorded.
+        """
+        self._closed.set()
+        if wait:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            try:
+                self.look()
+            except TransientError as error:
+                say(f"spool: could not read a piece of the log, and will try again: {error.message}")
+            except Exception as error:
+                where = f"{where}: " if (where := getattr(error, "where", "")) else ""
+                what = getattr(error, "message", f"{type(error).__name__}: {error}")
+                say(f"spool: ended; the rest of the log is read after the tables: {where}{what}")
+                return
+
+    def look(self) -> None:
+        """Read and record a piece, if one is due."""
+        step, source = self._step, self._source
+        assert isinstance(source, SpoolsLog)
+        links = self._chain.refresh()
+        identity = step.run.expected_identity()
+        waiting = source.waiting(step.manifest.initial, identity, links[-1].end if links else _BEGIN)
+        elapsed = time.monotonic() - self._last
+        least = PIECE_BYTES if elapsed < PIECE_SECONDS else LEAST_BYTES if elapsed < QUIET_SECONDS else 1
+        # The server decodes older log again for each piece. Pieces of at least that size limit the total work.
+        if waiting.bytes >= max(least, waiting.again):
+            self.take()
+
+    def take(self) -> bool:
+        """Read the log up to its present end, and record it as a piece. Return whether this attempt recorded a
+        piece."""
+        step, source = self._step, self._source
+        links = self._chain.refresh()
+        last = links[-1] if links else None
+        prepared = source.prepared_now() if last is None and isinstance(source, TellsPrepared) else set()
+        with self._bounding:
+            if self._closed.is_set():
+                return False
+            bound = source.bound_reads()
+        current = Run.load(step.folder)
+        if current.digest != step.run.digest or current.abandoned or SNAPSHOT in current.steps:
+            # The run began anew, or another attempt has ended the reads. More pieces would be of no use.
+            self._closed.set()
+            return False
+        return self._piece(bound, last, prepared)
+
+    def _piece(self, bound: UpperBound, last: Link | None, prepared: set[str] | None) -> bool:
+        step, source = self._step, self._source
+        assert isinstance(source, SpoolsLog)
+        identity, initial = step.run.expected_identity(), step.manifest.initial
+        if last is None:
+            began = source.incarnation_at(identity)
+            restarts = int(bool(began) and began != bound.incarnation)
+            segments = source.log_segments(initial, bound.log_end, identity, 1)
+        else:
+            restarts = last.restarts
+            if bound.incarnation != last.incarnation:
+                source.check_joined(last.start, last.end, initial, identity)
+                restarts += 1
+            segments = source.segments_from(last.end, bound.log_end, identity, last.next_segment)
+        work = self._reader(tracked_for(step.manifest, bound.upper))
+        read = [work.read(segment) for segment in segments]
+        earlier = self._prepared_earlier(work, read, prepared) if last is None else []
+        record = records.write_named(step.folder, f"{SPOOL}/piece", Piece((*earlier, *read)))
+        link = Link(
+            number=last.number + 1 if last else 1,
+            token=self._token,
+            start=last.end if last else _BEGIN,
+            end=bound.log_end,
+            upper=str(bound.upper),
+            incarnation=bound.incarnation,
+            restarts=restarts,
+            next_segment=max(segment.number for segment in segments) + 1,
+            record=record,
+        )
+        recorded = self._chain.append(link)
+        self._last = time.monotonic()
+        if recorded:
+            images = sum(one.summary.row_images for one in read)
+            size = sum(segment.bytes for segment in segments)
+            say(f"spool: piece {link.number}: {counted(images, 'row image')} in {size / 2**20:,.1f} MiB of log")
+        if len(self._chain.links) > 1:
+            # The end of the last piece but one: a server that is set back is detected by the marks in the last piece.
+            source.acknowledge(identity, self._chain.links[-2].end)
+        return recorded
+
+    def _reader(self, tracked: tuple[TrackedTable, ...]) -> ReadSegment:
+        step = self._step
+        keyless = tuple(one.index for one in tracked if one.table.keyless)
+        skips, alone = step.manifest.options.skips, len(tracked) == len(step.tables)
+        start = step.manifest.initial
+        return ReadSegment(step.staging, NAME, self._source, NAME, start, tracked, skips, alone, keyless)
+
+    def _prepared_earlier(
+        self, work: ReadSegment, read: list[SegmentRecord], prepared: set[str] | None
+    ) -> list[SegmentRecord]:
+        """Read the log before the window in which transactions were prepared that had not ended. Later, the server may
+        have removed it.
+
+        :param prepared: the transactions that were prepared before the piece was bounded. None: unknown.
+        """
+        source = self._source
+        if prepared is None:
+            say("spool: this user may not run XA RECOVER, so earlier log is searched only if it is needed later")
+        _, unmatched = net_change_files.decide([one.summary for one in read])
+        wanted = (prepared or set()) | {*unmatched}
+        wanted -= {xid for one in read for xid in one.summary.prepared}
+        earlier: list[SegmentRecord] = []
+        size = 0
+        while wanted and size < EARLIER_BYTES and isinstance(source, PreparesBeforeWindow):
+            first: LogSegment = (earlier or read)[0].summary.segment
+            if not (segments := source.segments_before(first, 1)):
+                break
+            earlier = [work.read(segment) for segment in segments] + earlier
+            size += sum(segment.bytes for segment in segments)
+            wanted -= {xid for one in earlier for xid in one.summary.prepared}
+        return earlier
+
+
+def spooled(work: Callable[[Step], Result]) -> Callable[[Step], Result]:
+    """Return ``work`` with a spool that runs beside it."""
+
+    def with_spool(step: Step) -> Result:
+        with spooling(step):
+            return work(step)
+
+    return with_spool
+
+
+@contextmanager
+def spooling(step: Step) -> Iterator[None]:
+    """Spool the log of the run while the context is open."""
+    if why := why_not(step):
+        say(f"spool: off: {why}")
+        yield
+        return
+    _running[step.token] = spooler = Spooler(step)
+    spooler.start()
+    try:
+        yield
+    except BaseException:
+        spooler.close(wait=False)
+        raise
+    else:
+        spooler.close(wait=True)
+    finally:
+        _running.pop(step.token, None)
+
+
+def has_let_log_go(step: Step) -> bool:
+    """End the spool, and return whether the source no longer has the log since the initial position. It may have
+    removed the log behind the recorded pieces."""
+    if (spooler := _running.get(step.token)) is not None:
+        spooler.close(wait=True)
+    try:
+        check = partial(step.source.check_identity, step.manifest.identity, step.manifest.initial)
+        persist("check whether the source still has the log since the initial position", check)
+    except LogGone:
+        return True
+    return False
+
+
+def pause_spool(step: Step) -> None:
+    """Begin no more pieces, because the end of the reads is noted next."""
+    if (spooler := _running.get(step.token)) is not None:
+        spooler.pause()

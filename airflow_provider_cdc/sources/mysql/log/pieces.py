@@ -1,0 +1,102 @@
+"""Pieces of the binary log, between two places in the log. A place is inside a file, between two transactions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pymysql
+
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
+from airflow_provider_cdc.core.run.spool_chain import reached
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.spooling import Waiting
+from airflow_provider_cdc.sources.api.window import LogSegment
+from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.log.segments import together
+from airflow_provider_cdc.sources.mysql.server.log_history import (
+    LogPlace,
+    backlog,
+    check_continuity,
+    check_place,
+    is_before,
+    log_files,
+)
+from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE
+from airflow_provider_cdc.sources.mysql.server.session import query, session
+
+_DENIED = 1401
+
+
+def waiting(settings: ConnectionSettings, identity: Mapping[str, str], place: LogEnd) -> Waiting:
+    """`SpoolsLog.waiting`."""
+    with session(settings) as connection:
+        return Waiting(backlog(connection, place or identity.get(LOG_PLACE, "")))
+
+
+def segments_from(
+    settings: ConnectionSettings, start: LogEnd, end: LogEnd, identity: Mapping[str, str], number: int, slots: int
+) -> list[LogSegment]:
+    """`SpoolsLog.segments_from`."""
+    begin, stop = LogPlace.parse(start), LogPlace.parse(end)
+    with session(settings) as connection:
+        files = log_files(connection)
+        names = list(files)
+        for place in (begin, stop):
+            check_place(settings, files, place)
+        first, last = names.index(begin.file), names.index(stop.file)
+        check_continuity(settings, {name: files[name] for name in names[: last + 1]}, begin, _restarts(identity))
+    sizes = {name: stop.position if name == stop.file else files[name] for name in names[first : last + 1]}
+    sizes[begin.file] -= begin.position
+    return [
+        LogSegment(
+            number + place,
+            group[0],
+            begin.position if group[0] == begin.file else codes.FIRST_POSITION,
+            stop.position if group[-1] == stop.file else None,
+            also=tuple(group[1:]),
+            bytes=sum(sizes[name] for name in group),
+        )
+        for place, group in enumerate(together(sizes, slots))
+    ]
+
+
+def check_joined(settings: ConnectionSettings, end: LogEnd, identity: Mapping[str, str]) -> None:
+    """`SpoolsLog.check_joined`. The server must have closed each file since ``end`` cleanly, so it has not crashed."""
+    place = LogPlace.parse(end)
+    with session(settings) as connection:
+        files = log_files(connection)
+        check_place(settings, files, place)
+        check_continuity(settings, files, place, _restarts(identity))
+
+
+def _restarts(identity: Mapping[str, str]) -> int:
+    spooled = reached(identity)
+    return 0 if spooled is None else spooled.restarts
+
+
+def place_is_before(one: LogEnd, other: LogEnd) -> bool:
+    """`SpoolsLog.is_before`."""
+    return is_before(LogPlace.parse(one), LogPlace.parse(other))
+
+
+def is_within(position: str, upper: Position) -> bool:
+    """`SpoolsLog.is_within`."""
+    return GtidSet.parse(position) <= GtidSet.expect(upper)
+
+
+def prepared_now(settings: ConnectionSettings) -> set[str] | None:
+    """`TellsPrepared.prepared_now`."""
+    with session(settings) as connection:
+        try:
+            rows = query(connection, "XA RECOVER CONVERT XID")
+        except pymysql.MySQLError as error:
+            if error.args[0] != _DENIED:
+                raise
+            return None
+    return {_xid(int(form), int(of_transaction), str(data)) for form, of_transaction, _, data in rows}
+
+
+def _xid(form: int, of_transaction: int, data: str) -> str:
+    digits = data.removeprefix("0x").lower()
+    return f"X'{digits[: 2 * of_transaction]}',X'{digits[2 * of_transaction :]}',{form}"

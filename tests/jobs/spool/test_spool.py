@@ -1,0 +1,57 @@
+"""The log of a run is spooled while the tables are read: the copy is exact although the source removes this log."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.spool.spooled_run import Server, SpooledRun, purge, rotate
+
+
+def test_the_source_removes_the_log_behind_the_spool_and_the_copy_is_exact(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = SpooledRun(server, tmp_path, monkeypatch)
+    spooler = run.spooler()
+    gone = []
+
+    def between() -> None:
+        run.change(5)
+        rotate(server)
+        run.change(5)
+        assert spooler.take()
+        run.change(5)
+        purge(server)
+        gone.append(run.log_of_position_is_gone())
+
+    run.change()
+    run.between = between
+    run.finish()
+    assert gone[-1]
+
+
+def test_a_restart_after_the_log_was_let_go_reads_all_tables_again(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = SpooledRun(server, tmp_path, monkeypatch)
+    spooler = run.spooler()
+    for _ in range(3):
+        rotate(server)
+        run.change(5)
+        assert spooler.take()
+        purge(server)
+    altered = False
+
+    def between() -> None:
+        nonlocal altered
+        if not altered:
+            run.change(5)
+            server.query("ALTER TABLE shop.orders ADD COLUMN more INT")
+            run.expected = run.rows()
+        altered = True
+
+    run.between = between
+    run.finish()
+    assert altered
+    assert "all tables are read again" in capfd.readouterr().out
