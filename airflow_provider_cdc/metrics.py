@@ -42,6 +42,7 @@ METRICS = (
     Metric("keys_in_window", "gauge", "keys", "keys with changes in the windows of the last run"),
     Metric("row_images", "gauge", "row images", "row images that the last run read from the log"),
     Metric("values_as_null", "gauge", "values", "values that no Arrow type holds, published as null"),
+    Metric("files_scrubbed", "gauge", "files", "unchanged files that the last run read again, to find damage"),
     Metric("lock_seconds", "gauge", "seconds", "duration of the longest lock of the last run"),
     Metric("paused_seconds", "gauge", "seconds", "time for which operators had paused the last run"),
     Metric("slowed_seconds", "gauge", "seconds", "time for which the governor slowed or paused the last run"),
@@ -88,6 +89,7 @@ def _numbers(run: Run) -> Iterator[tuple[str, float]]:
     yield "row_images", delta.row_images
     nulled = (columns for by_table in (read.nulled, done.nulled) for columns in by_table.values())
     yield "values_as_null", sum(count for columns in nulled for count in columns.values())
+    yield "files_scrubbed", done.scrubbed
     yield "lock_seconds", read.lock_seconds
     control = events.read(run.folder)
     yield "paused_seconds", control.paused_seconds

@@ -105,6 +105,8 @@ class OptionArguments(TypedDict, total=False):
     max_reads: int | str
     max_rows_per_second: int | str
     governor: Mapping[str, float] | str | None
+    scrub_days: int | str
+    scrub_gib: float | str
     lock_wait_seconds: int | str
     lock_tries: int | str
     lock_pause_seconds: float | str

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.assets import announce
+from airflow_provider_cdc.core.certificate.sums import NAME as DEFINITION
 from airflow_provider_cdc.core.copies.removal_record import Removed, read_removed
 from airflow_provider_cdc.core.run.announced import Told
 from airflow_provider_cdc.core.run.results import ConsolidateResult
@@ -52,7 +53,8 @@ class ConsolidateOperator(SparkStepOperator):
     times (`operators.announce`). The event's ``extra`` has ``run_id``, ``position``, ``rows``, ``path``, ``latest`` and
     ``schema_digest``. The position is also stored under the source's own key, such as ``initial_lsn``.
     ``schema_digest`` changes if the columns, their types or the key change. If only a part of the table is copied,
-    ``extra`` also has ``where`` and ``columns``. If the run could not be exact at the end of its interval, ``extra``
+    ``extra`` also has ``where`` and ``columns``. ``certificate`` has the digest of the copy's rows
+    (``docs/certificate.md``). If the run could not be exact at the end of its interval, ``extra``
     also has ``missed_as_of``.
     """
 
@@ -136,22 +138,36 @@ class ConsolidateOperator(SparkStepOperator):
 
 def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) -> dict[str, dict[str, Any]]:
     """Return the ``extra`` of each copy's event, by table name."""
-    rows = run.found(ConsolidateResult).rows
+    done = run.found(ConsolidateResult)
+    digests = _digests(run)
     return {
         name: {
             "run_id": run.run_id,
             "position": run.position_text,
             run.manifest.position_key: run.position_text,
-            "rows": rows[name],
+            "rows": done.rows[name],
             "path": published[name],
             "latest": latest[name],
             "schema_digest": digest_of(_shape(entry.table)),
+            **_certificate(done.rows[name], digests.get(name, "")),
             **({"missed_as_of": run.manifest.missed_as_of} if run.manifest.missed_past is not None else {}),
             **_part(entry.table),
         }
         for entry in run.manifest.tables
         if (name := str(entry.table.name)) in published
     }
+
+
+def _digests(run: Run) -> dict[str, str]:
+    # Import PyArrow late, because DAG files are parsed continually.
+    from airflow_provider_cdc.core.run.commit_record import decision_of
+
+    return decision_of(run).digests if run.committed else {}
+
+
+def _certificate(rows: int, digest: str) -> dict[str, Any]:
+    """Return the total of a copy's certificate. Empty: it is not known."""
+    return {"certificate": {"definition": DEFINITION, "rows": rows, "digest": digest}} if digest else {}
 
 
 def _part(table: Table) -> dict[str, Any]:

@@ -6,6 +6,7 @@ The HTML is one self-contained page. It loads no external resources, and escapes
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -17,15 +18,24 @@ if TYPE_CHECKING:
     from jinja2 import Environment
 
 HTML, MARKDOWN = "report.html", "report.md"
+CERTIFICATES = "certificate.md"
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+!|~&-])")
 
 
 def write_report(run: Run, dag_run: DagRunName) -> str:
-    """Write the report of a published run into its folder, and return the URI of the page.
+    """Write the report of a published run, and the summary of its certificates, into the run's folder. Return the URI
+    of the report.
 
     :raises CdcError: the run is not published, or the report could not be written to the store.
     """
-    return _write(run, report_of(run, dag_run))
+    report = report_of(run, dag_run)
+    if run.committed:
+        # Import PyArrow late, because DAG files are parsed continually.
+        from airflow_provider_cdc.report.certificates import certificate_page, certificate_section
+
+        run.folder.write_text(CERTIFICATES, to_markdown(certificate_page(run)))
+        report = replace(report, sections=(*report.sections, certificate_section(run)))
+    return _write(run, report)
 
 
 def write_failure(run: Run, dag_run: DagRunName, failed: Failed) -> str:

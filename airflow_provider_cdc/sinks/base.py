@@ -36,7 +36,8 @@ class TableChange:
     ``base``; their names have no folder. ``where`` and ``columns`` describe a copy of a part of the table, as in
     `Selection`. ``feed`` has the changes since the copy of ``base``; None: the changes are not published. ``history``
     is the result of `Manifest.history_of`. ``place`` is the result of `Sink.prepare`; if it is not None, the files are
-    already at their final place.
+    already at their final place. ``certificate`` is the JSON data of the copy's certificate
+    (`core.certificate.certificate`); empty: it has none.
     """
 
     table: TableName
@@ -48,6 +49,7 @@ class TableChange:
     feed: Feed | None = None
     history: Mapping[str, Any] = field(default_factory=dict)
     place: Place | None = None
+    certificate: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -298,6 +300,9 @@ class Sink(Protocol):
 
         :raises ManifestError: the record of the changes is damaged.
         """
+
+    def certificate(self, run_id: str, table: TableName) -> Mapping[str, Any] | None:
+        """Return the JSON data of the certificate of the copy that a run published for a table; None: it has none."""
 
     @property
     def grace(self) -> timedelta:

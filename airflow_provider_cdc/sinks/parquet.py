@@ -44,6 +44,7 @@ from airflow_provider_cdc.sinks.base import (
     TableChange,
 )
 from airflow_provider_cdc.sinks.catalog import LakeSettings
+from airflow_provider_cdc.sinks.certificates import read_certificate, remove_certificate, write_certificate
 from airflow_provider_cdc.sinks.latest import LATEST, check_source, read_latest, replace_latest
 
 _COPY = "snapshot="
@@ -152,6 +153,9 @@ class ParquetSink:
         run_ids = {name.partition("=")[2] for name in names if name.startswith((_COPY, _REMOVED))}
         return sorted(run_ids)
 
+    def certificate(self, run_id: str, table: TableName) -> Mapping[str, Any] | None:
+        return read_certificate(self._lake, table, run_id)
+
     def feed(self, run_id: str, table: TableName) -> LakeFeed | None:
         return feeds.read_feed(self._lake, table, run_id)
 
@@ -171,6 +175,8 @@ class ParquetSink:
             self._lake.rename_folder(place, hidden)
         for folder in (place, hidden):
             errors += self._remove_files(folder, file_names)
+        if not self._lake.exists(place):  # Otherwise, a recreated run with this id has a copy here.
+            remove_certificate(self._lake, table, run_id)
         return errors
 
     def remove_feed(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> list[str]:
@@ -245,6 +251,7 @@ class ParquetSink:
         try:
             kept_paths = {f"{folder}/{file.base_name}": file for file in change.kept}
             self._move(publication.staging, folder, change.added, kept_paths, place_of(change.table, change.base))
+            write_certificate(self._lake, publication, change)
         except (OSError, pa.ArrowException) as error:
             raise PublishIncomplete(
                 f"could not move a file to its final folder: {error}", where=self._lake.uri_of(folder), hint=_INCOMPLETE

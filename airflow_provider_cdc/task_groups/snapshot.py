@@ -122,6 +122,11 @@ class SnapshotTaskGroup(TaskGroup):
         run reads more and more slowly, and then pauses. The names are ``threads_running``, ``replica_lag_seconds``,
         ``history_list_length`` (MySQL) and ``oldest_xmin_age`` (PostgreSQL). A key that begins with ``SELECT`` is a
         query that returns one number.
+    :param scrub_days: A copy that is rolled forward takes over unchanged files from the last copy. Within this number
+        of days, runs read each of these files once, and compare it with its checksum. A damaged file is reported, and
+        its table is then read in full. 0: unchanged files are not read.
+    :param scrub_gib: The most GiB of unchanged files that a run reads to check them; the files that have been due the
+        longest come first. 0: all files that are due.
     :param lock_wait_seconds: Seconds for which one attempt to take a lock may block other sessions.
     :param lock_tries: Number of times that a run tries to take a lock.
     :param lock_pause_seconds: Seconds between two tries.
@@ -225,6 +230,8 @@ class SnapshotTaskGroup(TaskGroup):
         max_reads: int | str = 0,
         max_rows_per_second: int | str = 0,
         governor: Mapping[str, float] | str | None = None,
+        scrub_days: int | str = 7,
+        scrub_gib: float | str = 0.0,
         lock_wait_seconds: int | str = 5,
         lock_tries: int | str = 12,
         lock_pause_seconds: float | str = 2.0,

@@ -10,6 +10,7 @@ import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
+from tests.core.certificate import recompute
 
 
 def assert_same_rows(where: str, copied: Counter[Any], truth: Counter[Any]) -> None:
@@ -20,10 +21,23 @@ def assert_same_rows(where: str, copied: Counter[Any], truth: Counter[Any]) -> N
 
 
 def assert_same_copies(found: Mapping[str, str], wanted: Mapping[str, str], what: str) -> None:
-    """Make sure that copies, given by their tables' names and URIs, are of the same tables and have the same rows."""
+    """Make sure that copies, given by their tables' names and URIs, are of the same tables and have the same rows.
+    Their certificates have the digest that the documented script computes from the files."""
     assert found.keys() == wanted.keys()
     for name in found:
         assert sorted(contents(found[name])) == sorted(contents(wanted[name])), f"{what}, {name}"
+        certified, other = (certificate(copies[name]) for copies in (found, wanted))
+        assert certified["digest"] == other["digest"] != "", f"{what}, {name}"
+        folder = Storage(found[name])
+        for file in certified["files"]:
+            rows = pq.read_table(folder.path(file["name"]))
+            assert recompute.digest(rows) == (file["rows"], file["digest"]), f"{what}, {name}, {file['name']}"
+
+
+def certificate(uri: str) -> Any:
+    """The certificate of a copy, as JSON data."""
+    table, _, run_id = uri.rpartition("/snapshot=")
+    return Storage(table).read_json(f"_certificates/{run_id}.json")
 
 
 def contents(uri: str) -> list[bytes]:

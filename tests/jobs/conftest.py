@@ -17,6 +17,7 @@ import pytest
 
 from airflow_provider_cdc.core.parquet import writer
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.jobs.certificate import derive, scrub
 from airflow_provider_cdc.jobs.consolidate import rewind, touched_rows
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
 from airflow_provider_cdc.jobs.extract_delta import change_feed, feed_slices, read_segment
@@ -93,7 +94,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
             meanwhile()
         return results
 
-    for module in (snapshot, extract_delta, consolidate, change_feed, forward, merge, verify_files):
+    for module in (snapshot, extract_delta, consolidate, change_feed, forward, merge, verify_files, derive, scrub):
         monkeypatch.setattr(module, "run_tasks", run_here)
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(writer.ParquetWriter.__init__, "__defaults__", (300,))

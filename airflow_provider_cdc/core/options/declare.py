@@ -205,6 +205,7 @@ COUNT = Accepted("a whole number above 0", _Count, {"type": "integer", "minimum"
 COUNT_OR_NONE = Accepted("a whole number", Annotated[int, msgspec.Meta(ge=0)], {"type": "integer", "minimum": 0})
 WHOLE_SECONDS = Accepted("a whole number of seconds above 0", _Count, {"type": "integer", "minimum": 1})
 SECONDS = Accepted("a number of seconds", _Seconds, {"type": "number", "minimum": 0})
+GIB = Accepted("a number of GiB", _Seconds, {"type": "number", "minimum": 0})
 SLOT_NAME = Accepted(
     "up to 30 lower-case letters, digits and underscores, or empty",
     Annotated[str, msgspec.Meta(pattern=rf"\A{_NAME}\Z")] | None,

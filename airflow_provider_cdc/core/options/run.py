@@ -45,6 +45,7 @@ from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.limits import LimitOptions
 from airflow_provider_cdc.core.options.lock import LockPolicy as LockPolicy
 from airflow_provider_cdc.core.options.log import LogOptions
+from airflow_provider_cdc.core.options.scrub import ScrubOptions as ScrubOptions
 from airflow_provider_cdc.errors import PreflightError, Problem
 
 CONSISTENCIES = ("auto", "watermark", "lock", "exported", "again")
@@ -219,6 +220,7 @@ class StepOptions:
         example="a number such as 30",
     )
     limits: LimitOptions = field(default_factory=LimitOptions)
+    scrub: ScrubOptions = field(default_factory=ScrubOptions)
     lock: LockPolicy = field(default_factory=LockPolicy)
     keep_slot: bool = option(
         False,

@@ -27,10 +27,20 @@ class PartitionedWriter(ParquetWriter):
     :param name: the prefix of the names of the files.
     :param schema: the schema of the files.
     :param fields: the partitioning, by columns of ``schema``.
+    :param digests: and ``key``: as in `ParquetWriter`.
     """
 
-    def __init__(self, run: Storage, name: str, schema: pa.Schema, fields: Sequence[PartitionField]) -> None:
-        super().__init__(run, name, schema)
+    def __init__(
+        self,
+        run: Storage,
+        name: str,
+        schema: pa.Schema,
+        fields: Sequence[PartitionField],
+        *,
+        digests: bool = False,
+        key: str = "",
+    ) -> None:
+        super().__init__(run, name, schema, digests=digests, key=key)
         self._fields = fields
         self._writers: dict[tuple[PartitionValue, ...], ParquetWriter] = {}
 
@@ -52,7 +62,9 @@ class PartitionedWriter(ParquetWriter):
                     hint="choose fewer partitions: month(…) or year(…) in place of day(…), or fewer buckets",
                 )
             name = f"{self._name}-p{len(self._writers)}"
-            self._writers[values] = ParquetWriter(self._run, name, self._schema, self._file_bytes)
+            self._writers[values] = ParquetWriter(
+                self._run, name, self._schema, self._file_bytes, digests=self._digests, key=self._key
+            )
         return self._writers[values]
 
     def close(self) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from airflow_provider_cdc.core.certificate.key_range import key_range
 from airflow_provider_cdc.core.parquet.footer import MAGIC, Chunk, Footer, RowGroup, UnknownFooter
 from airflow_provider_cdc.core.parquet.lake_types import has_field_ids
 from airflow_provider_cdc.core.parquet.writer import (
@@ -37,12 +38,14 @@ class SplicedFile:
 
     :param run: the folder that ``name`` is relative to.
     :param schema: the schema of the file.
+    :param key: as in `ParquetWriter`.
     :raises UnknownFooter: the footer of the source file cannot be decoded, or the file was written with other settings
         than new files; nothing was written.
     """
 
-    def __init__(self, run: Storage, name: str, schema: pa.Schema, folder: Storage, source: str) -> None:
+    def __init__(self, run: Storage, name: str, schema: pa.Schema, folder: Storage, source: str, key: str = "") -> None:
         self._run = run
+        self._key = key
         self._name = name
         self._schema = schema
         self._input = folder.filesystem.open_input_file(folder.path(source))
@@ -93,7 +96,8 @@ class SplicedFile:
         rows = sum(group.rows for group in self._groups)
         metadata = pq.read_metadata(pa.BufferReader(MAGIC + end))
         stats = encoded_stats(metadata, self._schema)
-        return StagedFile(self._name, rows, self._stream.size, self._stream.checksum, stats)
+        keys = key_range(metadata, self._key) if self._key else ()
+        return StagedFile(self._name, rows, self._stream.size, self._stream.checksum, stats, keys=keys)
 
     def abort(self) -> None:
         """Delete the file if possible. Errors are ignored, so that they do not mask the original error."""

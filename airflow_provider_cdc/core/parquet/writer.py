@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from airflow_provider_cdc.core.certificate.key_range import key_range
+from airflow_provider_cdc.core.certificate.sums import Digest
 from airflow_provider_cdc.core.parquet.file_stats import file_stats
 from airflow_provider_cdc.core.parquet.lake_types import has_field_ids
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -40,6 +42,11 @@ class StagedFile:
     ``deletes`` is the file with the positions of the deleted rows of this file (`position_deletes`), or None if no row
     is deleted. ``rows`` counts deleted rows, too. If a copy takes over a data file, it also takes over the file's
     ``deletes``, because one record contains both.
+
+    ``digest`` is the digest of the rows of a data file (`certificate.digest.Digest.hex`), deleted ones included. For a
+    file with deletes, it is the digest of the deleted rows. It is empty if it is not known: for files that only the run
+    itself reads, and for files of earlier versions of this package. ``keys`` has the least and the greatest value of
+    the first key column (`certificate.key_range`), or is empty.
     """
 
     name: str
@@ -48,6 +55,8 @@ class StagedFile:
     checksum: str
     stats: str = ""
     deletes: StagedFile | None = None
+    digest: str = ""
+    keys: tuple[str, ...] = ()
 
     @property
     def base_name(self) -> str:
@@ -72,6 +81,8 @@ class ParquetWriter:
     :param run: the folder that ``name`` is relative to.
     :param name: the prefix of the file names.
     :param schema: the schema of the files.
+    :param digests: whether to compute the digest of the rows of each file.
+    :param key: the first key column, whose least and greatest value is noted; empty: none.
     """
 
     def __init__(
@@ -82,6 +93,8 @@ class ParquetWriter:
         file_bytes: int = FILE_BYTES,
         *,
         compression: str = COMPRESSION,
+        digests: bool = False,
+        key: str = "",
     ) -> None:
         self.files: list[StagedFile] = []
         self._run = run
@@ -89,6 +102,8 @@ class ParquetWriter:
         self._schema = schema
         self._file_bytes = file_bytes
         self._compression = compression
+        self._digests = digests
+        self._key = key
         self._pending: list[pa.Table] = []
         self._rows = 0
         self._bytes = 0
@@ -127,7 +142,8 @@ class ParquetWriter:
         group = pa.concat_tables(self._pending).cast(self._schema)
         self._pending, self._rows, self._bytes = [], 0, 0
         if self._open is None:
-            self._open = _OpenFile(self._run, f"{self._name}-{len(self.files)}.parquet", group, self._compression)
+            name = f"{self._name}-{len(self.files)}.parquet"
+            self._open = _OpenFile(self._run, name, group, self._compression, digests=self._digests, key=self._key)
         self._open.write(group)
         if self._open.size >= self._file_bytes:
             self._roll()
@@ -151,10 +167,21 @@ class ParquetWriter:
 
 
 class _OpenFile:
-    def __init__(self, run: Storage, name: str, first: pa.Table, compression: str = COMPRESSION) -> None:
+    def __init__(
+        self,
+        run: Storage,
+        name: str,
+        first: pa.Table,
+        compression: str = COMPRESSION,
+        *,
+        digests: bool = False,
+        key: str = "",
+    ) -> None:
         self._run = run
         self._name = name
+        self._key = key
         self._rows = 0
+        self._digest: Digest | None = Digest() if digests else None
         run.make_folder(name.rpartition("/")[0])
         self._stream = CheckedStream(run.filesystem.open_output_stream(run.path(name)))
         self._metadata: list[pq.FileMetaData] = []
@@ -177,13 +204,20 @@ class _OpenFile:
     def write(self, group: pa.Table) -> None:
         self._writer.write_table(group, row_group_size=group.num_rows)
         self._rows += group.num_rows
+        if self._digest is not None:
+            # Import the compiled kernels late, because readers of a lake import this module, too.
+            from airflow_provider_cdc.core.certificate.digest import digest
+
+            self._digest += digest(group)
 
     def close(self) -> StagedFile:
         self._writer.close()
         self._stream.close()
         self._run.sync(self._name)
         stats = encoded_stats(self._metadata[0], self._schema)
-        return StagedFile(self._name, self._rows, self.size, self._stream.checksum, stats)
+        row_digest = "" if self._digest is None else self._digest.hex
+        keys = key_range(self._metadata[0], self._key) if self._key else ()
+        return StagedFile(self._name, self._rows, self.size, self._stream.checksum, stats, None, row_digest, keys)
 
     def abort(self) -> None:
         """Delete the file if possible. Errors are ignored, so that they do not mask the original error."""
@@ -258,6 +292,6 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 def write_empty(run: Storage, name: str, schema: pa.Schema) -> StagedFile:
     """Write a file without rows, with exactly this name."""
-    written = _OpenFile(run, name, schema.empty_table()).close()
+    written = _OpenFile(run, name, schema.empty_table(), digests=True).close()
     run.sync(name.rpartition("/")[0])
     return written

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from airflow_provider_cdc.core.certificate.files import total_of
+from airflow_provider_cdc.core.certificate.proof import Proof
 from airflow_provider_cdc.core.run.feed import Feed
 from airflow_provider_cdc.core.run.manifest import Base
 from airflow_provider_cdc.core.run.place import Place
@@ -29,7 +31,8 @@ class Decision:
 
     ``files`` are the files that the run wrote, in its own folder. ``kept`` are the files that the run takes over from
     each table's base, which is the copy that was rolled forward. The file names in ``kept`` do not contain a folder.
-    ``feeds`` are the change feeds.
+    ``feeds`` are the change feeds. ``proofs`` are the facts about each copy for its certificate, and ``versions`` the
+    versions of the programs that made the copies. Records of earlier versions have neither.
     """
 
     files: dict[str, tuple[StagedFile, ...]]
@@ -41,11 +44,19 @@ class Decision:
     skipped: Skipped = field(default_factory=dict)
     kept: dict[str, tuple[StagedFile, ...]] = field(default_factory=dict)
     feeds: dict[str, Feed] = field(default_factory=dict)
+    proofs: dict[str, Proof] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> dict[str, int]:
         """The number of rows of each copy."""
         return {name: sum(file.live_rows for file in self.files_of(name)) for name in self.files}
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """The digest of each copy's rows (`Digest.hex`). Copies whose digest is not known are left out."""
+        totals = {name: total_of(self.files_of(name)) for name in self.files}
+        return {name: total.hex for name, total in totals.items() if total is not None}
 
     def files_of(self, table: str) -> tuple[StagedFile, ...]:
         """Return all files of one copy. Their names do not contain a folder."""

@@ -84,7 +84,7 @@ class ConsolidateResult:
     earlier steps skipped. ``changes`` is the number of row changes in the feeds. It is None if the table has no feed,
     because there was no earlier copy at which the feed could begin. ``superseded`` has the tables whose source was set
     back to an earlier state after the previous copy, each with the evidence for this. The copies of these tables begin
-    a new history.
+    a new history. ``scrubbed`` is the number of unchanged files that were read again, to find damage.
     """
 
     published: dict[str, str]
@@ -99,6 +99,7 @@ class ConsolidateResult:
     position: str = ""
     changes: dict[str, int | None] = field(default_factory=dict)
     superseded: dict[str, str] = field(default_factory=dict)
+    scrubbed: int = 0
 
 
 StepResult = SnapshotResult | DeltaResult | ConsolidateResult

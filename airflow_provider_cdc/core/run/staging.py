@@ -12,6 +12,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -37,39 +38,53 @@ class Staging:
 
     @contextmanager
     def writer(
-        self, name: str, schema: pa.Schema, compression: str = COMPRESSION, *, one_file: bool = False
+        self,
+        name: str,
+        schema: pa.Schema,
+        compression: str = COMPRESSION,
+        *,
+        one_file: bool = False,
+        digests: bool = False,
+        key: str = "",
     ) -> Iterator[ParquetWriter]:
         """Write rows to files whose names begin with ``name``. If an error is raised, the written files are not valid.
 
         :param compression: `QUICKEST` if only the run itself reads the files.
         :param one_file: write one file, however large it becomes.
+        :param digests: and ``key``: as in `ParquetWriter`.
         """
-        most: dict[str, int] = {"file_bytes": sys.maxsize} if one_file else {}
-        writer = ParquetWriter(self.folder, _own(name), schema, **most, compression=compression)
+        most: dict[str, Any] = {"file_bytes": sys.maxsize} if one_file else {}
+        writer = ParquetWriter(
+            self.folder, _own(name), schema, **most, compression=compression, digests=digests, key=key
+        )
         yield from _written(self.folder, name, writer)
 
     @contextmanager
     def partitioned_writer(
-        self, name: str, schema: pa.Schema, fields: Sequence[PartitionField]
+        self, name: str, schema: pa.Schema, fields: Sequence[PartitionField], key: str = ""
     ) -> Iterator[ParquetWriter]:
-        """Write rows to files, as `writer` does, each with rows of one partition.
+        """Write rows to files, as `writer` does with ``digests``, each with rows of one partition.
 
         :raises ConfigurationError: the rows belong to too many partitions.
         """
         # Import the compiled kernels late, because readers of a lake import this module, too.
         from airflow_provider_cdc.core.parquet.partitioned_writer import PartitionedWriter
 
-        yield from _written(self.folder, name, PartitionedWriter(self.folder, _own(name), schema, fields))
+        yield from _written(
+            self.folder, name, PartitionedWriter(self.folder, _own(name), schema, fields, digests=True, key=key)
+        )
 
     @contextmanager
-    def spliced(self, name: str, schema: pa.Schema, folder: Storage, source: str) -> Iterator[SplicedFile]:
+    def spliced(
+        self, name: str, schema: pa.Schema, folder: Storage, source: str, key: str = ""
+    ) -> Iterator[SplicedFile]:
         """Write a file with most of the content of the file ``source`` in ``folder``. The name of the new file begins
         with ``name``. If an error is raised, the new file is not valid.
 
         :raises UnknownFooter: the source file cannot be spliced; nothing was written.
         """
         with told(self.folder.uri_of(name)):
-            file = SplicedFile(self.folder, f"{_own(name)}-0.parquet", schema, folder, source)
+            file = SplicedFile(self.folder, f"{_own(name)}-0.parquet", schema, folder, source, key)
             try:
                 yield file
             except BaseException:

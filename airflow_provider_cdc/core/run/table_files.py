@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.certificate.files import with_more
+from airflow_provider_cdc.core.certificate.sums import Digest
 from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.parquet import position_deletes
 from airflow_provider_cdc.core.parquet.position_deletes import Int64s
@@ -40,6 +42,7 @@ class TableFiles:
     schema: pa.Schema
     _table: str
     _run_id: str
+    _key: str
     _location: str = ""
     _partition: tuple[PartitionField, ...] = ()
 
@@ -64,9 +67,9 @@ class TableFiles:
         """
         name = self._name(work, part)
         writing = (
-            self.staging.partitioned_writer(name, self.schema, self._partition)
+            self.staging.partitioned_writer(name, self.schema, self._partition, self._key)
             if self._partition
-            else self.staging.writer(name, self.schema)
+            else self.staging.writer(name, self.schema, digests=True, key=self._key)
         )
         with writing as writer:
             yield writer
@@ -80,7 +83,7 @@ class TableFiles:
         """
         if self._partition:
             raise UnknownFooter("rows of a partitioned table may change their partition")
-        with self.staging.spliced(self._name(work, part), self.schema, folder, source) as writer:
+        with self.staging.spliced(self._name(work, part), self.schema, folder, source, self._key) as writer:
             yield writer
 
     def write_empty(self, work: str, part: str) -> StagedFile:
@@ -93,10 +96,11 @@ class TableFiles:
         versions of rows may belong to other partitions."""
         return bool(self._location) and not self._partition
 
-    def write_deletes(self, file: StagedFile, positions: Int64s) -> StagedFile:
+    def write_deletes(self, file: StagedFile, positions: Int64s, newly: Digest) -> StagedFile:
         """Write the positions of all deleted rows of a data file. Return the data file's record with the new deletes.
 
         :param positions: sorted, without duplicates, and at least one.
+        :param newly: the digest of the rows that no earlier run deleted.
         """
         uri = f"{self._location}/{file.base_name}"
         with self.staging.writer(
@@ -104,7 +108,7 @@ class TableFiles:
         ) as writer:
             writer.write(position_deletes.deletes_table(uri, positions))
         (deletes,) = writer.files
-        return replace(file, deletes=deletes)
+        return replace(file, deletes=replace(deletes, digest=with_more(file.deletes, newly)))
 
     def _name(self, work: str, part: str) -> str:
         return f"{part}-{self._run_id}" if self._run_id else f"{work}/{self._table}/{part}"
@@ -117,12 +121,13 @@ def table_files(staging: Staging, entry: RunTable, schema: pa.Schema) -> TableFi
     :param schema: the result of `Source.arrow_schema` for the table.
     """
     published = published_schema(entry.table, schema)
-    table = folder_name(entry.table.name)
+    table, key = folder_name(entry.table.name), entry.table.key[0] if entry.table.key else ""
     if entry.place is None:
-        return TableFiles(staging, published, published, table, "")
+        return TableFiles(staging, published, published, table, "", key)
     run_id = staging.folder.uri.rpartition("/")[2]
     place, data = entry.place, Staging(Storage(entry.place.folder))
-    return TableFiles(data, published, place.schema(published), table, run_id, place.location, place.partition)
+    schema = place.schema(published)
+    return TableFiles(data, published, schema, table, run_id, key, place.location, place.partition)
 
 
 def base_schema(place: Place | None, table: Table, schema: pa.Schema) -> pa.Schema:

@@ -23,14 +23,16 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.run.commit_record import Decision, decision_of
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, ConsolidateResult, DeltaResult
 from airflow_provider_cdc.core.run.run import Commit, Run
-from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import ManifestError, naming
+from airflow_provider_cdc.jobs.certificate.prove import prove, versions
+from airflow_provider_cdc.jobs.certificate.scrub import scrub
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChange, bucket_ranges
 from airflow_provider_cdc.jobs.consolidate.after_publishing import record_copies, release_past, release_slot
+from airflow_provider_cdc.jobs.consolidate.publish import publish
 from airflow_provider_cdc.jobs.consolidate.remove_old_copies import check_own_copies, retain
 from airflow_provider_cdc.jobs.consolidate.rewind import Outcome, Restore, Rewind, RewindTask
 from airflow_provider_cdc.jobs.control.controller import look
@@ -41,13 +43,12 @@ from airflow_provider_cdc.jobs.roll_forward.plan import BaseFile, look_at_bases,
 from airflow_provider_cdc.jobs.runtime.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say, table
 from airflow_provider_cdc.jobs.runtime.skipped import check_some_left, say_skipped
-from airflow_provider_cdc.jobs.runtime.step import Step, clean, run_step, sink_of
+from airflow_provider_cdc.jobs.runtime.step import Step, clean, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
 from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record
 from airflow_provider_cdc.jobs.snapshot.survivors import check_survivors, surviving
 from airflow_provider_cdc.jobs.snapshot.table_files import read_table_files
-from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, TableChange
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.window import BUCKETS
@@ -76,7 +77,7 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
     if done_before:
         check_own_copies(run)
         # Publish again, because a head may have been removed after an earlier try had completed this step.
-        _publish(run, decision_of(run))
+        publish(run, decision_of(run))
     clean(run)
     # note_copies needs the run's slot to prove that the history is unchanged, so call it before the slot is released.
     noted = record_copies(run, settings)
@@ -104,7 +105,7 @@ def _consolidate(step: Step) -> ConsolidateResult:
     decision = decision_of(run)
     if commit.token != step.token and CONSOLIDATE not in run.steps:
         _check_commit(step, decision)
-    copies = _publish(run, decision)
+    copies = publish(run, decision)
     result = ConsolidateResult(
         published={str(name): copy.uri for name, copy in copies.items()},
         rows=decision.rows,
@@ -117,6 +118,7 @@ def _consolidate(step: Step) -> ConsolidateResult:
         position=run.position_text,
         changes=_feed_rows(run, decision),
         superseded=_superseded(run, decision),
+        scrubbed=sum(proof.scrubbed for proof in decision.proofs.values()),
     )
     rows = [(name, result.rows[name], result.rewound[name], len(decision.files_of(name))) for name in decision.files]
     say_skipped(result.skipped)
@@ -195,52 +197,6 @@ def _check_commit(step: Step, decision: Decision) -> None:
     require_whole(step, checked)
 
 
-def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
-    """Publish the files that the commit names. Record in the run's folder which copies are now the latest copies of
-    their tables."""
-    manifest = run.manifest
-    publication = Publication(
-        run_id=run.run_id,
-        staging=Staging(run.folder),
-        tables=tuple(
-            TableChange(
-                entry.table.copy_name,
-                decision.files[name],
-                decision.kept.get(name, ()),
-                entry.base,
-                entry.table.selection.condition,
-                entry.table.selection.columns,
-                decision.feeds.get(name),
-                manifest.history_of(entry.table.name),
-                entry.place,
-            )
-            for entry in manifest.tables
-            if (name := str(entry.table.name)) in decision.files
-        ),
-        position_key=manifest.position_key,
-        position=run.position_text,
-        recorded_at=manifest.created_at,
-        published_at=decision.published_at,
-        source=manifest.source,
-        as_of=manifest.options.as_of,
-        missed_as_of=manifest.missed_as_of,
-        group=manifest.group,
-        skipped=(
-            *(TableName.parse(name) for name in manifest.skipped),
-            *(entry.table.copy_name for entry in manifest.tables if str(entry.table.name) not in decision.files),
-        ),
-    )
-    copies = sink_of(manifest).publish(publication)
-    for table_name, copy in copies.items():
-        if not copy.is_latest:
-            say(
-                f"consolidate: WARNING: {table_name} is published, but the latest copy of the table is still a newer "
-                "copy (with a later position or of a later history)"
-            )
-    run.note_latest({str(name): copy.is_latest for name, copy in copies.items()})
-    return copies
-
-
 def _stage(step: Step) -> Decision:
     """Rewind or roll forward all tables, and return the files that make up their copies."""
     change = read_net_change(step.run)
@@ -263,9 +219,11 @@ def _stage(step: Step) -> Decision:
     else:
         check_survivors(step.folder, change.files, odd)
     copied = [index for index, name in enumerate(names) if name not in skipped]
-    check_some_left([names[index] for index in copied], skipped)
     with noting_damage(step):
-        bases = look_at_bases(step)
+        scrubbed = scrub(step, look_at_bases(step))
+    bases, skipped = scrubbed.bases, skipped | scrubbed.refused
+    copied = [index for index in copied if names[index] not in skipped]
+    check_some_left([names[index] for index in copied], skipped)
     orders = _orders(step, change, files, layers, [index for index in copied if index not in bases])
     touched = sum(change.keys(index) for index in copied)
     searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
@@ -288,6 +246,8 @@ def _stage(step: Step) -> Decision:
     check_some_left([names[index] for index in copied], skipped)
     outcomes = [outcome for outcome in outcomes if outcome.table in copied]
     final, kept_files = _final_files(step, files, layers, bases, outcomes, copied)
+    with noting_damage(step, bases):
+        proofs = prove(step, change, scrubbed, final, kept_files)
     replaced = sum(outcome.replaced for outcome in outcomes)
     before = sum(
         len(bases[index]) if index in bases else _count(files[index], layers.get(index, ())) for index in copied
@@ -302,6 +262,8 @@ def _stage(step: Step) -> Decision:
         skipped=skipped,
         kept={names[index]: tuple(table_files) for index, table_files in kept_files.items()},
         feeds={names[index]: feed for index, feed in feeds.items() if index in copied},
+        proofs=proofs,
+        versions=versions(step),
     )
 
 

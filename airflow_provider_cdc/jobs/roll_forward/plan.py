@@ -178,7 +178,7 @@ def noting_damage(step: Step, bases: Mapping[int, Sequence[BaseFile]] = MappingP
     except FileDamaged as error:
         for entry in step.tables:
             if entry.base and error.where.startswith(f"{_base_folder(step, entry).uri}/"):
-                _note(step, entry, error)
+                note(step, entry, error)
         raise
     except CopyMismatch as mismatch:
         for index, files in bases.items():
@@ -186,7 +186,7 @@ def noting_damage(step: Step, bases: Mapping[int, Sequence[BaseFile]] = MappingP
             if f"{mismatch.where} at ".startswith(f"{entry.table.name} at ") and (
                 damaged := _damaged(step, entry, [part for checked in files for part in checked.file.parts])
             ):
-                _note(step, entry, damaged)
+                note(step, entry, damaged)
                 raise damaged from mismatch
         raise
 
@@ -203,7 +203,8 @@ def _damaged(step: Step, entry: RunTable, files: Sequence[StagedFile]) -> FileDa
     return None
 
 
-def _note(step: Step, entry: RunTable, error: FileDamaged) -> None:
+def note(step: Step, entry: RunTable, error: FileDamaged) -> None:
+    """Write the damage note of a table's base copy."""
     # A failure to write the note must not mask the original error.
     with suppress(CdcError, OSError):
         note_damage(Storage(step.manifest.scratch).folder(entry.base), entry.table.name, error.message, error.where)

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 
@@ -26,6 +26,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_cdc.core.certificate.digest import Digest, digest
+from airflow_provider_cdc.core.certificate.files import with_changes
 from airflow_provider_cdc.core.parquet.splice import UnknownFooter
 from airflow_provider_cdc.core.parquet.writer import ROW_GROUP_BYTES, ParquetWriter
 from airflow_provider_cdc.core.run.manifest import RunTable
@@ -108,6 +110,8 @@ class _Rolling:
         self._added: dict[int, list[pa.RecordBatch]] = {}
         self._images: Images | None = None
         self._nulled: dict[str, int] = {}
+        # The rows that get position deletes, from the log where it has the old rows.
+        self._deleted_rows = Digest()
         self._incoming = IncomingRows(
             order, self._table, self._writer, task.change, task.staging.folder, self._changes, self._decoded
         )
@@ -221,6 +225,7 @@ class _Rolling:
         """Write the positions of all deleted rows of a file to a delete file. Write the new versions of these rows, and
         the added rows, to ``new_versions``. Return the file's record with the new deletes."""
         gathered: list[pa.Table] = [pa.Table.from_batches([rows]) for rows in added]
+        self._deleted_rows = Digest()
         for rows in () if self._replaces else self._new_versions(file):
             gathered.append(rows)
             if sum(table.nbytes for table in gathered) > HELD_BYTES:
@@ -228,7 +233,11 @@ class _Rolling:
                 gathered.clear()
         if gathered:
             new_versions.write(self._sorted(pa.concat_tables(gathered)))
-        return self._writer.write_deletes(file.staged, file.deleted_and_marked()) if file.marks else file.staged
+        if not file.marks:
+            return file.staged
+        for group in file.marks if self._replaces else ():
+            self._deleted_rows += digest(file.read(group).filter(pa.array(file.marks[group])))
+        return self._writer.write_deletes(file.staged, file.deleted_and_marked(), self._deleted_rows)
 
     def _new_versions(self, file: RolledFile) -> Iterator[pa.Table]:
         """Yield the touched rows of a file as they are after the window. Deleted rows are left out.
@@ -244,6 +253,7 @@ class _Rolling:
                     keys = file.read(group, self._key).filter(pa.array(mask)).slice(start, stop - start)
                     batch = keys.combine_chunks().to_batches()[0]
                     raise self._mismatch(batch, before.is_null(), ADDED_TWICE)
+                self._deleted_rows += digest(decode_published(self._task.source, self._table, before, {}))
                 if after.null_count < len(after):
                     yield pa.Table.from_batches([self._decoded(after.drop_null())])
 
@@ -286,6 +296,7 @@ class _Rolling:
 
         :raises UnknownFooter: the file's footer has unknown fields, so its columns cannot be copied as they are.
         """
+        removed, added = Digest(), Digest()
         with self._writer.spliced("staged", part, self._folder, file.staged.name) as writer:
             for group in range(file.parquet.metadata.num_row_groups):
                 columns = pa.table({})
@@ -293,8 +304,11 @@ class _Rolling:
                     pieces = list(self._left(file, group))
                     changed = [name for name in self._schema.names if any(name in piece.changed for piece in pieces)]
                     columns = pa.concat_tables([piece.now(changed) for piece in pieces]).unify_dictionaries()
+                    for piece in pieces:
+                        removed += digest(piece.before.take(pa.array(piece.places)))
+                        added += digest(piece.rows)
                 writer.write(columns)
-            return writer.close()
+            return replace(writer.close(), digest=with_changes(file.staged, removed, added))
 
     def _write_groups(self, file: RolledFile, added: pa.Table, writer: ParquetWriter) -> pa.Table:
         """Write each row group with the added rows in its range. Return the added rows that are in no range."""

@@ -75,8 +75,8 @@ class TableCommit:
 
     ``wanted`` has all data files of the copy by URI, each with its record. The record is None if the copy takes over
     the file from the snapshot of the run ``base``. ``deletes`` has the records of the position-delete files, by the URI
-    of the data file. If ``replaces_foreign`` is set, the copy replaces the rows that other programs changed. Otherwise,
-    such rows stop the run.
+    of the data file. ``properties`` are further properties of the snapshot. If ``replaces_foreign`` is set, the copy
+    replaces the rows that other programs changed. Otherwise, such rows stop the run.
     """
 
     copy: Copy
@@ -85,6 +85,7 @@ class TableCommit:
     base: str = ""
     deletes: Mapping[str, DataFile] = field(default_factory=dict)
     replaces_foreign: bool = False
+    properties: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -215,7 +216,7 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
     wanted_schema = recorded_schema(commit.place)
     base = metadata.snapshot_by_name(tag_of(commit.base)) if commit.base else None
     copy = json.dumps(encode_copy(commit.copy))
-    properties = {RUN_ID: run_id, COPY: copy, "cdc.position": commit.copy.position}
+    properties = {RUN_ID: run_id, COPY: copy, "cdc.position": commit.copy.position, **commit.properties}
     before = names_before(commit.place)
     if base is not None:
         if not before:

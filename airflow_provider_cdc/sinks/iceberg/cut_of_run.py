@@ -44,6 +44,7 @@ def rows_of_run(
             rows=change.rows,
             schema_id=table.schema_id,
             history=json.dumps(dict(change.history)),
+            digest=change.certificate.get("digest") or None,
         )
         before = newest.get(row.identifier)
         is_latest = before is None or before.table_uuid != row.table_uuid or is_newer(copy_in(row), copy_in(before))
@@ -67,8 +68,7 @@ def _carried(
         if row.identifier not in newest or is_newer(copy, copy_in(newest[row.identifier])):
             newest[row.identifier] = row
     return [
-        replace(row, run_id=run_id, position=position, group=group, latest=latest, digest=None)
-        for _, row in sorted(newest.items())
+        replace(row, run_id=run_id, position=position, group=group, latest=latest) for _, row in sorted(newest.items())
     ]
 
 

@@ -80,7 +80,7 @@ _COLUMNS = (
     ("rows", LongType(), pa.int64(), "rows of the table"),
     ("schema_id", LongType(), pa.int64(), "the schema of the snapshot"),
     ("history", StringType(), pa.string(), "the history of the source that the copy is of, as JSON"),
-    ("digest", StringType(), pa.string(), "reserved"),
+    ("digest", StringType(), pa.string(), "the digest of the rows; empty: it is not known"),
     ("latest", BooleanType(), pa.bool_(), "whether no newer copy of the table had been published"),
 )
 _NULLABLE = ("digest",)

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFile
@@ -46,6 +47,12 @@ from airflow_provider_cdc.sinks.base import (
     TableChange,
 )
 from airflow_provider_cdc.sinks.catalog import CUTS_NAMESPACE, LakeSettings
+from airflow_provider_cdc.sinks.certificates import (
+    properties_of,
+    read_certificate,
+    remove_certificate,
+    write_certificate,
+)
 from airflow_provider_cdc.sinks.iceberg.catalog import (
     BESIDE_THE_TABLES,
     Identifier,
@@ -244,6 +251,7 @@ class IcebergSink:
         for change in publication.tables:
             with naming(str(change.table)):
                 self._beside.place_feed(publication, change)
+                write_certificate(self._lake, publication, change)
         own = self._settings.catalog is None
         with ThreadPoolExecutor(1 if own else _WRITERS) as committers:
             committed = list(committers.map(commit, publication.tables))
@@ -287,7 +295,8 @@ class IcebergSink:
         }
         copy = replace(record_of(publication, change, _uri_of(change)), files=())
         replaces_foreign = self._settings.on_foreign_commit == REPLACE
-        return TableCommit(copy, place, wanted, change.base, deletes, replaces_foreign)
+        digest = properties_of(change.certificate)
+        return TableCommit(copy, place, wanted, change.base, deletes, replaces_foreign, digest)
 
     @answered("catalog")
     def copy_folder(self, run_id: str, table: TableName) -> Storage:
@@ -319,6 +328,9 @@ class IcebergSink:
             | {name.rpartition("/")[2].removesuffix(".json") for name in removals}
         )
 
+    def certificate(self, run_id: str, table: TableName) -> Mapping[str, Any] | None:
+        return read_certificate(self._lake, table, run_id)
+
     def feed(self, run_id: str, table: TableName) -> LakeFeed | None:
         return self._beside.feed(run_id, table)
 
@@ -328,6 +340,7 @@ class IcebergSink:
     ) -> list[str]:
         # Remove the changes first: if the removal stops half-way, the rest of the copy shows that changes may be left.
         remaining = self._beside.remove_feed(run_id, table, feed)
+        remove_certificate(self._lake, table, run_id)
         loaded = self._table(table)
         record = f"{_REMOVALS}/{folder_name(table)}/{run_id}.json"
         if loaded is not None:

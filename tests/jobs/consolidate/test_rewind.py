@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_cdc.core.certificate.digest import digest
 from airflow_provider_cdc.core.parquet import writer as parquet_writer
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
@@ -209,4 +210,5 @@ def test_names_of_files_that_were_written_anew_are_new(tmp_path: Path) -> None:
     assert written.base_name.startswith("part-000000-")
     assert written.base_name != "part-000000-x-0.parquet"
     content = (tmp_path / written.name).read_bytes()
-    assert written == StagedFile(written.name, 1, len(content), f"{zlib.crc32(content):08x}")
+    facts: dict[str, Any] = {"digest": digest(rows.slice(1)).hex, "keys": ("5", "5")}
+    assert written == StagedFile(written.name, 1, len(content), f"{zlib.crc32(content):08x}", **facts)

@@ -23,6 +23,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ManifestError
+from airflow_provider_cdc.jobs.certificate import derive
 from airflow_provider_cdc.jobs.consolidate import touched_rows
 from airflow_provider_cdc.jobs.roll_forward import image_buffer as images
 from airflow_provider_cdc.jobs.roll_forward import plan as forward
@@ -352,6 +353,7 @@ def test_rows_that_grow_far_beyond_a_row_group_are_parted(here: MakeRunner, monk
     for module in (writer, roll):
         monkeypatch.setattr(module, "ROW_GROUP_BYTES", 500)
     monkeypatch.setattr(roll, "MOST_SORTED_BYTES", 500)
+    monkeypatch.setattr(derive, "DECODED_ROWS", 1)
     decode, sizes = night.source.decode_images, []
 
     def decoded(table: Table, images: pa.BinaryArray, nulled: Any = None) -> pa.RecordBatch:

@@ -39,7 +39,9 @@ def test_what_tasks_get_does_not_hold_them(lake: Lake) -> None:
     sink = open_sink(LakeSettings("iceberg", settings), lake.storage)
     table = Prepared(ORDERS, pa.schema([("id", pa.int64())]))
     place = sink.prepare("run", [table])[TableName("shop", "orders")]
-    files = TableFiles(Staging(Storage(place.folder)), table.published, place.schema(table.published), "t", "run")
+    files = TableFiles(
+        Staging(Storage(place.folder)), table.published, place.schema(table.published), "t", "run", _key="id"
+    )
     (file,) = lake.stage(5).tables[0].added[:1]
     sent = pickle.dumps(
         [place, files, CheckFiles(lake.scratch), Checked(file, "x", files.folder, sink.folders("r", ORDERS))]

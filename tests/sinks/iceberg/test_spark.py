@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from airflow_provider_cdc.core.certificate.sums import Digest
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.run.table_files import TableFiles
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -90,9 +91,9 @@ def without_first_row(run: Publication) -> Publication:
         assert change.place is not None
         place, published = change.place, rows_of(1).schema
         files = TableFiles(
-            Staging(Storage(place.folder)), published, place.schema(published), "", run.run_id, place.location
+            Staging(Storage(place.folder)), published, place.schema(published), "", run.run_id, "id", place.location
         )
-        changes.append(replace(change, kept=(files.write_deletes(change.kept[0], np.array([0])),)))
+        changes.append(replace(change, kept=(files.write_deletes(change.kept[0], np.array([0]), Digest(1, 0)),)))
     return replace(run, tables=tuple(changes))
 
 

@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
+from airflow_provider_cdc.jobs.consolidate.publish import publish
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
@@ -293,7 +294,7 @@ class Nights:
     def publish(self, run: Any) -> tuple[bool, dict[str, str]]:
         """Return whether the copy became the latest one, and which histories the run ended."""
         decision = Decision({self.table: ()}, {self.table: 0}, {}, 0, 0, "2026-01-01T00:00:00+00:00")
-        consolidate._publish(run, decision)
+        publish(run, decision)
         assert run.folder.read_json("latest.json")[self.table] == (self.head["run_id"] == run.run_id)
         return self.head["run_id"] == run.run_id, consolidate._superseded(run, decision)
 

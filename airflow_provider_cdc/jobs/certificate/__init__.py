@@ -1,0 +1,1 @@
+"""Certificates: checks the totals of copies, checks old files for damage, and composes the certificates."""

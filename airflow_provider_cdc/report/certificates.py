@@ -1,0 +1,102 @@
+"""The summary of a run's certificates, as Markdown, and the section about them in the report."""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.core.certificate.certificate import Certificate, certificate_of
+from airflow_provider_cdc.core.certificate.sums import NAME
+from airflow_provider_cdc.core.run.commit_record import Decision, decision_of
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.report.facts import Report, Section
+
+UNKNOWN = "not known"
+_FILES = 100
+"""The most files of a table that the summary lists. The certificate has all of them."""
+
+
+def certificates_of(run: Run) -> list[Certificate]:
+    """Return the certificates of the copies that a run published.
+
+    :raises ManifestError: the record of the copies is damaged.
+    """
+    decision: Decision = decision_of(run)
+    return [
+        certificate_of(run, decision, entry) for entry in run.manifest.tables if str(entry.table.name) in decision.files
+    ]
+
+
+def certificate_section(run: Run) -> Section:
+    """Return the section of the report with the totals of all copies."""
+    rows = tuple(
+        (one.table, f"{one.rows:,}", one.digest or UNKNOWN, derived(one), f"{len(one.files):,}", f"{one.scrubbed:,}")
+        for one in certificates_of(run)
+    )
+    header = ("table", "rows", "digest", "checked against", "files", "unchanged files read again")
+    note = f"Digests of whole rows, by the definition {NAME}. The certificates of the copies have those of each file."
+    return Section("Certificates", header, rows, note)
+
+
+def derived(certificate: Certificate) -> str:
+    """Say what the total of a copy was checked against."""
+    derivation = certificate.derivation
+    if derivation is None:
+        return "its files: the table was read"
+    if derivation.impossible:
+        return f"its files: {derivation.impossible}"
+    return "the last copy and the log"
+
+
+def certificate_page(run: Run) -> Report:
+    """Return the summary of the certificates of a published run."""
+    certificates = certificates_of(run)
+    manifest = run.manifest
+    about = (
+        ("run", run.run_id),
+        *((f"source: {name}", value) for name, value in manifest.source.items()),
+        (manifest.position_key, run.position_text),
+        ("position recorded at", manifest.created_at),
+        *((("requested", manifest.options.as_of),) if manifest.options.as_of else ()),
+        *((("published at", certificates[0].published_at),) if certificates else ()),
+        *((f"version: {name}", value) for name, value in (certificates[0].versions.items() if certificates else ())),
+        *((f"left out: {name}", why) for name, why in manifest.skipped.items()),
+    )
+    note = "All copies are exact at the position. A digest is a sum over whole rows, modulo 2^128."
+    sections = [Section("The run", ("", ""), about, note), certificate_section(run)]
+    for one in certificates:
+        sections += [_made(one), _files(one)]
+    return Report(f"Certificates of {counted(len(certificates), 'copy', 'copies')}, run {run.run_id}", tuple(sections))
+
+
+def _made(one: Certificate) -> Section:
+    made, derivation = one.made, one.derivation
+    rows = [
+        ("rows", f"{one.rows:,}"),
+        ("digest", one.digest or UNKNOWN),
+        ("key", ", ".join(one.key) or "none"),
+        ("made by", f"{made.mode} ({made.consistency}: {made.why})"),
+        ("log", f"{made.direction}, {made.window_from} to {made.window_to}"),
+        *((("rows where", one.where),) if one.where else ()),
+        *((policy, str(value)) for policy, value in one.policies.items() if policy != "tables_left_out"),
+    ]
+    if derivation is not None and derivation.base and derivation.removed and derivation.added:
+        for what, part in (("base", derivation.base), ("removed", derivation.removed), ("added", derivation.added)):
+            rows.append((f"derivation: {what}", f"{counted(part.rows, 'row')}, {part.digest}"))
+    return Section(one.table, ("", ""), tuple(rows))
+
+
+def _files(one: Certificate) -> Section:
+    rows = tuple(
+        (
+            file.name,
+            f"{file.rows - file.deleted_rows:,}",
+            " to ".join(file.keys),
+            file.digest or UNKNOWN,
+            file.checksum,
+            file.whole_at if file.kept else "written by this run",
+        )
+        for file in one.files[:_FILES]
+    )
+    more = len(one.files) - _FILES
+    note = f"{counted(more, 'more file')}: see the certificate." if more > 0 else ""
+    header = ("file", "rows", one.key[0] if one.key else "key", "digest", "CRC-32", "last known to be whole")
+    return Section(f"Files of {one.table}", header, rows, note)
