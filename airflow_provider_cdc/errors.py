@@ -15,6 +15,7 @@
     │   ├── ChangesMissing         the published changes do not cover the whole time between two copies
     │   ├── RunStopped             an operator stopped the run
     │   ├── RunwayTooShort         the source will remove the log long before the run has read it
+    │   ├── CopyDiffers            a verification found differences, or could not verify a table
     │   └── ExactnessError         an event in the window broke a condition of the proof
     │       ├── SchemaChanged      DDL or TRUNCATE on a copied table, or row images with other columns
     │       ├── LogGone            the log no longer reaches back to the initial position
@@ -184,6 +185,12 @@ class RunwayTooShort(TerminalError):
     """The source will remove the log that the run needs long before the run has read it."""
 
     code = "CDC-1091"
+
+
+class CopyDiffers(TerminalError):
+    """A verification found differences, or could not verify a table."""
+
+    code = "CDC-1092"
 
 
 class ExactnessError(TerminalError):

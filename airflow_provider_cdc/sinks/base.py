@@ -9,10 +9,10 @@ in `sinks.registry`. ``tests/sinks/test_contract.py`` tests each registered sink
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from airflow_provider_cdc.core.copies.head import Copy, position_of
 from airflow_provider_cdc.core.positions.position import Position
@@ -341,3 +341,14 @@ class Sink(Protocol):
 
     def delete_stray(self, table: TableName, names: Sequence[str]) -> None:
         """Delete files that `stray_files` returned, except files that a copy names by now."""
+
+
+@runtime_checkable
+class ReadsRows(Protocol):
+    """A sink whose format has readers of its own, so that the files of a copy cannot be read one by one."""
+
+    def read(self, run_id: str, table: TableName) -> Iterable[pa.RecordBatch]:
+        """Read the rows of the copy that a run published for a table, in the types of its data files.
+
+        :raises ManifestError: there is no such copy.
+        """

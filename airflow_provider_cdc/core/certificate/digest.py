@@ -65,7 +65,7 @@ from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, bytes_of
 
 Lanes = tuple[UInt64s, UInt64s]
 
-__all__ = ["NAME", "Digest", "digest"]
+__all__ = ["NAME", "Digest", "digest", "row_hashes"]
 
 _BLOCK_ROWS = 65_536
 """Rows that are hashed together, so that their lanes stay in the processor's cache."""
@@ -85,13 +85,27 @@ def digest(rows: pa.RecordBatch | pa.Table) -> Digest:
     return total
 
 
+def row_hashes(batch: pa.RecordBatch) -> Lanes:
+    """Return the low and the high 64 bits of the hash of each row.
+
+    :raises TypeError, pyarrow.ArrowInvalid: for the same reasons as `digest`.
+    """
+    return _hashed(batch)[0]
+
+
 def _digest(batch: pa.RecordBatch) -> Digest:
+    _, total = _hashed(batch)
+    return Digest(batch.num_rows, int(total[0]) | int(total[1]) << 64)
+
+
+def _hashed(batch: pa.RecordBatch) -> tuple[Lanes, UInt64s]:
+    """Return the hashes of the rows, and their sum."""
     lanes = _no_lanes(batch.num_rows)
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         _add(column, _keys(name), lanes)
     total = np.zeros(2, np.uint64)
     row_hash.row_sum(*lanes, total)
-    return Digest(batch.num_rows, int(total[0]) | int(total[1]) << 64)
+    return lanes, total
 
 
 @lru_cache(maxsize=4096)

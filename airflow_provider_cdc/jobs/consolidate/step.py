@@ -158,7 +158,7 @@ def _commit(step: Step) -> Commit:
     """Stage the files and make the commit, or return the commit that another try has made meanwhile."""
     rests_on = step.run.rests_on
     try:
-        record = records.write_named(step.folder, FILES, _stage(step))
+        record = records.write_named(step.folder, FILES, stage(step))
     except Exception as error:
         # A concurrent attempt that has committed moves files that this attempt still reads.
         step.run.refresh()
@@ -197,7 +197,7 @@ def _check_commit(step: Step, decision: Decision) -> None:
     require_whole(step, checked)
 
 
-def _stage(step: Step) -> Decision:
+def stage(step: Step) -> Decision:
     """Rewind or roll forward all tables, and return the files that make up their copies."""
     change = read_net_change(step.run)
     read = read_table_files(step.run)

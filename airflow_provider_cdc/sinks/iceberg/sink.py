@@ -11,14 +11,13 @@ The change feeds are not Iceberg tables. They are files in the lake's folder, as
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.snapshots import Snapshot
 
@@ -35,8 +34,7 @@ from airflow_provider_cdc.core.run.table_files import written_by
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.counted import counted
-from airflow_provider_cdc.errors import FileDamaged, ManifestError, naming
+from airflow_provider_cdc.errors import ManifestError, naming
 from airflow_provider_cdc.sinks.base import (
     LakeFeed,
     LatestCopy,
@@ -81,7 +79,7 @@ from airflow_provider_cdc.sinks.iceberg.commit import (
 )
 from airflow_provider_cdc.sinks.iceberg.cut_of_run import rows_of_run
 from airflow_provider_cdc.sinks.iceberg.cuts import GRACE, NAME, CutRow, commit_cut, copy_in, find_cuts, newest_rows
-from airflow_provider_cdc.sinks.iceberg.data_files import data_file, delete_file
+from airflow_provider_cdc.sinks.iceberg.data_files import named_data_files
 from airflow_provider_cdc.sinks.iceberg.named_files import delete_unnamed
 from airflow_provider_cdc.sinks.iceberg.producer import files_of
 from airflow_provider_cdc.sinks.iceberg.removal import finish_removal, remove_snapshot, withdraw
@@ -93,14 +91,14 @@ from airflow_provider_cdc.sinks.iceberg.tables import (
     check_same_table,
     identifier_of,
     prepare_table,
-    recorded_location,
-    recorded_spec_id,
 )
 from airflow_provider_cdc.sinks.parquet import ParquetSink, record_of
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 _REMOVALS = "_removals"
 _WRITERS = 8
-_DAMAGED = "something else than this provider changed it, or the storage lost it: trigger a new run"
 
 
 class IcebergSink:
@@ -242,6 +240,15 @@ class IcebergSink:
         return LatestCopy.of(table, head, head.path, () if files.deletes else sorted(files.data))
 
     @answered("catalog")
+    def read(self, run_id: str, table: TableName) -> Iterable[pa.RecordBatch]:
+        loaded = self._table(table)
+        snapshot = None if loaded is None else loaded.metadata.snapshot_by_name(tag_of(run_id))
+        if loaded is None or snapshot is None:
+            raise ManifestError(f"the copy of run {run_id} is gone", where=name_of(self._identifier(table)))
+        rows: Iterable[pa.RecordBatch] = loaded.scan(snapshot_id=snapshot.snapshot_id).to_arrow_batch_reader()
+        return rows
+
+    @answered("catalog")
     def publish(self, publication: Publication) -> dict[TableName, PublishedCopy]:
         def commit(change: TableChange) -> CommittedTable:
             with naming(str(change.table)):
@@ -272,27 +279,7 @@ class IcebergSink:
         place = change.place
         if place is None:
             raise ManifestError("the run has no place for the data files of this table", where=str(change.table))
-        folder = Storage(place.folder)
-        present = folder.sizes()
-        for file in (part for data in (*change.added, *change.kept) for part in data.parts):
-            size = present.get(file.base_name)
-            if size != file.bytes:
-                # A program that removes orphan files may have deleted files of a run that waited for days.
-                what = "is gone" if size is None else f"has {counted(size, 'byte')}, not {file.bytes:,}"
-                raise FileDamaged(f"the file {file.base_name} of this copy {what}", where=folder.uri, hint=_DAMAGED)
-        location = recorded_location(place)
-        wanted: dict[str, DataFile | None] = {f"{location}/{file.base_name}": None for file in change.kept if file.rows}
-        for file in change.added:
-            # Plain Parquet needs a file without rows to show the schema. An Iceberg table has the schema in its
-            # metadata.
-            if file.rows:
-                uri = f"{location}/{file.base_name}"
-                wanted[uri] = data_file(uri, file, recorded_spec_id(place))
-        deletes = {
-            uri: delete_file(f"{location}/{file.deletes.base_name}", file.deletes, uri)
-            for file in (*change.added, *change.kept)
-            if file.deletes is not None and (uri := f"{location}/{file.base_name}") in wanted
-        }
+        wanted, deletes = named_data_files(place, change)
         copy = replace(record_of(publication, change, _uri_of(change)), files=())
         replaces_foreign = self._settings.on_foreign_commit == REPLACE
         digest = properties_of(change.certificate)

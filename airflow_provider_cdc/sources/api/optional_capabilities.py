@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.source import Source
@@ -29,6 +30,15 @@ class OrdersChunks(Protocol):
         """Return the key's first column if two conditions are met: chunks are ranges of this column, and its published
         values sort in the same order as in the source. If so, the column's values in one chunk are not greater than the
         values in the next chunk. Return None if this order is not guaranteed."""
+
+
+@runtime_checkable
+class ReadsKeyRanges(Protocol):
+    """A source that can read a range of a key whose first column is a whole number."""
+
+    def key_range(self, table: Table, low: int | None, high: int | None) -> list[Chunk]:
+        """Return chunks with all rows whose first key column is from ``low`` (included) to ``high`` (excluded), and
+        with no other rows. None: unbounded. The result is empty if such ranges of the table cannot be read."""
 
 
 @runtime_checkable

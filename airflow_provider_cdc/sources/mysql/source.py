@@ -252,6 +252,9 @@ class MysqlSource:
         with session_of(self._kept, "planning", lambda: session(self.settings)) as connection:
             return chunks.plan_chunks(connection, table, chunk_rows)
 
+    def key_range(self, table: Table, low: int | None, high: int | None) -> list[Chunk]:
+        return chunks.key_range(table, low, high)
+
     def key_order(self, table: Table) -> str | None:
         return axes.key_order(table)
 

@@ -306,6 +306,9 @@ class PostgresSource:
         with session_of(self._kept, "planning", lambda: session(self.settings)) as connection:
             return chunks.plan_chunks(connection, table, chunk_rows)
 
+    def key_range(self, table: Table, low: int | None, high: int | None) -> list[Chunk]:
+        return chunks.key_range(table, low, high)
+
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
         return chunk_reader.open_reader(self.settings, table, consistency, self.view, self._kept)
 

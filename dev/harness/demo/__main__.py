@@ -30,6 +30,7 @@ from harness.demo.mysql_stage import MysqlStage
 from harness.demo.postgres_stage import PostgresStage
 from harness.demo.stage import KEYS, SCHEMA, Row, Stage, StageFactory
 from harness.demo.tables import rows_at_cut, show_cuts
+from harness.demo.verifying import FOUND, exchanged_balances, show_fault, verify
 from harness.errors import HarnessError
 
 STAGES: Mapping[str, StageFactory] = {"mysql": MysqlStage.start, "postgres": PostgresStage.start}
@@ -125,6 +126,7 @@ def _demo(folder: Path, stage: Stage, rows: int, writes: float, format: str) -> 
         for copy in _more_copies(stage.kind, folder, lake, past):
             with _step(f"run it again, {copy.title}"):
                 made.append((copy, run_dag(copy.lake, copy.options)))
+        missed = _verify(stage.kind, lake, format, airflow, log)
     print(f"      the writers committed {writers.committed:,} transactions meanwhile")
     # The proof can only move forward, so earlier positions come first.
     for copy, run in (one for one in made if one[0].options.get("as_of")):
@@ -145,7 +147,7 @@ def _demo(folder: Path, stage: Stage, rows: int, writes: float, format: str) -> 
     else:
         _show_reading(lake)
     print(f"\nThe Airflow log: {log}", end="\n\n")
-    return any(result.differences for result in results) or any(copy.differences for copy, _ in made)
+    return missed or any(result.differences for result in results) or any(copy.differences for copy, _ in made)
 
 
 def _more_copies(kind: str, folder: Path, lake: Path, past: str) -> list[Copy]:
@@ -159,6 +161,17 @@ def _more_copies(kind: str, folder: Path, lake: Path, past: str) -> list[Copy]:
     return [
         Copy("reading touched rows again, as without REPLICA IDENTITY FULL", folder / f"{kind}_lake_read_again", again)
     ]
+
+
+def _verify(kind: str, lake: Path, format: str, airflow: AirflowHome, log: Path) -> bool:
+    """Verify the latest copies while the writers write, without a fault and with one. Return whether that failed."""
+    with _step("verify the copies, while the writers write"):
+        status, found = verify(kind, lake, format, airflow.environment, log)
+    right = status == 0 and all(table["outcome"] == "same" for table in found)
+    with _step("plant a fault: exchange two balances, and verify again"), exchanged_balances(lake) as keys:
+        status, found = verify(kind, lake, format, airflow.environment, log)
+    show_fault(found, keys)
+    return not right or status != FOUND
 
 
 def _runs(lake: Path) -> set[str]:

@@ -74,6 +74,15 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
     return partition(bounds, [round(estimate) for estimate in rows])
 
 
+def key_range(table: Table, low: int | None, high: int | None) -> list[Chunk]:
+    """Implements `ReadsKeyRanges.key_range`."""
+    axis = None if table.keyless or unsigned_difference(table) else axis_of(table.column(table.key[0]))
+    # Only integers are read as they are stored, by an axis without further rules.
+    if type(axis) is not Axis or axis.read != "{}":
+        return []
+    return [Chunk(0, None if low is None else (low,), None if high is None else (high,))]
+
+
 def where(table: Table, chunk: Chunk) -> tuple[str, list[KeyValue]]:
     """Return the SQL condition of a chunk, with ``?`` markers, and the parameters of the condition. The condition is
     empty for an unbounded chunk."""

@@ -25,6 +25,8 @@ from airflow_provider_cdc.sources.postgres.catalog.view_definitions import VIEW
 from airflow_provider_cdc.sources.postgres.chunking import key_ranges
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
+_WHOLE_NUMBERS = ("smallint", "integer", "bigint")
+
 
 def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
     """Return chunks of about ``chunk_rows`` rows each. There is at least one chunk for each leaf. A table that has no
@@ -63,6 +65,20 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
             upper = None if end is None else (leaf.oid, end)
             chunks.append(Chunk(len(chunks), (leaf.oid, start), upper, rows))
     return chunks
+
+
+def key_range(table: Table, low: int | None, high: int | None) -> list[Chunk]:
+    """Implements `ReadsKeyRanges.key_range`."""
+    if table.keyless or table.details["kind"] == VIEW or table.column(table.key[0]).type not in _WHOLE_NUMBERS:
+        return []
+    return [
+        Chunk(
+            number,
+            (leaf.oid, 0) if low is None else (leaf.oid, 0, low),
+            None if high is None else (leaf.oid, 0, high),
+        )
+        for number, leaf in enumerate(leaves(table))
+    ]
 
 
 def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:

@@ -1,0 +1,80 @@
+"""Comparing two tables names exactly the keys that differ, however many rows there are."""
+
+import random
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_cdc.core.certificate.digest import digest
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.jobs.verify import compare
+from airflow_provider_cdc.jobs.verify.compare import Side
+from airflow_provider_cdc.jobs.verify.rows import Piece, Reading
+from tests.jobs.verify.planting import SPARK, without_spark
+
+SCHEMA = pa.schema([("id", pa.int64()), ("kind", pa.string()), ("value", pa.float64())])
+
+
+def table_of(rows: list[tuple[Any, ...]]) -> pa.Table:
+    columns: list[tuple[Any, ...]] = list(zip(*rows, strict=True)) or [(), (), ()]
+    return pa.table([pa.array(column, field.type) for column, field in zip(columns, SCHEMA, strict=True)], SCHEMA)
+
+
+def side_of(folder: Path, rows: list[tuple[Any, ...]], key: tuple[str, ...], chance: random.Random) -> Side:
+    """The rows in a random order, in files."""
+    folder.mkdir()
+    rows = chance.sample(rows, len(rows))
+    ends = sorted(chance.randrange(len(rows) + 1) for _ in range(2))
+    for number, part in enumerate((rows[: ends[0]], rows[ends[0] : ends[1]], rows[ends[1] :])):
+        pq.write_table(table_of(part), folder / f"{number}.parquet", row_group_size=17)
+    pieces = tuple(Piece(Storage(folder.as_uri()), f"{number}.parquet") for number in range(3))
+    return Side(Reading(folder.name, SCHEMA, key), pieces)
+
+
+@pytest.mark.parametrize("searched", [500_000, 4])
+@pytest.mark.parametrize("key", [("id", "kind"), ()])
+def test_random_tables(searched: int, key: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_spark(monkeypatch)
+    monkeypatch.setattr(compare, "SEARCHED_ROWS", searched)
+    chance = random.Random(len(key))
+    for count in range(6):
+        left = [(number // 2, "ab"[number % 2], chance.choice([None, 0.0, number / 3])) for number in range(900)]
+        if not key:
+            left += chance.choices(left, k=50)
+        right = list(left)
+        for _ in range(count):
+            at = chance.randrange(len(right))
+            match chance.choice(["lose", "double", "add", "change"]):
+                case "lose":
+                    right.pop(at)
+                case "double":
+                    right.append(right[at])
+                case "add":
+                    right.append((10_000 + at, "a", 1.0))
+                case "change":
+                    right[at] = (*right[at][:2], -7.0)
+        left_side = side_of(tmp_path / f"{count}l", left, key, chance)
+        right_side = side_of(tmp_path / f"{count}r", right, key, chance)
+        found = compare.compare(SPARK, left_side, right_side, 100)
+        by_key: list[dict[Any, Counter[Any]]] = []
+        for rows in (left, right):
+            counted: dict[Any, Counter[Any]] = defaultdict(Counter)
+            for row in rows:
+                counted[row[: len(key) or 3]][row] += 1
+            by_key.append(counted)
+        differing = {one for one in by_key[0] | by_key[1] if by_key[0].get(one) != by_key[1].get(one)}
+        assert found.rows == (len(left), len(right))
+        assert found.digests == (digest(table_of(left)).hex, digest(table_of(right)).hex)
+        if searched > 4 or not differing:
+            assert {tuple(one.key.values()) for one in found.differences} == {
+                tuple(None if value is None else str(value) for value in one) for one in differing
+            }
+            assert (found.keys_differing, found.parts_unsearched) == (len(differing), 0)
+        else:
+            # Of each of the many parts, at least one is searched.
+            assert 1 <= found.keys_differing <= len(differing)
+            assert found.keys_differing + found.parts_unsearched >= len(differing) - 1
