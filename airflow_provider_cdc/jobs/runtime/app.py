@@ -10,11 +10,10 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.run.results import StepResult
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.access import install
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -39,7 +38,16 @@ _LOOK_SECONDS = 0.5
 _GATEWAY = "PYSPARK_GATEWAY_PORT"
 """The environment variable that the JVM of ``spark-submit`` sets for the Python process that it starts."""
 
-Job = Callable[[SparkSession, Storage, ConnectionSettings], StepResult]
+
+class Finished(Protocol):
+    """The result of a job."""
+
+    @property
+    def seconds(self) -> float:
+        """How long the job took."""
+
+
+Job = Callable[[SparkSession, Storage, ConnectionSettings], Finished]
 
 
 def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None:

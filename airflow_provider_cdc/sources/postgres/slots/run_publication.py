@@ -183,8 +183,8 @@ def publication_state(connection: Connection, name: str, relations: str = "") ->
 
 
 SINCE = "publication_since"
-"""A key of the identity of an initial point. Its value is the mark (`now`) after which nobody may alter the run's own
-publication."""
+"""A key of the identity of an initial point. Its value is the mark (`now`) after which no session may
+alter the run's own publication."""
 FOLLOWED = "followed"
 """A key of `Table.details`. Its value is true if the run's publication has the relations of the table."""
 
