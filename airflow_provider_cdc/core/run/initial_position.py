@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.copies.base_selection import bases_of, with_known
 from airflow_provider_cdc.core.copies.damage_note import damage_of
 from airflow_provider_cdc.core.copies.head import source_of
 from airflow_provider_cdc.core.copies.history_of_run import Heads, histories_of
+from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.declare import values_of
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.position import Position
@@ -168,6 +169,8 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: S
     if not run.committed:
         try:
             source.check_identity(run.expected_identity(), manifest.initial)
+            for reads in manifest.earlier_reads.values():
+                source.check_identity(reads.identity, parse_position(manifest.kind, reads.position))
         except LogGone as error:
             _log.warning("The run begins anew: %s", error)
             return False

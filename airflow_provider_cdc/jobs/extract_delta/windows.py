@@ -11,6 +11,7 @@ from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.jobs.extract_delta.read_segment import DONE, SegmentRecord
+from airflow_provider_cdc.jobs.restart.sources_of_reads import by_manifest
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.table_files import TableFiles, read_table_files
@@ -110,6 +111,9 @@ def check_bases(step: Step) -> None:
         start = parse_position(step.manifest.kind, reads.position)
         check = partial(rolling_forward(step.source).check_since, reads.identity, start)
         persist("extract_delta: check the source since the earlier reads", check)
+    # If touched rows are read again, their log was read beyond the initial position.
+    for kept in by_manifest(step, [entry for entry in step.tables if entry.read_in and entry.at_upper]):
+        kept.check(step.manifest.kind)
 
 
 def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:

@@ -8,6 +8,7 @@ from functools import partial
 from airflow_provider_cdc.core.options.run import CHANGES, FAIL, GIVE_UP_PAST
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.errors import CdcError, SchemaChanged
+from airflow_provider_cdc.jobs.restart.sources_of_reads import by_manifest
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.sources.api.optional_capabilities import ContinuesReads
@@ -74,17 +75,18 @@ def look_for_altered(step: Step, entries: Sequence[RunTable]) -> dict[str, str]:
     ``step.altered`` are not looked at."""
     altered: dict[str, str] = {}
     unaltered = [entry for entry in entries if str(entry.table.name) not in step.altered]
-    while True:
-        tables = [entry.table for entry in unaltered if str(entry.table.name) not in altered]
-        try:
-            persist("check the tables", partial(step.source.check_tables, tables))
-        except SchemaChanged as error:
-            name = altered_table(step, error)
-            if name is None or name in altered or name not in {str(table.name) for table in tables}:
-                raise
-            altered[name] = described(error)
-        else:
-            return altered
+    for reads in by_manifest(step, unaltered):
+        while True:
+            tables = [entry.table for entry in reads.entries if str(entry.table.name) not in altered]
+            try:
+                persist("check the tables", partial(reads.source.check_tables, tables))
+                break
+            except SchemaChanged as error:
+                name = altered_table(step, error)
+                if name is None or name in altered or name not in {str(table.name) for table in tables}:
+                    raise
+                altered[name] = described(error)
+    return altered
 
 
 def described(error: SchemaChanged) -> str:

@@ -11,7 +11,7 @@ neither a slow attempt nor a part of a table from before the change can be publi
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -25,9 +25,10 @@ from airflow_provider_cdc.core.run.results import Nulled
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.table import Evolution
-from airflow_provider_cdc.errors import CdcError, PreflightError, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.jobs.restart.altered import altered_table, described
+from airflow_provider_cdc.jobs.restart.sources_of_reads import by_manifest
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import BegunAgain, Step
@@ -36,8 +37,10 @@ from airflow_provider_cdc.jobs.spool.spooler import has_let_log_go
 from airflow_provider_cdc.sinks.preparation import lake_format
 from airflow_provider_cdc.sources.api.calls import record_point
 from airflow_provider_cdc.sources.api.optional_capabilities import ContinuesReads
+from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import UpperBound
 from airflow_provider_cdc.sources.planning.layouts import layouts
+from airflow_provider_cdc.sources.planning.selections import check_still
 
 
 def begin_again(
@@ -57,6 +60,8 @@ def begin_again(
     :raises PreflightError: an altered table can no longer be copied.
     """
     run, altered = step.run, dict(altered)
+    if _overtaken(run):
+        return BegunAgain()
     for name, why in altered.items():
         say(f"WARNING: {name} is read again, and the run moves to a later position: {why}")
     if read and has_let_log_go(step):
@@ -88,12 +93,22 @@ def begin_again(
                 say(f"WARNING: {table_name} is SKIPPED and will not be published: {error.message}")
             else:
                 raise
-    following = Run.create(manifest, instead_of=run)
-    if following.digest != records.digest_of(records.encode(manifest)) and isinstance(step.source, Discards):
-        # A concurrent attempt has written another manifest.
+    following = run if _overtaken(run) else Run.create(manifest, instead_of=run)
+    identities = [following.manifest.identity, *(kept.identity for kept in following.manifest.earlier_reads.values())]
+    if manifest.identity not in identities and isinstance(step.source, Discards):
+        # A concurrent attempt has written another manifest, or has finished a step without this one.
         with suppress(CdcError):
             step.source.discard(manifest.identity)
     return BegunAgain()
+
+
+def _overtaken(run: Run) -> bool:
+    """Return whether a concurrent attempt has finished a step under the present manifest meanwhile, or has published
+    the run. Its reads had ended before the table was altered, or before this attempt saw the change. The run goes on
+    with them: a new manifest would take them away from the attempt of the next step, which could not go on."""
+    finished = {*run.steps}
+    run.refresh()
+    return bool(run.steps.keys() - finished) or run.committed
 
 
 def _entry(
@@ -141,17 +156,26 @@ def _manifest(
     point = persist("fix a later position", fix_position)
     try:
         # The other tables must be unchanged up to the new position, and no unlogged change may have replaced them.
-        assert isinstance(source, ContinuesReads)
-        source.check_continued([entry.table for entry in planned if entry.read_in])
+        for kept in by_manifest(step, [entry for entry in planned if entry.read_in]):
+            assert isinstance(kept.source, ContinuesReads)
+            kept.check(old.kind)
+            kept.source.check_continued([entry.table for entry in kept.entries])
         scratch = Storage(old.scratch)
         bases = bases_of(source, plans, point, scratch, past=False)
         point = with_known_of_bases(plans, point, scratch)
         tables = {table.name: table for table in point.tables}
+        _check_parts(source, [entry for entry in planned if not entry.read_in], tables)
         live = {entry.table.name: entry.table.selection for entry in planned if entry.live}
         format = old.options.lake.format
         laid_out = layouts([entry.table.name for entry in planned], [], old.options.lake)
         prepare = lake_format(format, step.sink, old.run_id, source, laid_out).prepare
-        places = prepare([tables[name] for name in live], live)
+        try:
+            places = prepare([tables[name] for name in live], live)
+        except ConfigurationError as error:
+            # A table of the lake cannot take the new columns. Without the table, the run may go on.
+            if error.where not in altered:
+                raise
+            raise SchemaChanged(error.message, where=error.where, hint=error.hint) from error
     except CdcError:
         if isinstance(source, Discards):
             with suppress(CdcError):
@@ -179,6 +203,20 @@ def _manifest(
         earlier_reads={key: value for key, value in earlier_reads.items() if key in used},
         restarts=(*old.restarts, Restart(dict(altered), old.initial_position, now, step.run.digest)),
     )
+
+
+def _check_parts(source: Source, entries: Sequence[RunTable], tables: Mapping[TableName, Table]) -> None:
+    """Check that the selected part of each table still exists.
+
+    :raises SchemaChanged: a column of a selection was changed, so the table can no longer be copied.
+    """
+    for entry in entries:
+        try:
+            check_still(source, replace(tables[entry.table.name], selection=entry.table.selection))
+        except PreflightError as error:
+            what = "; ".join(f"{problem.where}: {problem.what}" for problem in error.problems)
+            hint = "change the options `where` and `columns`, and trigger a new run"
+            raise SchemaChanged(what, where=str(entry.table.name), hint=hint) from error
 
 
 def _plan(manifest: Manifest, entry: RunTable) -> TablePlan:

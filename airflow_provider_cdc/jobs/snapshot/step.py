@@ -75,6 +75,8 @@ def read_tables(step: Step) -> SnapshotResult:
         say(f"snapshot: {counted(rolled, 'table')} rolled forward from the last copies instead of read")
     # If a run reads touched rows again, it does so for all of its tables, including the tables that are rolled forward.
     if not any(entry.live or entry.at_upper for entry in step.tables):
+        if lost := undone(step):
+            raise begin_again(step, lost, {}, None, {})
         return _nothing_read(step)
     # Check the tables now, not only after hours of reading.
     _check_tables(step)
@@ -127,12 +129,8 @@ def read_tables(step: Step) -> SnapshotResult:
     for index, entry in enumerate(step.tables):
         check_key_order(entry.table, extents[index])
     files = _by_table(step, parts, done)
-    nulled = add_nulled(
-        [
-            *nulled_earlier(step),
-            *((_name(step, part), done[part.number].nulled) for part in parts if part.number in done),
-        ]
-    )
+    nulled_now = [(_name(step, part), done[part.number].nulled) for part in parts if part.number in done]
+    nulled = add_nulled([*nulled_earlier(step), *nulled_now])
     restarted = step.altered | undone(step, bound)
     if restarted and may_restart(step):
         raise begin_again(step, restarted, _read_in_full(step, parts, done, files), bound, nulled)
@@ -253,7 +251,7 @@ def _nothing_read(step: Step) -> SnapshotResult:
         log_end=LogEnd(""),
         rows=0,
         tables={},
-        nulled={},
+        nulled=add_nulled(nulled_earlier(step)),
         lock_seconds=0.0,
         record=record,
     )

@@ -232,3 +232,21 @@ def test_earlier_reads_do_not_count_after_a_restart(
     run.consolidate()
     assert _rows(run, "shop.b") == {1: ()}
     assert _rows(run, "shop.a") == {1: (None,), 2: (None,)}
+
+
+def test_a_slow_attempt_does_not_take_the_reads_from_the_next_step(
+    mysql: MysqlServer, spark: SparkSession, two_tables: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt that was presumed dead sees DDL that came after another attempt had finished. The run goes on with the
+    reads of that attempt, because a later step may already use them."""
+    run = Pipeline(spark, settings_of(mysql), tmp_path.as_uri(), [f"{two_tables}.*"])
+    initial = run.record()
+
+    def act() -> None:
+        run.snapshot()
+        _alter(mysql, two_tables, ("ALTER TABLE orders ADD c INT",))
+
+    _when(run, DURING[0], act, monkeypatch)
+    run.finish()
+    assert run.found["consolidate"]["position"] == initial
+    assert _rows(run, f"{two_tables}.orders") == dict.fromkeys(range(50), ("first",))

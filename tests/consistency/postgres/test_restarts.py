@@ -9,6 +9,7 @@ import random
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.errors import ExactnessError, LogGone
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
@@ -172,6 +174,110 @@ def test_altered_tables_are_those_of_the_moved_position(
         assert position != initial, "the position did not move"
         assert any(entry.read_in for entry in manifest.tables), "no table was kept"
     primary.query(f"DROP SCHEMA {schema} CASCADE")
+
+
+def _small_tables(primary: PostgresServer, identity: str = "FULL") -> str:
+    """Create a schema with three tables of a few rows, and return its name."""
+    schema = f"t_{uuid.uuid4().hex[:12]}"
+    primary.query(f"CREATE SCHEMA {schema}")
+    for table in ("orders", "visits", "guests"):
+        key = "id integer PRIMARY KEY, note text NOT NULL"
+        primary.query(
+            f"CREATE TABLE {schema}.{table} ({key}); ALTER TABLE {schema}.{table} REPLICA IDENTITY {identity}"
+        )
+        primary.query(f"INSERT INTO {schema}.{table} SELECT i, 'first' FROM generate_series(1, 20) i")
+    return schema
+
+
+def _act_at(run: Pipeline, acts: dict[str, Callable[[], None]], patch: pytest.MonkeyPatch) -> None:
+    for during, act in acts.items():
+        _when(run, during, act, patch)
+
+
+def _check_present_rows(run: Pipeline, primary: PostgresServer) -> None:
+    """Check that the copies have the present rows. Nobody may have written since the position of the run."""
+    for table, uri in run.found["consolidate"]["published"].items():
+        assert sorted(published(uri)[1]) == sorted(map(tuple, primary.query(f"SELECT * FROM {table}"))), table
+
+
+@pytest.mark.parametrize("identity", ["FULL", "DEFAULT"])
+def test_tables_stay_read_in_each_restart(
+    identity: str, primary: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of a table comes from the slot and the publication under which it was read, not from the latest ones."""
+    schema = _small_tables(primary, identity)
+    run = Pipeline(spark, settings_of(primary), tmp_path.as_uri(), [f"{schema}.*"])
+    run.record()
+    first = ("UPDATE visits SET note = 'seen' WHERE id < 5", "ALTER TABLE orders ADD c integer")
+    second = ("UPDATE visits SET note = 'late' WHERE id < 3", "DELETE FROM guests WHERE id = 7", "TRUNCATE orders")
+    acts = {DURING[0]: lambda: _alter(primary, schema, first), DURING[1]: lambda: _alter(primary, schema, second)}
+    _act_at(run, acts, monkeypatch)
+    run.finish()
+    manifest = Run.load(run.run).manifest
+    assert [list(restart.tables) for restart in manifest.restarts] == [[f"{schema}.orders"]] * 2
+    assert {entry.table.name.name: entry.read_in for entry in manifest.tables if entry.read_in} == {
+        "visits": "1",
+        "guests": "1",
+    }
+    _check_present_rows(run, primary)
+
+
+@pytest.mark.parametrize("given", [False, True])
+def test_a_publication_that_was_altered_before_the_move_stops_the_run(
+    given: bool, primary: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log lacks changes of tables that are not read again."""
+    schema = _small_tables(primary)
+    settings = settings_of(primary)
+    if given:
+        primary.query(f"CREATE PUBLICATION given FOR TABLES IN SCHEMA {schema}")
+        settings = replace(settings, options={"publication": "given"})
+    run = Pipeline(spark, settings, tmp_path.as_uri(), [f"{schema}.*"])
+    run.record()
+
+    def act() -> None:
+        ((name,),) = primary.query("SELECT pubname FROM pg_publication")
+        primary.query(f"ALTER PUBLICATION {name} SET (publish = 'insert')")
+        _alter(primary, schema, ("UPDATE visits SET note = 'seen' WHERE id < 5", "TRUNCATE orders"))
+        if given:
+            primary.query(f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')")
+
+    _when(run, DURING[0], act, monkeypatch)
+    with pytest.raises(ExactnessError, match="publication was altered"):
+        run.finish()
+    run.release()
+    primary.query("DROP PUBLICATION IF EXISTS given")
+
+
+def test_a_run_that_lost_the_slot_of_earlier_reads_begins_anew(
+    primary: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = _small_tables(primary)
+    run = Pipeline(spark, settings_of(primary), tmp_path.as_uri(), [f"{schema}.*"])
+    run.record()
+    _when(run, DURING[0], lambda: _alter(primary, schema, ("TRUNCATE orders",)), monkeypatch)
+    run.snapshot()
+    (reads,) = Run.load(run.run).manifest.earlier_reads.values()
+    primary.query(f"SELECT pg_drop_replication_slot('{reads.identity['slot']}')")
+    with pytest.raises(LogGone, match="clear the task `lock_and_record`"):
+        run.extract_delta()
+    run.record()
+    run.finish()
+    assert not Run.load(run.run).manifest.earlier_reads
+    _check_present_rows(run, primary)
+
+
+def test_an_altered_table_without_its_filtered_column_is_left_out(
+    primary: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    schema = _small_tables(primary)
+    where = {f"{schema}.orders": "note = 'first'"}
+    run = Pipeline(spark, settings_of(primary), tmp_path.as_uri(), [f"{schema}.*"], where=where, on_table_error="skip")
+    run.record()
+    _when(run, DURING[0], lambda: _alter(primary, schema, ("ALTER TABLE orders RENAME note TO text",)), monkeypatch)
+    run.finish()
+    assert list(run.found["consolidate"]["skipped"]) == [f"{schema}.orders"]
+    _check_present_rows(run, primary)
 
 
 def _text(value: Any) -> Any:
