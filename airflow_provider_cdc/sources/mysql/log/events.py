@@ -152,6 +152,7 @@ def query(body: bytes) -> Statement:
         atomic=_ATOMIC in variables or -1 in variables,
         schemas=_schemas(variables.get(_SCHEMAS)),
         charset=_charset(variables[_CHARSET]) if _CHARSET in variables else "",
+        literals_charset=_charset(variables[_CHARSET][2:]) if _CHARSET in variables else "",
     )
 
 

@@ -64,12 +64,12 @@ def refusals_since(
         context = PositionContext(connection, position=start)
         if problems := problems_of(REPLICATED, Moment.ROLL_FORWARD, context):
             raise ExactnessError(problems[0].what, where=problems[0].where, hint=problems[0].hint)
-        end = None
+        end, after = None, start
         if to is not None:
             prefix = resolve(settings, to).prefix
             if not start <= prefix.position:
                 return dict.fromkeys((table.name for table in tables), "the copy is at a later position")
-            end = prefix.place
+            end, after = prefix.place, prefix.position
         refused = {table.name: why for table in tables if (why := unfit(table))}
         fit = [table for table in tables if table.name not in refused]
         now = {table.name: table for table in read_tables(connection, [table.name for table in fit])}
@@ -101,6 +101,10 @@ def refusals_since(
                 if name not in refused
             ]
             refused |= _broken(settings, connection, begin, start, end, evolved) if evolved else {}
+            if end is not None and (evolved := [table for table in evolved if table.name not in refused]):
+                # The present columns tell the columns at the position only if no later statement changed them.
+                now_same = [replace(table, eras=()) for table in evolved]
+                refused |= _broken(settings, connection, end, after, None, now_same)
         # Check for replaced tables last. If a logged statement replaced a table, the search of the log has already
         # found the statement and named it in the reason.
         fit = [table for table in fit if table.name not in refused]

@@ -27,6 +27,8 @@ from airflow_provider_cdc.sources.mysql.log.statements.column_changes import (
     Dropped,
     Renamed,
 )
+from airflow_provider_cdc.sources.mysql.log.statements.copied_tables import is_recomputed
+from airflow_provider_cdc.sources.mysql.tables.alike_labels import may_be_alike
 from airflow_provider_cdc.sources.mysql.tables.constants import NotConstant, field_of
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family
 
@@ -105,6 +107,7 @@ def evolution(base: Table, now: Table, placed: Sequence[PlacedChanges]) -> Evolu
         identity.present = column
         if identity.base is not None:
             _check_conversion(identity, column)
+    _check_dates(base, before)
     _check_key(base, now, [*before, list(zip(columns.identities, columns.names, strict=True))])
     eras = []
     for number, (one, then) in enumerate(zip(placed, before, strict=True)):
@@ -159,6 +162,15 @@ def _apply(columns: _Columns, statement: ColumnChanges, number: int) -> None:
         columns.names.insert(place, change.name)
 
 
+def _check_dates(base: Table, before: Sequence[Sequence[tuple[_Identity, str]]]) -> None:
+    """Check that no statement may have changed values of a new column. For columns of the base, the log's reader checks
+    this (`alter_table`)."""
+    for then in before:
+        new = tuple(one.present for one, _ in then if one.base is None and one.present is not None)
+        if is_recomputed(replace(base, columns=new)):
+            raise NotCarried("a later statement may have changed the invalid dates of a new column")
+
+
 def _check_key(base: Table, now: Table, steps: Sequence[Sequence[tuple[_Identity, str]]]) -> None:
     """Check that no statement changed a column of the key, not even its name."""
     if base.key != now.key or base.key_index != now.key_index:
@@ -198,7 +210,8 @@ def _widens(before: str, now: str, one: ColumnType, other: ColumnType) -> bool:
     if one.family is Family.NUMBER:
         return all(kind in _INTEGERS for kind in kinds) and one.unsigned == other.unsigned and one.width <= other.width
     if one.family is Family.ENUM:
-        return bool(one.labels) and other.labels[: len(one.labels)] == one.labels
+        # If the server copies the table row by row, it finds the label of each row by its text.
+        return bool(one.labels) and other.labels[: len(one.labels)] == one.labels and not may_be_alike(one.labels)
     return kinds in (["varchar"] * 2, ["varbinary"] * 2) and one.metadata[::-1] <= other.metadata[::-1]
 
 

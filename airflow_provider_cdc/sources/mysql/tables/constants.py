@@ -7,6 +7,7 @@ from decimal import Decimal
 
 from airflow_provider_cdc.core.tables.table import Column
 from airflow_provider_cdc.sources.mysql.log.statements.column_changes import Added
+from airflow_provider_cdc.sources.mysql.tables.alike_labels import may_be_alike
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, decimal_groups
 
 _ASCII = ("ascii", "latin1", "utf8mb3", "utf8mb4")
@@ -52,6 +53,8 @@ def _value(column: Column, kind: ColumnType, text: str | None, quoted: bool) -> 
     if kind.family is Family.DECIMAL:
         return _decimal(Decimal(_number(text or "0")), kind.precision, kind.scale)
     if kind.family is Family.ENUM:
+        if text is not None and may_be_alike(kind.labels):
+            raise NotConstant("the server may take its default for another label")
         if text is None or text in kind.labels:
             return (1 + (kind.labels.index(text) if text is not None else 0)).to_bytes(kind.width, "little")
         raise NotConstant("its default is not written as one of its labels")

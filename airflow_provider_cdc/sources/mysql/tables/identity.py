@@ -13,6 +13,9 @@ waits for one second at most. The server shows the numbers of tablespaces (``INN
 waiting. Tablespace numbers change together with the numbers of the tables, except with IMPORT TABLESPACE. For tables
 that share a tablespace, no tablespace number is recorded.
 
+An instant ADD or DROP COLUMN keeps these numbers, but the server counts such statements since the last rebuild of the
+table (``INNODB_TABLES.TOTAL_ROW_VERSIONS``).
+
 Identities are valid on one server only. On another server, the same table has another identity.
 """
 
@@ -22,19 +25,22 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pymysql
 
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.sources.mysql.server.driver_errors import LOCK_WAIT_TIMEOUT
-from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query
+from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, server_version
 from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, table_sql
 
-_CREATED, _IDS, _SPACES = "created", "table_ids", "tablespaces"
+_CREATED, _IDS, _SPACES, _VERSIONS = "created", "table_ids", "tablespaces", "row_versions"
 """Keys in a table's details."""
 _PRIVILEGE_MISSING = 1227
 _WAIT_SECONDS = 1
+_VERSIONS_SINCE = (8, 0, 29)
+"""Earlier servers only add columns instantly, and this changes the table's columns."""
+_Numbers: TypeAlias = tuple[int, int | None]
 _PARTITION = re.compile("#[pP]#")
 _ESCAPED = re.compile(r"[^0-9A-Za-z_]")
 
@@ -47,11 +53,13 @@ class TableIdentity:
     :param ids: the InnoDB table number of each partition, by the partition's name as InnoDB writes it (empty for a
         table without partitions). None: this user may not see the numbers, or the server did not show them in time.
     :param spaces: the tablespace numbers, in the same form.
+    :param versions: how often columns were added or dropped instantly, in the same form.
     """
 
     created: int
     ids: Mapping[str, int] | None
     spaces: Mapping[str, int] | None = None
+    versions: Mapping[str, int] | None = None
 
     def other_ids(self, other: TableIdentity) -> bool:
         """Whether the known numbers of both identities differ."""
@@ -63,14 +71,21 @@ class TableIdentity:
         return _lost(self.ids, other.ids) or _lost(self.spaces, other.spaces)
 
     def differs(self, other: TableIdentity) -> bool:
-        return self.created != other.created or self.other_ids(other)
+        return self.created != other.created or self.other_ids(other) or _differ(self.versions, other.versions)
+
+    def more_versions(self, other: TableIdentity) -> int:
+        """Return how often columns were added or dropped instantly between this identity and ``other``."""
+        mine, others = self.versions or {}, other.versions or {}
+        ids, other_ids = self.ids or {}, other.ids or {}
+        same = [part for part in mine.keys() & others.keys() if ids.get(part) == other_ids.get(part)]
+        return max((others[part] - mine[part] for part in same), default=0)
 
 
 def recorded_identity(table: Table) -> TableIdentity | None:
     """Return the recorded identity of a table. None: no identity was recorded. Older versions of this provider did not
     record identities."""
-    created, ids, spaces = map(table.details.get, (_CREATED, _IDS, _SPACES))
-    return None if created is None else TableIdentity(created, ids, spaces)
+    created, ids, spaces, versions = map(table.details.get, (_CREATED, _IDS, _SPACES, _VERSIONS))
+    return None if created is None else TableIdentity(created, ids, spaces, versions)
 
 
 def with_identities(
@@ -88,7 +103,7 @@ def with_identities(
         table_numbers = identities.get(table.name)
         if table_numbers is None:
             return table
-        numbers = {_IDS: table_numbers.ids, _SPACES: table_numbers.spaces}
+        numbers = {_IDS: table_numbers.ids, _SPACES: table_numbers.spaces, _VERSIONS: table_numbers.versions}
         numbers_by_kind = {key: dict(identities) for key, identities in numbers.items() if identities is not None}
         return replace(table, details={**table.details, _CREATED: table_numbers.created, **numbers_by_kind})
 
@@ -107,8 +122,14 @@ def read_identities(connection: Connection, names: Sequence[TableName]) -> dict[
         for schema, name, when in select_of_tables(connection, names, "UNIX_TIMESTAMP(CREATE_TIME)", "TABLES")
         if when is not None
     }
-    ids, spaces = _ids(connection, list(created)), _spaces(connection, list(created))
-    return {name: TableIdentity(when, ids.get(name), spaces.get(name)) for name, when in created.items()}
+    numbers, spaces = _numbers(connection, list(created)), _spaces(connection, list(created))
+    identities = {}
+    for name, when in created.items():
+        parts = numbers.get(name)
+        ids = None if parts is None else {part: number for part, (number, _) in parts.items()}
+        versions = {part: version for part, (_, version) in (parts or {}).items() if version is not None}
+        identities[name] = TableIdentity(when, ids, spaces.get(name), versions or None)
+    return identities
 
 
 def recorded_identities(tables: Sequence[Table]) -> dict[TableName, TableIdentity]:
@@ -173,20 +194,21 @@ def _lost(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> boo
     return one is not None and other is not None and not one.items() <= other.items()
 
 
-def _ids(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, int]]:
+def _numbers(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, _Numbers]]:
+    """Return the InnoDB number and the row versions of each table, by partition."""
     encoded = {_in_file_names(name): name for name in names}
     rows = _engine_tables(connection, [name.partition("/")[0] for name in encoded])
-    numbers: dict[TableName, dict[str, int]] = {}
-    for name, number, _ in rows or ():
+    numbers: dict[TableName, dict[str, _Numbers]] = {}
+    for name, number, versions, _ in rows or ():
         table, _, partition = _split(name)
         if table in encoded:
-            numbers.setdefault(encoded[table], {})[partition] = number
+            numbers.setdefault(encoded[table], {})[partition] = number, versions
     if rows is not None and (names_without_numbers := [name for name in names if name not in numbers]):
-        numbers |= _ids_by_tablespace(connection, names_without_numbers)
+        numbers |= _numbers_by_tablespace(connection, names_without_numbers)
     return numbers
 
 
-def _ids_by_tablespace(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, int]]:
+def _numbers_by_tablespace(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, _Numbers]]:
     """Return the InnoDB numbers of tables whose names have non-ASCII letters. The tables are found through their
     tablespaces.
 
@@ -195,14 +217,14 @@ def _ids_by_tablespace(connection: Connection, names: Sequence[TableName]) -> di
     """
     spaces = {space: name for name, space in _tablespaces(connection, [name.schema for name in names]) or ()}
     names_by_path = {f"{name.schema}/{name.name}": name for name in names}
-    numbers: dict[TableName, dict[str, int]] = {}
-    for name, number, space in _engine_tables(connection, None) or ():
+    numbers: dict[TableName, dict[str, _Numbers]] = {}
+    for name, number, versions, space in _engine_tables(connection, None) or ():
         _, divided, partition = _split(name)
         whole = spaces.get(space, "")
         # The name of a table without partitions may contain "#p#", too.
         table = _PARTITION.split(whole, maxsplit=1)[0] if divided else whole
         if table in names_by_path:
-            numbers.setdefault(names_by_path[table], {})[partition] = number
+            numbers.setdefault(names_by_path[table], {})[partition] = number, versions
     return numbers
 
 
@@ -229,18 +251,21 @@ def _tablespaces(connection: Connection, schemas: Sequence[str]) -> list[tuple[s
     return None if rows is None else [(str(name), int(space)) for name, space in rows]
 
 
-def _engine_tables(connection: Connection, schemas: Sequence[str] | None) -> list[tuple[str, int, int]] | None:
-    """Return the names, numbers and tablespaces of InnoDB's tables.
+def _engine_tables(
+    connection: Connection, schemas: Sequence[str] | None
+) -> list[tuple[str, int, int | None, int]] | None:
+    """Return the names, numbers, row versions and tablespaces of InnoDB's tables.
 
     None: this user may not see the numbers, or a session holds an exclusive lock on a table.
 
     :param schemas: the folder names of the schemas; None: all schemas.
     """
     condition = "TRUE" if schemas is None else _in_schemas(schemas)
+    versions = "TOTAL_ROW_VERSIONS" if server_version(connection) >= _VERSIONS_SINCE else "NULL"
     try:
         rows = _engine_view(
             connection,
-            f"SELECT /*+ SET_VAR(lock_wait_timeout = {_WAIT_SECONDS}) */ NAME, TABLE_ID, SPACE "
+            f"SELECT /*+ SET_VAR(lock_wait_timeout = {_WAIT_SECONDS}) */ NAME, TABLE_ID, {versions}, SPACE "
             f"FROM information_schema.INNODB_TABLES WHERE {condition}",
             schemas or (),
         )
@@ -248,7 +273,14 @@ def _engine_tables(connection: Connection, schemas: Sequence[str] | None) -> lis
         if error.args[0] != LOCK_WAIT_TIMEOUT:
             raise
         return None
-    return None if rows is None else [(str(name), int(number), int(space)) for name, number, space in rows]
+    return (
+        None
+        if rows is None
+        else [
+            (str(name), int(number), None if versions is None else int(versions), int(space))
+            for name, number, versions, space in rows
+        ]
+    )
 
 
 def _in_schemas(schemas: Sequence[str]) -> str:

@@ -66,11 +66,12 @@ _OPTIMIZING = (
 @dataclass(frozen=True)
 class LoggedDdl:
     """A logged statement that may have changed the identity of a table. ``when``: the second in which the statement
-    started."""
+    started. ``columns``: it may have added or dropped columns instantly."""
 
     when: int
     effect: IdentityEffect
     place: LogPlace
+    columns: bool = False
 
 
 def replaced_since(
@@ -262,6 +263,12 @@ def _unexplained(before: TableIdentity, now: TableIdentity, ddl: Sequence[Logged
             "truncated, exchanged, imported or rebuilt it with sql_log_bin=0 (or by an ALTER with old_alter_table=ON "
             "or of an empty table), and the rows that it had before are unknown"
         )
+    is_known = all(one.effect is not IdentityEffect.ANY for one in ddl)
+    if is_known and before.more_versions(now) > sum(one.columns for one in ddl[:seen]):
+        return (
+            "columns were added or dropped instantly (TOTAL_ROW_VERSIONS) by a statement that is not in the log: a "
+            "session replaced columns with sql_log_bin=0, and the values that they had before are unknown"
+        )
     return ""
 
 
@@ -333,9 +340,11 @@ class _DdlWalker(PreparedWalker):
             table_meaning = meaning(statement, names)
             is_harmless = table_meaning.effect in (Effect.HARMLESS, Effect.ELSEWHERE)
             effect = table_meaning.identity if is_harmless else IdentityEffect.ANY
-            if effect is IdentityEffect.ANY and (change := column_changes(statement, names)) is not None:
+            columns = effect is IdentityEffect.ANY and (change := column_changes(statement, names)) is not None
+            if columns:
+                assert change is not None
                 # Such a statement does not explain that the table was truncated or replaced.
                 effect = change.identity
             if effect is not None:
                 place = LogPlace(self.summary.segment.name, self.position)
-                self.found[name].append(LoggedDdl(self.when, effect, place))
+                self.found[name].append(LoggedDdl(self.when, effect, place, columns))

@@ -13,6 +13,7 @@ from functools import partial
 
 import pytest
 
+from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
 from airflow_provider_cdc.core.tables.table import Evolution, TableName
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.steps.schema_nights import Night, after_the_night, started
@@ -56,9 +57,45 @@ REFUSED: Mapping[str, tuple[list[str], str]] = {
         ],
         "no statement in the log rebuilt it",
     ),
+    "replaced_column": (
+        [
+            "SET sql_log_bin = 0",
+            "ALTER TABLE {t} DROP b, ADD b VARCHAR(20) AFTER a",
+            "SET sql_log_bin = 1",
+            "ALTER TABLE {t} ADD n INT",
+        ],
+        "TOTAL_ROW_VERSIONS",
+    ),
+    "replaced_column_and_index": (
+        [
+            "SET sql_log_bin = 0",
+            "ALTER TABLE {t} DROP b, ADD b VARCHAR(20) AFTER a",
+            "SET sql_log_bin = 1",
+            "CREATE INDEX i ON {t} (a)",
+        ],
+        "TOTAL_ROW_VERSIONS",
+    ),
     "moment": (["ALTER TABLE {t} ADD n DATETIME NOT NULL DEFAULT '2026-01-01'"], "cannot be carried"),
     "digits": (["ALTER TABLE {t} ADD n VARCHAR(9) DEFAULT 007"], "not written as a string"),
     "rounded": (["ALTER TABLE {t} ADD n INT DEFAULT 1.5"], "not written as a whole number"),
+    "another_character": (
+        ["SET character_set_connection = swe7", "ALTER TABLE {t} ADD n VARCHAR(9) DEFAULT '@'", "SET NAMES utf8mb4"],
+        "ALTER TABLE … ADD",
+    ),
+    "another_label": (
+        ["SET sql_mode = ''", "ALTER TABLE {t} ADD n ENUM('p', 'P') DEFAULT 'P'", "SET sql_mode = DEFAULT"],
+        "another label",
+    ),
+    "temporary": (
+        [
+            "SET binlog_format = 'STATEMENT'",
+            "CREATE TEMPORARY TABLE {t} (a INT, b VARCHAR(20), c INT)",
+            "ALTER TABLE {t} DROP b, ADD b VARCHAR(20) AFTER a",
+            "DROP TEMPORARY TABLE {t}",
+            "SET binlog_format = 'ROW'",
+        ],
+        "ALTER TABLE … DROP",
+    ),
 }
 
 
@@ -68,11 +105,30 @@ def test_changes_that_need_a_full_read(start: Start) -> None:
         *(f"INSERT INTO {t} VALUES (1, 1, 'x', 'x')" for t in REFUSED),
         "CREATE TABLE has_virtual (id INT PRIMARY KEY, a INT, v INT AS (a + 1))",
         "INSERT INTO has_virtual (id) VALUES (1)",
+        "CREATE TABLE dated (id INT PRIMARY KEY, a INT)",
+        "INSERT INTO dated VALUES (1, 1)",
+        "SET sql_mode = ''",
+        "CREATE TABLE alike (id INT PRIMARY KEY, c ENUM('x', 'X'))",
+        "INSERT INTO alike VALUES (1, 1), (2, 2)",
     )
     night.do(*(statement.format(t=t) for t, (statements, _) in REFUSED.items() for statement in statements))
     night.do("ALTER TABLE has_virtual MODIFY a BIGINT")
+    # The server finds each label by its text, so each X becomes x.
+    night.do("SET sql_mode = ''", "ALTER TABLE alike MODIFY c ENUM('x', 'X', 'y'), ALGORITHM=COPY")
+    # The second ALTER changes the date to 0000-00-00.
+    night.do(
+        "SET sql_mode = 'ALLOW_INVALID_DATES'", "ALTER TABLE dated ADD d DATE", "UPDATE dated SET d = '2026-02-31'"
+    )
+    night.do("SET sql_mode = ''", "ALTER TABLE dated MODIFY a BIGINT")
+    as_text = TableOptions(unrepresentable="string")
+    options = [replace(table, options=as_text) if table.name.name == "dated" else table for table in night.point.tables]
+    night.point = replace(night.point, tables=tuple(options))
     refused = night.asked({})
-    wanted = {t: why for t, (_, why) in REFUSED.items()} | {"has_virtual": "generated columns may depend"}
+    wanted = {t: why for t, (_, why) in REFUSED.items()} | {
+        "has_virtual": "generated columns may depend",
+        "alike": "from enum",
+        "dated": "invalid dates of a new column",
+    }
     wrong = {t: refused.get(t, "not refused") for t, why in wanted.items() if why not in refused.get(t, "")}
     assert wrong == {}
 
@@ -140,3 +196,26 @@ def test_rows_and_images_become_rows_of_the_present_table(start: Start) -> None:
         assert rolled[table.name] == Counter(night.rows(table)), table.name
     # A table with a change feed is not carried, because the feed has no entry for a row that such a statement changed.
     assert night.asked(None).keys() == names.keys()
+
+
+def test_the_present_columns_are_those_at_a_past_position(start: Start) -> None:
+    """A later statement replaced the last label, or it added a column anew with its labels exchanged."""
+    tables = ("label", "anew", "same")
+    night = start(
+        *(f"CREATE TABLE {t} (id INT PRIMARY KEY, c ENUM('x', 'y'))" for t in tables),
+        *(f"INSERT INTO {t} VALUES (0, 'x')" for t in tables),
+    )
+    night.do("ALTER TABLE label MODIFY c ENUM('x', 'y', 'z')", "INSERT INTO label VALUES (1, 'z')")
+    night.do(*(f"ALTER TABLE {t} ADD n ENUM('p', 'q') DEFAULT 'q'" for t in ("anew", "same")))
+    night.do("INSERT INTO anew VALUES (1, 'x', 'p')")
+    _, end = night.source.here()
+    night.do("DELETE FROM label", "ALTER TABLE label MODIFY c ENUM('x', 'y', 'w')")
+    night.do("CREATE INDEX i ON same (n)", "ALTER TABLE anew DROP n")
+    night.do("ALTER TABLE anew ADD n ENUM('q', 'p') DEFAULT 'q'")
+    evolutions: dict[TableName, Evolution] = {}
+    point = night.point
+    refused = night.source.refusals_since(
+        point.identity, point.position, point.tables, end, StepOptions(), evolutions=evolutions
+    )
+    assert {table.name for table in refused} == {"label", "anew"}
+    assert {table.name for table in evolutions} >= {"same"}

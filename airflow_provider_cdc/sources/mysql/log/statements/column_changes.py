@@ -28,7 +28,8 @@ _TYPES = frozenset(
     "TINYTEXT VARBINARY VARCHAR YEAR".split()
 )
 _CHARSETS = ("ascii", "latin1", "utf8mb3", "utf8mb4")
-"""Character sets of a statement in which the bytes of ASCII mean ASCII characters."""
+"""Character sets of a statement, and of its literals, in which the bytes of ASCII mean ASCII characters. In others,
+such as swe7, the server replaces some ASCII characters of a literal."""
 _INSTANT_SINCE = 80_029
 """Since this version, the server adds and drops a column at any place without a rebuild of the table."""
 
@@ -90,7 +91,9 @@ class ColumnChanges:
 def column_changes(statement: Statement, tracked: TrackedNames) -> ColumnChanges | None:
     """Return the changes of an ALTER TABLE on a copied table. None: the statement is another one, it changes no column,
     or it is not understood as a whole."""
-    if "alter" not in statement.text.lower():
+    # Without row logging, the server also logs the ALTER of a temporary table, which hides a table of the same name.
+    # Such a statement does not change the data dictionary.
+    if not statement.atomic or "alter" not in statement.text.lower():
         return None
     try:
         reader = Reader(statement)
@@ -246,7 +249,7 @@ def _literal(reader: Reader) -> Literal:
     token = reader.tokens[reader.at] if reader.at < len(reader.tokens) else None
     if token is not None and not token.can_name and token.text in ("'", '"'):
         text = _string(reader)
-        is_known = reader.statement.charset in _CHARSETS
+        is_known = {reader.statement.charset, reader.statement.literals_charset} <= {*_CHARSETS}
         if not is_known or not text.isascii() or not text.isprintable() or any(sign in text for sign in "\\'\""):
             raise UnreadableError
         return Literal(text, quoted=True)

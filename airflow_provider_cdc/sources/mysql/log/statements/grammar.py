@@ -33,8 +33,9 @@ class Statement:
     ``atomic``: whether the server logged the number of a storage engine transaction with the statement. The server logs
     this number if the statement really changed the data dictionary. ``schemas``: the schemas of all tables that the
     statement opened, as listed by the server. None: the log has no list of schemas for this statement. ``charset``: the
-    character set in which the client sent the text. ``server_version``: the version of the server that logged the
-    statement, in the form of the numbers in versioned comments.
+    character set in which the client sent the text. ``literals_charset``: the character set to which the server
+    converts the literals in the text (character_set_connection). ``server_version``: the version of the server that
+    logged the statement, in the form of the numbers in versioned comments.
     """
 
     text: str
@@ -44,6 +45,7 @@ class Statement:
     atomic: bool = True
     schemas: frozenset[str] | None = None
     charset: str = "utf8mb4"
+    literals_charset: str = "utf8mb4"
     server_version: int = OLDEST
 
 
