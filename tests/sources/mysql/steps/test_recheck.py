@@ -110,7 +110,7 @@ def test_a_schema_that_is_no_longer_logged(planned: Planned, server: MysqlServer
 def test_a_cascade_that_comes_in_the_window(
     change: Sequence[str], planned: Planned, server: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:
-    run = Pipeline(spark, settings_of(server), tmp_path.as_uri(), ["d.child"])
+    run = Pipeline(spark, settings_of(server), tmp_path.as_uri(), ["d.child"], on_schema_change="fail")
     run.record()
     with server.connect() as connection, connection.cursor() as cursor:
         for statement in (*change, "DELETE FROM d.parent"):
