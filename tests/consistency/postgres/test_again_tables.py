@@ -111,7 +111,7 @@ def test_an_altered_virtual_column_stops_the_run(
     server.query(
         "CREATE TABLE made (n int, twice int GENERATED ALWAYS AS (n * 2) VIRTUAL); INSERT INTO made VALUES (1), (2)"
     )
-    run = Pipeline(spark, settings_of(server), tmp_path.as_uri(), ["public.made"])
+    run = Pipeline(spark, settings_of(server), tmp_path.as_uri(), ["public.made"], on_schema_change="fail")
     run.record()
     server.query("ALTER TABLE made ALTER COLUMN twice SET EXPRESSION AS (n * 3)")
     with pytest.raises(SchemaChanged, match="twice"):

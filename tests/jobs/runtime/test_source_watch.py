@@ -128,7 +128,9 @@ def test_mysql_ddl_ends_a_read_that_would_go_on_for_hours(
     mysql.query(f"INSERT INTO {schema}.orders (id) VALUES " + ", ".join(f"({number})" for number in range(2000)))
     mysql.query(f"ANALYZE TABLE {schema}.orders")
     settings: ConnectionSettings = settings_of(mysql)
-    run = Pipeline(spark, settings, tmp_path.as_uri(), [f"{schema}.*"], chunk_rows=100, chunk_pause=100.0)
+    run = Pipeline(
+        spark, settings, tmp_path.as_uri(), [f"{schema}.*"], chunk_rows=100, chunk_pause=100.0, on_schema_change="fail"
+    )
     run.record()
     took = altered(
         run,
@@ -142,7 +144,7 @@ def test_mysql_ddl_before_the_reads_ends_the_step_before_it_reads(
     mysql: MysqlServer, schema: str, tmp_path: Path
 ) -> None:
     mysql.query(f"CREATE TABLE {schema}.orders (id INT PRIMARY KEY, note TEXT)")
-    run = Pipeline(None, settings_of(mysql), tmp_path.as_uri(), [f"{schema}.*"])
+    run = Pipeline(None, settings_of(mysql), tmp_path.as_uri(), [f"{schema}.*"], on_schema_change="fail")
     run.record()
     mysql.query(f"ALTER TABLE {schema}.orders MODIFY note VARCHAR(20)")
     with pytest.raises(SchemaChanged, match=r"orders: its columns have changed \(note\)"):

@@ -344,7 +344,7 @@ def test_a_transaction_that_was_prepared_before_the_position(
 def test_the_definition_of_a_parent_stays(
     statements: Sequence[str], server: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:
-    pipeline = Pipeline(spark, settings_of(server), tmp_path.as_uri(), ["d.child"])
+    pipeline = Pipeline(spark, settings_of(server), tmp_path.as_uri(), ["d.child"], on_schema_change="fail")
     pipeline.record()
     run(server, *statements)
     with pytest.raises(SchemaChanged, match="up"):
