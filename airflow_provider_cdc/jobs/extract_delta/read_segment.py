@@ -117,7 +117,8 @@ class ReadSegment:
             self.source.read_segment(segment, self.start, tables, changes.write, progress) as reader,
         ):
             for rows in net_change_files.gathered(reader, SORT_BYTES if keyless else GATHERED_BYTES):
-                rows = selected_changes(self.source, tables, net_change_files.without_tables(rows, self.events))
+                # Also decode the rows of tables in ``events``, so that a value that cannot be decoded is found now.
+                rows = net_change_files.without_tables(selected_changes(self.source, tables, rows), self.events)
                 rows = net_change_files.without_effect_dropped(rows, keyless)
                 writer.write(net_change_files.in_buckets(rows))
                 counts.append(net_change_files.count_by_table(rows))

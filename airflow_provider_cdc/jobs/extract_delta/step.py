@@ -217,7 +217,7 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_c
         assert isinstance(source, LogsStatements)
         check = partial(source.check_writes, [record.summary for record in read])
         persist("extract_delta: check what was logged as statements", check)
-    return read, decisions
+    return with_counts(step, window.tables, read, decisions) if window.spooled else read, decisions
 
 
 def _decide(window: Window, read: Sequence[SegmentRecord]) -> tuple[net_change_files.Decisions, dict[str, str]]:
@@ -303,7 +303,6 @@ def _prepared_nowhere(unmatched_commits: Mapping[str, str]) -> ExactnessError:
 def _compose(
     step: Step, window: Window, read: Sequence[SegmentRecord], decisions: net_change_files.Decisions
 ) -> net_change_files.NetChange:
-    read = with_counts(step, window.tables, read, decisions) if window.spooled else read
     segments = [(record.segment, record.files) for record in read if record.files]
     pending = any(record.pending for record in read)
     parts = any(record.summary.parts > 1 for record in read)

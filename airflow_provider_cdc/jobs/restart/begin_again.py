@@ -33,7 +33,7 @@ from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import BegunAgain, Step
 from airflow_provider_cdc.jobs.snapshot.table_files import FILES, TableFiles
-from airflow_provider_cdc.jobs.spool.spooler import has_let_log_go
+from airflow_provider_cdc.jobs.spool.spooler import end_spool, has_let_log_go
 from airflow_provider_cdc.sinks.preparation import lake_format
 from airflow_provider_cdc.sources.api.calls import record_point
 from airflow_provider_cdc.sources.api.optional_capabilities import ContinuesReads
@@ -64,6 +64,7 @@ def begin_again(
         return BegunAgain()
     for name, why in altered.items():
         say(f"WARNING: {name} is read again, and the run moves to a later position: {why}")
+    end_spool(step)
     if read and has_let_log_go(step):
         say("all tables are read again, because the source has removed the log since the run began (`spool`)")
         read = {}

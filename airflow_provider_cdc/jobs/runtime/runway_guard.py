@@ -28,6 +28,9 @@ SHORT_SECONDS = 600.0
 GRACE_SECONDS = 1800.0
 """The time from the first of several successive warnings until the step is stopped. In this time, an operator can make
 the source keep its log for longer."""
+FOLLOWED_SECONDS = 900.0
+"""If the beginning of the needed log moved in this time, the spool follows the log (`jobs.spool`). The spool records a
+piece at least every ten minutes, if any log was written."""
 REPEATED_SECONDS = 600.0
 """The period in which a warning is repeated."""
 GROWTH_SECONDS = 600.0
@@ -55,10 +58,13 @@ class RunwayGuard:
         self._seen: deque[tuple[float, NeededLog]] = deque()
         self._warned_since: float | None = None
         self._warned_at = 0.0
+        self._moved_at = float("-inf")
 
     def note(self, needed: NeededLog) -> None:
         """Record the state of the needed log, as the source has just reported it."""
         now = self._clock()
+        if self._seen and self._seen[-1][1].begins != needed.begins:
+            self._moved_at = now
         self._seen.append((now, needed))
         while len(self._seen) > 2 and self._seen[1][0] <= now - GROWTH_SECONDS:
             self._seen.popleft()
@@ -88,14 +94,17 @@ class RunwayGuard:
         :raises RunwayTooShort: the source will remove the log long before the end of the step.
         """
         kept, now = self.kept_for(), self._clock()
+        if now - self._moved_at < FOLLOWED_SECONDS:
+            # The run lets the beginning of the log go while it reads, so the log need not outlive the step.
+            seconds_left = None
         if kept is None or not (kept < SHORT_SECONDS or (seconds_left is not None and kept < MARGIN * seconds_left)):
             self._warned_since = None
             return
         if self._warned_since is None:
             self._warned_since, self._warned_at = now, now - REPEATED_SECONDS
-        certain = seconds_left is not None and seconds_left > CERTAIN * kept
         needed = self._seen[-1][1]
-        if self._stops and certain and now - self._warned_since >= GRACE_SECONDS:
+        certain = needed.certain and seconds_left is not None and seconds_left > CERTAIN * kept
+        if self._stops and certain and now - max(self._warned_since, self._moved_at) >= GRACE_SECONDS:
             raise RunwayTooShort(
                 f"the source will remove the log that the run needs in about {duration(kept)}, but the step "
                 f"{self._title} needs about {duration(seconds_left or 0)} more ({self._numbers(needed)})",

@@ -94,6 +94,7 @@ def with_counts(
     if not keyless or not spooled:
         return list(read)
     orders = {commit.order: commit.position for record in read for commit in record.summary.commits.values()}
-    work = CountChanges(step.staging, step.source, keyless, decisions, orders)
+    skips, alone = step.manifest.options.skips, len(tracked) == len(step.tables)
+    work = CountChanges(step.staging, step.source, keyless, decisions, orders, skips, alone and len(tracked) == 1)
     counted_records = {one.segment: one for one in run_tasks(step.spark, "count spooled changes", spooled, work)}
     return [counted_records.get(record.segment, record) for record in read]

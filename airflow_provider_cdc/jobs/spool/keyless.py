@@ -6,7 +6,7 @@ the read, so a piece has single changes, each with the position of its commit.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,14 +17,18 @@ import pyarrow.dataset as ds
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import selected_changes
 from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
+from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.spooling import SpoolsLog
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, DELTA_SCHEMA, TrackedTable
 
 _ROWS = 65_536
+_GATHERED_BYTES = 64 * 2**20
+"""The size of the rows that are netted at once, in bytes."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +38,8 @@ class CountChanges:
 
     ``decisions`` are the commits of prepared transactions. ``positions`` has the position of each such commit in the
     spooled segments, by its order. A commit without a position is after these segments, and its reader has already
-    compared it with the position of the table.
+    compared it with the position of the table. ``skips`` says whether a table that cannot be copied is left out.
+    ``alone`` says whether the run has only one table, which is never left out.
     """
 
     staging: Staging
@@ -42,10 +47,24 @@ class CountChanges:
     tables: tuple[TrackedTable, ...]
     decisions: net_change_files.Decisions
     positions: Mapping[int, str]
+    skips: bool = False
+    alone: bool = True
 
     def __call__(self, record: SegmentRecord) -> SegmentRecord:
         """Write the net changes, and return the record with their files."""
-        indices = [one.index for one in self.tables]
+        tables, refused = self.tables, dict(record.refused)
+        while True:
+            try:
+                return replace(self._counted(record, tables), refused=refused)
+            except ValueNotRepresentable as error:
+                failed_table = table_of(error, (str(one.table.name) for one in tables)) if self.skips else None
+                if failed_table is None or self.alone:
+                    raise
+                refused[failed_table] = reason(error)
+                tables = tuple(one for one in tables if str(one.table.name) != failed_table)
+
+    def _counted(self, record: SegmentRecord, tables: Sequence[TrackedTable]) -> SegmentRecord:
+        indices = [one.index for one in tables]
         name = f"delta/spool-keyless-{record.segment:06}"
         folder = self.staging.folder
         with self.staging.reading(), self.staging.writer(name, net_change_files.NET_SCHEMA, QUICKEST) as writer:
@@ -55,14 +74,27 @@ class CountChanges:
                 format="parquet",
                 filesystem=folder.filesystem,
             )
-            for batch in dataset.to_batches(batch_size=_ROWS):
-                for one in self.tables:
-                    changes = batch.filter(pc.equal(batch["table"], one.index))
-                    rows = self._rows(one, changes.filter(self._counts(one, record.segment, changes)))
-                    rows = selected_changes(self.source, [one], rows)
+            gathered: dict[int, list[pa.Table]] = {index: [] for index in indices}
+            size = 0
+
+            def write() -> None:
+                for one in tables:
+                    rows = selected_changes(self.source, [one], self._net(one, gathered[one.index]))
                     rows = net_change_files.without_effect_dropped(rows, indices)
                     if rows.num_rows:
                         writer.write(net_change_files.in_buckets(rows))
+                    gathered[one.index] = []
+
+            for batch in dataset.to_batches(batch_size=_ROWS):
+                for one in tables:
+                    changes = batch.filter(pc.equal(batch["table"], one.index))
+                    images = _images(changes.filter(self._counts(one, record.segment, changes)))
+                    gathered[one.index].append(images)
+                    size += images.nbytes
+                if size >= _GATHERED_BYTES:
+                    write()
+                    size = 0
+            write()
         return replace(record, files=(*record.files, *writer.files), changes=())
 
     def _counts(self, one: TrackedTable, segment: int, changes: pa.RecordBatch) -> pa.BooleanArray:
@@ -83,29 +115,44 @@ class CountChanges:
             return False
         return order not in self.positions or self._within(one, self.positions[order])
 
-    def _rows(self, one: TrackedTable, changes: pa.RecordBatch) -> pa.Table:
-        """Return each row that was removed (count -1) or added (count 1), in `DELTA_SCHEMA`."""
-        parts = []
-        for name, count in (("before", -1), ("after", 1)):
-            images = changes[name].drop_null()
-            keys = images
-            if one.table.selection.whole:
-                decoded = self.source.decode_images(one.table, images)
-                keys = row_bytes.encode(decoded, [column.name for column in one.table.columns])
-            rows = len(images)
-            zeros = np.zeros(rows, np.int64)
-            columns = [
-                pa.array(np.full(rows, one.index, np.int32)),
-                keys,
-                pa.array(zeros),
-                pa.array(zeros),
-                images,
-                pa.array(np.full(rows, count, np.int64)),
-                pa.nulls(rows, pa.string()),
-                pa.nulls(rows, pa.binary()),
-            ]
-            parts.append(pa.record_batch(columns, schema=DELTA_SCHEMA))
-        return pa.Table.from_batches(parts)
+    def _net(self, one: TrackedTable, images: Sequence[pa.Table]) -> pa.Table:
+        """Return how often each row was added minus how often it was removed, in `DELTA_SCHEMA`. Leave out the rows for
+        which both numbers are equal before any value is decoded: a value that no Arrow type can hold does not matter
+        if it came and went."""
+        if not images:
+            return DELTA_SCHEMA.empty_table()
+        net = pa.concat_tables(images).group_by("image", use_threads=False).aggregate([("count", "sum")])
+        net = net.filter(pc.not_equal(net["count_sum"], 0))
+        parts = [self._rows(one, part) for part in net.combine_chunks().to_batches(max_chunksize=_ROWS)]
+        return pa.Table.from_batches(parts, DELTA_SCHEMA)
+
+    def _rows(self, one: TrackedTable, net: pa.RecordBatch) -> pa.RecordBatch:
+        images = keys = net["image"]
+        if one.table.selection.whole:
+            decoded = self.source.decode_images(one.table, images)
+            keys = row_bytes.encode(decoded, [column.name for column in one.table.columns])
+        rows = len(images)
+        zeros = pa.array(np.zeros(rows, np.int64))
+        columns = [
+            pa.array(np.full(rows, one.index, np.int32)),
+            keys,
+            zeros,
+            zeros,
+            images,
+            net["count_sum"],
+            pa.nulls(rows, pa.string()),
+            pa.nulls(rows, pa.binary()),
+        ]
+        return pa.record_batch(columns, schema=DELTA_SCHEMA)
+
+
+def _images(changes: pa.RecordBatch) -> pa.Table:
+    """Return the row before each change with the count -1, and the row after it with the count 1."""
+    parts = []
+    for name, count in (("before", -1), ("after", 1)):
+        images = changes[name].drop_null()
+        parts.append(pa.table({"image": images, "count": pa.array(np.full(len(images), count, np.int64))}))
+    return pa.concat_tables(parts)
 
 
 def _taken(values: pa.BooleanArray, encoded: pa.DictionaryArray) -> pa.BooleanArray:

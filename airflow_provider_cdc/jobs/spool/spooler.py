@@ -26,6 +26,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import LogGone, TransientError
 from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.control.controller import look
 from airflow_provider_cdc.jobs.extract_delta.read_segment import ReadSegment, SegmentRecord
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
@@ -46,9 +47,13 @@ PIECE_SECONDS = 120.0
 LEAST_BYTES = 2**20
 QUIET_SECONDS = 600.0
 """A piece is due after this time in any case, so that the source does not remove a log that hardly grows."""
+FINISH_SECONDS = 120.0
+"""How long the end of the reads waits for a piece of several log files. Such a piece is long: the position of the run
+is in the past, or the run was paused. The spool reads it in one thread."""
 EARLIER_BYTES = 4 * 2**30
 """The most log before the window that is searched for prepared transactions."""
 
+_JOIN_SECONDS = 0.5
 _BEGIN = LogEnd("")
 Result = TypeVar("Result")
 _running: dict[str, Spooler] = {}
@@ -64,6 +69,8 @@ class Spooler:
         self._token = uuid.uuid4().hex
         self._closed = threading.Event()
         self._bounding = threading.Lock()
+        self._several_files = False
+        self._obstacle = ""
         self._last = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
 
@@ -79,11 +86,18 @@ class Spooler:
     def close(self, *, wait: bool) -> None:
         """End the spool.
 
-        :param wait: wait until a piece that was begun is recorded.
+        :param wait: wait until a piece that was begun is recorded. Do not wait for long if the tasks of `extract_delta`
+            can read this stretch of the log in parallel.
+        :raises RunStopped: an operator stopped the run. The thread then waits for the end of the process.
         """
         self._closed.set()
-        if wait:
-            self._thread.join()
+        began = time.monotonic()
+        while wait and self._thread.is_alive():
+            self._thread.join(_JOIN_SECONDS)
+            look()
+            if self._several_files and time.monotonic() - began > FINISH_SECONDS:
+                say("spool: the last piece is long and not finished; its log is read after the tables")
+                return
 
     def _run(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
@@ -104,6 +118,11 @@ class Spooler:
         links = self._chain.refresh()
         identity = step.run.expected_identity()
         waiting = source.waiting(step.manifest.initial, identity, links[-1].end if links else _BEGIN)
+        if waiting.obstacle != self._obstacle and (obstacle := waiting.obstacle):
+            say(f"spool: no piece for now: {obstacle}")
+        self._obstacle = waiting.obstacle
+        if waiting.obstacle:
+            return
         elapsed = time.monotonic() - self._last
         least = PIECE_BYTES if elapsed < PIECE_SECONDS else LEAST_BYTES if elapsed < QUIET_SECONDS else 1
         # The server decodes older log again for each piece. Pieces of at least that size limit the total work.
@@ -142,6 +161,7 @@ class Spooler:
                 source.check_joined(last.start, last.end, initial, identity)
                 restarts += 1
             segments = source.segments_from(last.end, bound.log_end, identity, last.next_segment)
+        self._several_files = any(segment.also for segment in segments)
         work = self._reader(tracked_for(step.manifest, bound.upper))
         read = [work.read(segment) for segment in segments]
         earlier = self._prepared_earlier(work, read, prepared) if last is None else []
@@ -171,9 +191,9 @@ class Spooler:
     def _reader(self, tracked: tuple[TrackedTable, ...]) -> ReadSegment:
         step = self._step
         keyless = tuple(one.index for one in tracked if one.table.keyless)
-        skips, alone = step.manifest.options.skips, len(tracked) == len(step.tables)
-        start = step.manifest.initial
-        return ReadSegment(step.staging, NAME, self._source, NAME, start, tracked, skips, alone, keyless)
+        # A piece leaves out no table. It has more images than `extract_delta` decodes, so a value that no Arrow type
+        # can hold ends the spool, and `extract_delta` decides whether this value matters.
+        return ReadSegment(step.staging, NAME, self._source, NAME, step.manifest.initial, tracked, events=keyless)
 
     def _prepared_earlier(
         self, work: ReadSegment, read: list[SegmentRecord], prepared: set[str] | None
@@ -231,11 +251,16 @@ def spooling(step: Step) -> Iterator[None]:
         _running.pop(step.token, None)
 
 
-def has_let_log_go(step: Step) -> bool:
-    """End the spool, and return whether the source no longer has the log since the initial position. It may have
-    removed the log behind the recorded pieces."""
+def end_spool(step: Step) -> None:
+    """End the spool before the run moves to another position. A piece that is still read would hold a replication slot,
+    and would let log go that the new manifest may need."""
     if (spooler := _running.get(step.token)) is not None:
         spooler.close(wait=True)
+
+
+def has_let_log_go(step: Step) -> bool:
+    """Return whether the source no longer has the log since the initial position. It may have removed the log behind
+    the recorded pieces. Call `end_spool` first."""
     try:
         check = partial(step.source.check_identity, step.manifest.identity, step.manifest.initial)
         persist("check whether the source still has the log since the initial position", check)

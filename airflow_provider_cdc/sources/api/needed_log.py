@@ -16,7 +16,8 @@ class NeededLog:
     the time after which a setting lets the server remove the beginning of the needed log. ``room`` is the number of
     bytes that can be written before the server removes it. Both are None if there is no such limit, or if the limit is
     unknown. ``limit`` names the setting with its value, for messages. ``hint`` says how to make the server keep its log
-    for longer.
+    for longer. ``begins`` is the beginning of the needed log. It moves if the run lets log go that it has recorded.
+    ``certain`` is false if ``seconds`` is only the earliest time, and the server may as well never remove the log.
     """
 
     written: int
@@ -25,6 +26,8 @@ class NeededLog:
     room: int | None = None
     limit: str = ""
     hint: str = ""
+    begins: str = ""
+    certain: bool = True
 
 
 @runtime_checkable

@@ -11,10 +11,12 @@ from airflow_provider_cdc.sources.api.window import LogSegment
 
 class Waiting(NamedTuple):
     """The log after a place. ``bytes`` is its approximate size. ``again`` is the size of the older log that the server
-    must decode again before it returns the first change after the place."""
+    must decode again before it returns the first change after the place. ``obstacle`` is the reason why the log should
+    not be read now, or empty."""
 
     bytes: int
     again: int = 0
+    obstacle: str = ""
 
 
 @runtime_checkable

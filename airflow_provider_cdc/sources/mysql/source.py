@@ -16,9 +16,10 @@ from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.spool_chain import may_move
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Era, Evolution, Parts, Table, TableName, whole_tables
-from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.errors import LogGone, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.idle import ClosesIdle
 from airflow_provider_cdc.sources.api.load import TellsLoad
@@ -263,9 +264,16 @@ class MysqlSource:
 
     def bound_reads(self) -> UpperBound:
         bound = snapshot.bound_reads(self.settings)
-        if isinstance(self.settings, RunSettings) and bound.incarnation != (self._identity or {}).get(server.STARTED):
+        identity = self._identity or {}
+        if isinstance(self.settings, RunSettings) and bound.incarnation != identity.get(server.STARTED):
             # Make this check before rows are read again, because the reads would be useless if the server has crashed.
-            self.check_identity(self._identity or {}, self.settings.position)
+            try:
+                self.check_identity(identity, self.settings.position)
+            except LogGone:
+                # This source does not know the pieces of the log that were recorded since the step began. The next step
+                # checks the server from the end of these pieces on.
+                if not (may_move(identity) and log_history.is_purged(self.settings, server.begun_at(identity))):
+                    raise
         return bound
 
     def log_segments(

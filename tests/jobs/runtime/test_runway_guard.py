@@ -92,6 +92,26 @@ def test_an_operator_who_makes_the_log_stay_saves_the_run() -> None:
     assert len(guarded.lines) > 3
 
 
+def test_a_run_whose_spool_lets_log_go_needs_no_log_until_its_end() -> None:
+    guarded = Guarded()
+    guarded.minutes(15, lambda now: NeededLog(0, 0, HOUR, begins=str(now // 600)), 20 * HOUR)
+    guarded.lines.clear()
+    guarded.minutes(120, lambda now: NeededLog(0, 0, HOUR, begins=str(now // 600)), 20 * HOUR)
+    assert not guarded.lines
+    # The server keeps the log for less than ten minutes, but the spool is quicker.
+    guarded.minutes(120, lambda now: NeededLog(int(now), 0, None, 60, begins=str(now // 600)), 20 * HOUR)
+    assert guarded.lines
+    # The spool has ended.
+    with pytest.raises(RunwayTooShort):
+        guarded.minutes(60, lambda now: NeededLog(0, 0, HOUR, begins="9"), 20 * HOUR)
+
+
+def test_a_log_that_the_server_may_keep_for_good_stops_no_run() -> None:
+    guarded = Guarded()
+    guarded.minutes(120, lambda now: NeededLog(0, 0, HOUR, certain=False), 20 * HOUR)
+    assert guarded.lines
+
+
 def test_the_option_lets_the_run_go_on() -> None:
     guarded = Guarded(stops=False)
     guarded.minutes(170, aged(3 * HOUR), 20 * HOUR)
@@ -105,11 +125,13 @@ def test_mysql_counts_from_the_time_at_which_the_first_needed_file_was_closed(
     run = begun(server, tmp_path)
     open_file = needed(run)
     assert open_file.seconds == 3600
+    assert not open_file.certain
     server.query("FLUSH BINARY LOGS")
     time.sleep(2.1)
     server.query("INSERT INTO shop.orders VALUES (1)")
     closed = needed(run)
     assert closed.seconds is not None
+    assert closed.certain
     assert closed.seconds <= 3598
     assert closed.kept > open_file.kept
     server.query("SET GLOBAL binlog_expire_logs_auto_purge = OFF")
@@ -147,7 +169,10 @@ def test_the_watch_of_a_step_stops_it_before_its_log_is_gone(
     monkeypatch.setattr(runway_guard, "GRACE_SECONDS", 0.5)
     server = mysql_factory({"binlog_expire_logs_seconds": "2000"})
     pipeline = begun(server, tmp_path)
+    server.query("SET GLOBAL binlog_expire_logs_auto_purge = OFF")
+    server.query("FLUSH BINARY LOGS")
     server.query("SET GLOBAL binlog_expire_logs_seconds = 120")
+    server.query("SET GLOBAL binlog_expire_logs_auto_purge = ON")
     run = Run.load(pipeline.run)
     source = pipeline.source.of_run(run.manifest.identity, run.manifest.initial)
     spark: Any = None

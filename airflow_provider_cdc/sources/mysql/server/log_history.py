@@ -109,6 +109,15 @@ def log_files(connection: Connection) -> dict[str, int]:
     return {str(name): int(size) for name, size, *_ in query(connection, "SHOW BINARY LOGS")}
 
 
+def is_purged(settings: ConnectionSettings, place: LogPlace | None) -> bool:
+    """Return whether the server has purged the file of ``place``."""
+    if place is None:
+        return False
+    with closing(connect(settings)) as connection:
+        numbers = [file_number(name) for name in log_files(connection)]
+    return file_number(place.file) < min(numbers, default=0)
+
+
 def backlog(connection: Connection, place: str) -> int:
     """Return the size of the log from ``place`` (the text of a `LogPlace`) to the current end of the log, in bytes."""
     begin, files = LogPlace.parse(place), log_files(connection)

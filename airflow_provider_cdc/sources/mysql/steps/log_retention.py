@@ -41,8 +41,8 @@ def needed_log(
     place = LogPlace.parse(spooled.end) if spooled is not None else begun_at(identity)
     begun += [] if place is None else [place]
     first = min((file_number(place.file) for place in begun), default=max(names))
-    seconds = runway.seconds
-    if seconds is not None and first + 1 in names and (closed := stamp_of(settings, names[first + 1])):
+    seconds, is_closed = runway.seconds, first + 1 in names
+    if seconds is not None and is_closed and (closed := stamp_of(settings, names[first + 1])):
         seconds = max(0.0, seconds - (now - int(closed)))
     position = min((place.position for place in begun if file_number(place.file) == first), default=0)
     needed = sum(size for name, size in files.items() if file_number(name) >= first)
@@ -55,6 +55,9 @@ def needed_log(
         hint=f"raise {_AMAZON} (CALL mysql.rds_set_configuration)"
         if runway.why == _AMAZON
         else f"raise {_SECONDS} (SET PERSIST)",
+        begins=f"{first}:{position}",
+        # A quiet server may write to the same file for days, and does not remove it.
+        certain=is_closed,
     )
 
 

@@ -39,8 +39,13 @@ def waiting(settings: ConnectionSettings, initial: Lsn, identity: Mapping[str, s
     with session(settings) as connection:
         flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
         rows = query(connection, _RESTART, (identity["slot"],))
+        limit, used = slots.room(connection, "max_replication_slots", 0)
     restart = Lsn.parse(rows[0][0]) if rows and rows[0][0] else start
-    return Waiting(max(0, int(flushed) - int(start)), max(0, int(start) - int(restart)))
+    obstacle = ""
+    if limit - used < 2:
+        # An exported snapshot needs a slot when it begins, or begins again. It must not wait for a long piece.
+        obstacle = f"fewer than 2 replication slots are free (max_replication_slots = {limit})"
+    return Waiting(max(0, int(flushed) - int(start)), max(0, int(start) - int(restart)), obstacle)
 
 
 def segments_from(

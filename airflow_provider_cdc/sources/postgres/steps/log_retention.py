@@ -85,4 +85,5 @@ def _state(
         # The log is removed at the next checkpoint, unless the limit is raised before.
         seconds = min(seconds, float(checkpoint)) if seconds is not None else float(checkpoint)
         limit, hint, room = f"{_KEPT} = {most:,} MB, exceeded by slot {name}", f"raise {_KEPT} at once", None
-    return NeededLog(int(Lsn.parse(end)), kept or 0, seconds, room, limit, hint)
+    written = int(Lsn.parse(end))
+    return NeededLog(written, kept or 0, seconds, room, limit, hint, begins=f"{name}:{written - (kept or 0)}")
