@@ -78,7 +78,7 @@ def _verified(given: argparse.Namespace) -> VerifyResult:
         records.write(folder, REQUEST, request)
         spark = open_session("cdc verify")
         try:
-            result = verify(spark, folder, settings)
+            result = verify(spark, folder, settings, with_rows=True)
         finally:
             spark.stop()
         for name, file in ((RESULT, given.json), (MARKDOWN, given.markdown)):

@@ -212,11 +212,14 @@ class VerifyOperator(SparkStepOperator):
         return Storage(lake).folder(FOLDER, run_id_of(context, lake))
 
     def release(self, run: Storage, settings: ConnectionSettings) -> None:
-        """Drop what the throw-away runs of this verification created on the server. Errors are only logged."""
+        """Remove what the throw-away runs of this verification left: on the server, and their folders, which have rows
+        of the source. Errors are only logged."""
         try:
             request = records.read(Request, run, REQUEST)
+            for run_id in request.run_ids:
+                run.delete_folder(run_id)
             source = open_source(settings)
             for run_id in request.run_ids:
                 release_run(source, run_id)
         except Exception as error:
-            self.log.warning("Could not drop the replication slots of %s: %s", run.uri, error)
+            self.log.warning("Could not remove what the verification %s left: %s", run.uri, error)

@@ -14,11 +14,15 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_cdc import verify
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.jobs.runtime import session
 from airflow_provider_cdc.jobs.verify.arguments import request_of
+from airflow_provider_cdc.jobs.verify.request import REQUEST
 from airflow_provider_cdc.operators.verify import VerifyOperator
 from harness.mysql_server import MysqlServer
+from harness.pipeline import settings_of
 from tests.jobs.verify.planting import SPARK, without_spark
 
 POSITION = "SELECT REPLACE(@@global.gtid_executed, '\n', '')"
@@ -88,6 +92,18 @@ def test_the_exit_status_of_the_command(
     assert "the table has no copy" in capsys.readouterr().err
     assert run("--copy", f"{table}={right}") == 2
     assert "the position of this copy is unknown" in capsys.readouterr().err
+
+
+def test_a_task_that_was_killed_leaves_no_rows(mysql: MysqlServer, tmp_path: Path) -> None:
+    """The process that would remove the folder of the throw-away run is gone."""
+    copies = {"a.b": "/b.parquet", "a.c": "/c.parquet"}
+    request, folder = request_of("v", copies=copies), Storage(tmp_path.as_uri())
+    records.write(folder, REQUEST, request)
+    for run_id in request.run_ids:
+        folder.folder(run_id).write_text("staged/rows", "rows")
+    task = VerifyOperator(task_id="verify", source_conn_id="shop", target=tmp_path.as_uri(), copies=copies)
+    task.release(folder, settings_of(mysql))
+    assert [path.name for path in tmp_path.iterdir()] == [REQUEST]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,8 @@ _LONGEST = 200
 def key_range(metadata: pq.FileMetaData, key: str) -> tuple[str, ...]:
     """Return the least and the greatest value of the column ``key``; empty: they are not known.
 
-    Integers, dates, times, text and binary (as hexadecimal digits) have ranges.
+    Integers, dates, times, text and binary (as hexadecimal digits) have ranges. Dates and times before the year 1 or
+    after the year 9999 have none: Python cannot show them.
     """
     names = [metadata.schema.column(column).path for column in range(metadata.num_columns)]
     if not metadata.num_rows or key not in names:
@@ -24,7 +25,10 @@ def key_range(metadata: pq.FileMetaData, key: str) -> tuple[str, ...]:
     kind = metadata.schema.to_arrow_schema().field(key).type
     if not (pa.types.is_integer(kind) or pa.types.is_date32(kind) or pa.types.is_timestamp(kind) or _is_text(kind)):
         return ()
-    values = [*_bounds(metadata, column)]
+    try:
+        values = [*_bounds(metadata, column)]
+    except (OverflowError, ValueError):
+        return ()
     if any(value is None for value in values):
         return ()
     shown = _shown(min(values)), _shown(max(values))

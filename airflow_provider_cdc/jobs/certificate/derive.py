@@ -125,7 +125,7 @@ def derive(
 
 def _impossible(step: Step, index: int, base: Digest | None, found: Digest | None) -> str:
     if step.manifest.at_upper:
-        return "the log has no old rows (no REPLICA IDENTITY FULL)"
+        return "touched rows were read again, because the log does not have the old rows of all tables of the run"
     if step.tables[index].table.eras:
         return "the columns of the table were changed since the last copy"
     if base is None or found is None:

@@ -1,9 +1,9 @@
 """Scrubbing: reads files of base copies again, and compares them with their checksums.
 
 A copy takes over unchanged files from its base, night after night. Storage can damage such a file without changing its
-size. Each file is due again some days after it was last checked (the option ``scrub_days``). After a file was written,
-its first check is due earlier, at a time that its name decides. So the files of a full copy, all written in one night,
-are checked in different nights.
+size. Each file is due again within some days after it was last checked (the option ``scrub_days``). After a file was
+written, its first check is due earlier, at a time that its name decides. So the files of a full copy, all written in
+one night, are checked in different nights.
 
 Files that earlier versions of this package wrote have no digest. The check computes it.
 """
@@ -139,10 +139,19 @@ def now_utc() -> datetime:
 def due_at(file: StagedFile, seen: Seen, days: int) -> datetime:
     """Return the time at which a file is to be checked.
 
-    The name of a file decides after which part of ``days`` its first check is due.
+    The name of a file decides after which part of ``days`` its first check is due. Each later check is due after at
+    least three quarters of ``days``. The name and the time of the last check decide after how much of the rest. Without
+    this, files would wait for the same run again and again: files that were just not due in one run, because it began
+    a little earlier, would be checked in the same later run from then on.
     """
-    share = 1.0 if seen.checked else (zlib.crc32(file.base_name.encode()) % 1000) / 1000
+    share = _drawn(f"{file.base_name} {seen.at}" if seen.checked else file.base_name)
+    share = 1 - share / 4 if seen.checked else share
     return datetime.fromisoformat(seen.at) + timedelta(days=days) * share
+
+
+def _drawn(text: str) -> float:
+    """Return a number from 0 (included) to 1 (excluded) that depends on ``text`` only."""
+    return (zlib.crc32(text.encode()) % 1000) / 1000
 
 
 def _seen(entry: RunTable, decisions: Mapping[str, Decision], files: Sequence[BaseFile]) -> dict[str, Seen]:

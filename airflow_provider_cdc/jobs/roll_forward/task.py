@@ -35,6 +35,7 @@ from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import TableFiles, table_files
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.plain_value import plain_value
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CopyMismatch, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
@@ -388,6 +389,6 @@ class _Rolling:
 
     def _mismatch(self, batch: pa.RecordBatch, wrong: pa.Array, what: str) -> CopyMismatch:
         # Show only the key: other values of a row must not appear in logs.
-        key = batch.filter(wrong).select(self._key).slice(0, 1).to_pylist()[0]
-        shown = ", ".join(f"{name} = {value!r:.60}" for name, value in key.items())
+        row = batch.filter(wrong)
+        shown = ", ".join(f"{name} = {plain_value(row[name][0])!r:.60}" for name in self._key)
         return CopyMismatch(what, where=f"{self._table.name} at {shown}", hint=FOREIGN)

@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.certificate.digest import Digest, row_hashes
 from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.plain_value import plain_value
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify.digests import ALL, BucketDigests, Places, key_hashes
 from airflow_provider_cdc.jobs.verify.request import Difference
@@ -110,10 +111,11 @@ class _Fetch:
         for batch, _ in rows:
             keys = row_bytes.encode(batch, key)
             wanted = pc.is_in(keys, value_set=self.keys)
-            for own, row in zip(keys.filter(wanted).to_pylist(), batch.filter(wanted).to_pylist(), strict=True):
+            rows_wanted = batch.filter(wanted)
+            for at, own in enumerate(keys.filter(wanted).to_pylist()):
                 count, shown = found.get(own, (0, []))
                 if len(shown) < _SHOWN_ROWS:
-                    shown.append({name: _text(value) for name, value in row.items()})
+                    shown.append({name: _text(rows_wanted[name][at]) for name in batch.schema.names})
                 found[own] = count + 1, shown
         return found
 
@@ -229,9 +231,10 @@ def _over(spark: SparkSession, title: str, side: Side, work: Any, done: Callable
     return run_tasks(spark, title, orders, _OnFiles(work), meanwhile=done)
 
 
-def _text(value: Any) -> str | None:
+def _text(scalar: pa.Scalar) -> str | None:
     """Return a value as text; None: it is null."""
-    if value is None:
+    if not scalar.is_valid:
         return None
+    value = plain_value(scalar)
     text = f"0x{value.hex()}" if isinstance(value, bytes) else str(value)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}… ({len(text):,} characters)"

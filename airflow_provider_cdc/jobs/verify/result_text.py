@@ -24,8 +24,11 @@ _TITLES = {
 }
 
 
-def lines(result: VerifyResult) -> Iterator[str]:
-    """Yield the lines for the log: a table, the first differences, and the conclusion."""
+def lines(result: VerifyResult, *, with_rows: bool) -> Iterator[str]:
+    """Yield the lines for the log: a table, the first differences, and the conclusion.
+
+    :param with_rows: whether to show the rows that differ. Otherwise, only their keys are shown.
+    """
     rows = [(one.table, one.outcome, one.rows[1], _scope(result, one), one.keys_left_out) for one in result.tables]
     yield table(("table", "outcome", "rows", "compared", "keys not verified"), rows)
     for one in result.tables:
@@ -33,8 +36,10 @@ def lines(result: VerifyResult) -> Iterator[str]:
             yield f"verify: {one.table}: {one.outcome}: {one.why}"
         for text in one.damaged[:_SHOWN_IN_LOG]:
             yield f"  {text}"
-        for difference in one.differences[:_SHOWN_IN_LOG]:
-            yield from _shown(result, difference)
+        # The key of a table without a key is the whole row.
+        told = [difference for difference in one.differences if with_rows or not _is_whole_row(difference)]
+        for difference in told[:_SHOWN_IN_LOG]:
+            yield from _shown(result, difference, with_rows=with_rows)
         if one.confidence:
             yield f"verify: {one.table}: {one.confidence}"
         if one.columns_left_out:
@@ -110,10 +115,14 @@ def _scope(result: VerifyResult, one: TableResult) -> str:
     return f"{drawn:,} of {total:,} ranges" if total else "all rows"
 
 
-def _shown(result: VerifyResult, difference: Difference) -> Iterator[str]:
+def _shown(result: VerifyResult, difference: Difference, *, with_rows: bool) -> Iterator[str]:
     yield f"  {difference.kind}: {_pairs(difference.key)}"
-    for side, label in enumerate((result.left, result.right)):
+    for side, label in enumerate((result.left, result.right)) if with_rows else ():
         yield f"    {label}: {_rows(difference, side)}"
+
+
+def _is_whole_row(difference: Difference) -> bool:
+    return all(difference.key.keys() == row.keys() for row in (*difference.left, *difference.right))
 
 
 def _rows(difference: Difference, side: int) -> str:

@@ -36,10 +36,13 @@ from airflow_provider_cdc.jobs.verify.rows import Reading
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 
-def verify(spark: SparkSession, folder: Storage, settings: ConnectionSettings | None) -> VerifyResult:
+def verify(
+    spark: SparkSession, folder: Storage, settings: ConnectionSettings | None, *, with_rows: bool = False
+) -> VerifyResult:
     """Do what the request in ``folder`` asks, and write the result there, as JSON and as Markdown.
 
     :param settings: the connection to the source; None: the request does not concern the source.
+    :param with_rows: whether to print the rows that differ. The log of a task must not have them.
     :raises ConfigurationError: the request cannot work.
     """
     started = time.monotonic()
@@ -62,7 +65,7 @@ def verify(spark: SparkSession, folder: Storage, settings: ConnectionSettings | 
     result = replace(result, seconds=round(time.monotonic() - started, 3))
     records.write(folder, RESULT, result)
     folder.write_text(MARKDOWN, markdown(result))
-    for line in lines(result):
+    for line in lines(result, with_rows=with_rows):
         say(line)
     return result
 

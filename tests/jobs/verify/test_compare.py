@@ -78,3 +78,20 @@ def test_random_tables(searched: int, key: tuple[str, ...], tmp_path: Path, monk
             # Of each of the many parts, at least one is searched.
             assert 1 <= found.keys_differing <= len(differing)
             assert found.keys_differing + found.parts_unsearched >= len(differing) - 1
+
+
+def test_years_that_python_cannot_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostgreSQL has dates and times before the year 1 and after the year 9999."""
+    without_spark(monkeypatch)
+    times, dates = pa.timestamp("us", "UTC"), pa.list_(pa.date32())
+    schema = pa.schema([("at", times), ("dates", dates)])
+    sides = []
+    for name, day in (("left", 2_000_000_000), ("right", 3)):
+        keys = pa.array([-(2**60), 2**62], pa.int64()).cast(times)
+        days = pa.ListArray.from_arrays([0, 1, 2], pa.array([0, day], pa.int32()).cast(pa.date32()))
+        pq.write_table(pa.table([keys, days], schema), tmp_path / name)
+        sides.append(Side(Reading(name, schema, ("at",)), (Piece(Storage(tmp_path.as_uri()), name),)))
+    (found,) = compare.compare(SPARK, *sides, 100).differences
+    assert (found.kind, found.columns) == ("changed", ("dates",))
+    assert found.key["at"] == "4,611,686,018,427,387,904 microseconds after 1970-01-01"
+    assert found.left[0]["dates"] == "['2,000,000,000 days after 1970-01-01']"
