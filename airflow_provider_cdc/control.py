@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import getpass
+import os
 import sys
 from collections.abc import Sequence
 
@@ -57,6 +58,14 @@ def _threshold(text: str) -> tuple[str, float]:
     return signal, float(number)
 
 
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run as a user without a name.
+        return f"user {os.getuid()}"
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m airflow_provider_cdc.control",
@@ -65,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("act", choices=[*VERBS, SHOW])
     parser.add_argument("run_uri", help="the folder of the run: the XCom run_uri of its task lock_and_record")
     parser.add_argument("--reason", default="", help="for the log and the report of the run")
-    parser.add_argument("--by", default=getpass.getuser(), help="who acts; by default the user of this machine")
+    parser.add_argument("--by", default=_user(), help="who acts; by default the user of this machine")
     parser.add_argument("--max-reads", type=int, help="with limit: concurrent reads; 0: no limit")
     parser.add_argument("--max-rows-per-second", type=int, help="with limit: rows per second; 0: no limit")
     parser.add_argument(

@@ -27,7 +27,7 @@ from airflow_provider_cdc.errors import ManifestError
 
 _WITHOUT_MANIFEST = {
     *WORK_FOLDERS,
-    *("commit", "done", "errors", "steps", MARKS),
+    *("commit", "control", "done", "errors", "steps", MARKS),
     *("progress.json", "timeline.json", "report.html", "report.md", DAG_RUN),
 }
 """What a task that resumes after the removal of its run may write into the run's folder."""

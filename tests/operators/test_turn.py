@@ -148,6 +148,31 @@ def test_a_wait_has_an_end(airflow: Deployment) -> None:
     assert [folder.read_json(name)["over"] for name in folder.files()] == [True]
 
 
+def test_a_run_does_not_wait_for_a_group_that_comes_after_it_in_the_cleared_dag_run(
+    airflow: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dag, first = airflow.group(concurrent_runs="refuse")
+    with dag:
+        second = SnapshotTaskGroup(
+            source_conn_id="shop",
+            target=airflow.target,
+            spark_conn_id="spark",
+            group_id="h",
+            prefix_group_id=True,
+            tables=[f"{airflow.schema}.a*"],
+            concurrent_runs="refuse",
+        )
+    first >> second
+    airflow.states["first"] = "running"
+    context = airflow.context(dag, "first", "h.preflight")
+    # The second group has begun, and fails. Then the whole DAG run is cleared.
+    second.preflight.execute(context)
+    first.preflight.execute(airflow.context(dag, "first", "g.preflight"))
+    # A group that does not come after the other one is waited for.
+    with pytest.raises(AirflowFailException, match="under way"):
+        airflow.preflight("another", concurrent_runs="refuse")
+
+
 def test_a_run_waits_in_the_triggerer_if_airflow_defers_by_default(
     airflow: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

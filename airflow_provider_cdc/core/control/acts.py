@@ -12,8 +12,12 @@ import uuid
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from typing import Annotated
 
-from airflow_provider_cdc.core.options.limits import LimitOptions
+import msgspec
+
+from airflow_provider_cdc.core.options.declare import Accepted
+from airflow_provider_cdc.core.options.limits import THRESHOLDS, LimitOptions
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -23,6 +27,7 @@ ACTS = "control/acts"
 PAUSE, RESUME, STOP, LIMIT = "pause", "resume", "stop", "limit"
 VERBS = (PAUSE, RESUME, STOP, LIMIT)
 _AGAIN = "trigger a new run, or clear the task `lock_and_record` and all tasks after it"
+_READS = Accepted("a whole number", Annotated[int, msgspec.Meta(ge=0, le=10**15)] | None, {})
 _NUMBERED = re.compile(rf"{ACTS}/([0-9]+)\.json")
 
 
@@ -131,15 +136,23 @@ def act_on(
     run = Run.load(folder)
     present = Acts(folder).read()
     state = wanted(run.manifest.options.limits, present, run.digests)
-    thresholds = dict(governor or {})
+    # A record that cannot be read again would make the run uncontrollable for good.
+    if not _READS.holds(max_reads) or not _READS.holds(max_rows_per_second) or not THRESHOLDS.holds(governor):
+        raise ConfigurationError(
+            "a limit is negative or not a number",
+            where=folder.uri,
+            hint="give a number of at least 0 (0: no limit), and for the governor an object with numbers, such as "
+            '{"threads_running": 40}',
+        )
+    thresholds = THRESHOLDS.plain(governor)
     if problem := _problem(run, state, verb, (max_reads, max_rows_per_second, governor), thresholds):
         raise ConfigurationError(problem[0], where=folder.uri, hint=problem[1])
     act = Act(
         verb,
-        by,
+        _writable(by),
         datetime.now(UTC).isoformat(timespec="seconds"),
         run.digest,
-        reason,
+        _writable(reason),
         max_reads,
         max_rows_per_second,
         thresholds,
@@ -149,6 +162,11 @@ def act_on(
     while not folder.create_json(f"{ACTS}/{number:06}.json", records.encode(act)):
         number += 1
     return act
+
+
+def _writable(text: str) -> str:
+    """Replace what is not text, such as bytes of a command line that are not UTF-8."""
+    return text.encode(errors="replace").decode()
 
 
 def _problem(
@@ -169,9 +187,6 @@ def _problem(
         if unknown := sorted(set(thresholds) - set(state.thresholds)):
             watched = ", ".join(state.thresholds) or "nothing"
             return f"the run does not watch {unknown[0]!r}", f"it watches {watched} (option `governor`)"
-        numbers = [value for value in (*given[:2], *thresholds.values()) if isinstance(value, int | float)]
-        if any(not 0 <= value < float("inf") for value in numbers):
-            return "a limit is negative or not a number", "give a number of at least 0 (0: no limit)"
     elif any(value is not None for value in given):
         return f"limits are given, but the act is {verb}", f"give the act {LIMIT} for other limits"
     if verb == RESUME and state.pause is None:

@@ -76,6 +76,12 @@ def wait_while_paused() -> None:
         controller.wait_while_paused()
 
 
+def paused_seconds() -> float:
+    """Return for how long the step of this thread has been paused by operators so far."""
+    controller = _current.get()
+    return 0.0 if controller is None else controller.paused_seconds
+
+
 @contextmanager
 def giving_up_when_paused(gives_up: bool = True) -> Iterator[None]:
     """Let `look` raise `RunPaused` in this block, because the block holds something on the source that a paused run
@@ -126,6 +132,10 @@ class Controller:
         self._thread.join(_END_SECONDS)
         self._write_log()
 
+    @property
+    def paused_seconds(self) -> float:
+        return self._log.paused_seconds
+
     def look(self) -> None:
         state = self._wanted
         if state.stop is not None and not self._too_late:
@@ -158,11 +168,12 @@ class Controller:
         try:
             self._poll()
             self._trouble = ""
-        except (CdcError, OSError, pa.ArrowException) as error:
-            # The step goes on as before. If the store is down, the step itself fails.
-            if (trouble := str(error)) != self._trouble:
+        except Exception as error:
+            # The step goes on as before. If the store is down, the step itself fails. No error ends the thread, because
+            # a paused run without it could neither be resumed nor stopped.
+            if (trouble := f"{type(error).__name__}: {error}") != self._trouble:
                 self._trouble = trouble
-                say(f"{self._step}: could not read or write the control records: {trouble}")
+                say(f"{self._step}: could not follow the control records, and will try again: {trouble}")
 
     def _poll(self) -> None:
         acts = self._acts.read()

@@ -32,15 +32,15 @@ def measure(source: Source, thresholds: Mapping[str, float]) -> Measured:
     try:
         assert isinstance(source, TellsLoad)
         numbers = source.load(list(thresholds))
+        return Measured(
+            tuple(
+                f"{signal} is {numbers[signal]:,g}, above {threshold:,g}"
+                for signal, threshold in thresholds.items()
+                if numbers[signal] > threshold
+            )
+        )
     except Exception as error:
         return Measured(failed=getattr(error, "message", f"{type(error).__name__}: {error}"))
-    return Measured(
-        tuple(
-            f"{signal} is {numbers[signal]:,g}, above {threshold:,g}"
-            for signal, threshold in thresholds.items()
-            if numbers[signal] > threshold
-        )
-    )
 
 
 class Meter:

@@ -101,6 +101,7 @@ class ReadSegment:
                 return record
 
     def _read(self, segment: LogSegment, tables: tuple[TrackedTable, ...], turn: Turn) -> SegmentRecord:
+        turn.check()
         name = f"delta/{self.name}-{segment.number:06}"
         keyless = [tracked.index for tracked in tables if tracked.table.keyless]
         counts: list[net_change_files.Counts] = []

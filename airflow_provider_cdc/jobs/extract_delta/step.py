@@ -32,6 +32,7 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, DecodeError, ExactnessError, SchemaChanged
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import needs_composing
+from airflow_provider_cdc.jobs.control.controller import paused_seconds
 from airflow_provider_cdc.jobs.extract_delta.read_segment import (
     ComposeBuckets,
     LastOfBuckets,
@@ -266,6 +267,7 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
         sum(weights.values()),
         under_way=watched.look,
         waiting=waiting,
+        paused=paused_seconds,
         note=ProgressFile(step.folder).note,
     )
 

@@ -44,6 +44,8 @@ class Progress:
         While there is such a description, the time left is unknown.
     :param then: a description of the work that follows. The time left does not include it.
     :param backlog: returns the number of bytes of log that are still to be read; None: unknown.
+    :param paused: returns for how many seconds operators have paused the step so far. The time left does not include
+        pauses.
     :param note: receives the JSON data of each report: ``step``, ``at`` (ISO 8601), ``percent``, ``done``, ``total``,
         ``unit``, ``rows``, ``bytes``, ``rows_per_second``, ``seconds_left`` (null: not known yet), ``tables``, and
         ``log_backlog_bytes`` (null: not known), ``waiting_for``, ``then``.
@@ -63,10 +65,12 @@ class Progress:
         backlog: Callable[[], int | None] = lambda: None,
         note: Callable[[dict[str, Any]], None] = lambda told: None,
         every: float = EVERY_SECONDS,
+        paused: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
         out: Callable[[str], None] = say,
     ) -> None:
         self._title = title
+        self._paused = paused
         self._unit = unit
         self._total = total
         self._weight = weight
@@ -106,7 +110,10 @@ class Progress:
     def _note_warm(self, done: float) -> None:
         if self._warm is None and done:
             # Measure the speed from here, because the earlier work includes starting programs and opening sessions.
-            self._warm = self._clock(), done
+            self._warm = self._working(self._clock()), done
+
+    def _working(self, now: float) -> float:
+        return now - self._paused()
 
     def tick(self) -> None:
         """Report the progress if a report is due. Call this often."""
@@ -151,7 +158,7 @@ class Progress:
     def _seconds_left(self, now: float, work: float) -> float | None:
         if self._warm is None:
             return None
-        began, done = self._warm
+        (began, done), now = self._warm, self._working(now)
         if work <= done or now <= began:
             return None
         return round((self._weight - work) * (now - began) / (work - done), 1)

@@ -187,9 +187,10 @@ class ReadPart:
                             read += batch.num_rows
                             turn.beat()
                         at += 1
-                        goes_on = at == len(part.chunks) or turn.may_go_on(
-                            read, in_transaction=reader.upper is not None
-                        )
+                        if at == len(part.chunks):
+                            turn.ended(read)
+                        else:
+                            goes_on = turn.may_go_on(read, in_transaction=reader.upper is not None)
                     sessions.end(reader)
         check_key_order(entry.table, extents.found)
         return PartRecord(

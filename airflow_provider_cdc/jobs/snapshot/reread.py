@@ -24,6 +24,7 @@ from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import copied
 from airflow_provider_cdc.jobs.control.turn import Turn
 from airflow_provider_cdc.jobs.runtime.skipped import reason
+from airflow_provider_cdc.sources.api.idle import ClosesIdle
 from airflow_provider_cdc.sources.api.rereading import KeyReader
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.unrepresentable import naming_key
@@ -69,12 +70,20 @@ class ReadAgain:
     def session(self) -> Iterator[ReadAgain]:
         """Return a task for several orders that uses as few sessions as possible."""
         with self.source.one_session() as source:
-            yield replace(self, source=source)
+            try:
+                yield replace(self, source=source)
+            finally:
+                Turn(self.staging.folder).leave()
+
+    def _let_go(self) -> None:
+        """Close the sessions of this task."""
+        if isinstance(self.source, ClosesIdle):
+            self.source.close_idle()
 
     def __call__(self, buckets: tuple[int, int]) -> FoundAgain:
         """Read the rows whose keys are in a range of buckets (the end is exclusive)."""
         if not self.view:
-            Turn(self.staging.folder).wait()
+            Turn(self.staging.folder, self._let_go).wait()
         with self.staging.reading():
             rows = pa.Table.from_batches(
                 net_change_files.read(

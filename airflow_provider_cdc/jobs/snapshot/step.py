@@ -23,7 +23,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, SourceUnavailable, TerminalError, TransientError
-from airflow_provider_cdc.jobs.control.controller import RunPaused, giving_up_when_paused, wait_while_paused
+from airflow_provider_cdc.jobs.control import controller
 from airflow_provider_cdc.jobs.restart.altered import look_for_altered, may_restart, note_altered
 from airflow_provider_cdc.jobs.restart.begin_again import begin_again
 from airflow_provider_cdc.jobs.restart.earlier_reads import files_read_earlier, nulled_earlier, undone
@@ -270,12 +270,12 @@ def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
             if part.number not in done and not _waits_for_view(step, part) and _name(step, part) not in step.altered
         ]
         shared = {step.tables[part.table].consistency for part in missing}
-        brief = "exported" in shared
-        wait_while_paused()
+        brief, lock = "exported" in shared, step.manifest.options.lock
+        controller.wait_while_paused()
         try:
-            with giving_up_when_paused(brief), shared_reads(step.source, shared, step.manifest.options.lock) as source:
+            with controller.giving_up_when_paused(brief), shared_reads(step.source, shared, lock) as source:
                 return _read_missing(step, plan.id, missing, source, done, watch, patience, brief=brief)
-        except RunPaused:
+        except controller.RunPaused:
             say("snapshot: the exported snapshot is closed, because the run is paused")
         except TransientError as error:
             # Each separate read has already been retried. But if the exported snapshot is lost, another snapshot must
@@ -330,6 +330,7 @@ def _read_missing(
         under_way=watched.look,
         waiting=lambda: f"{counted(watched.all_read, 'part')} to be written" if watched.all_read else "",
         then="touched rows are read again" if step.manifest.at_upper and not brief else "",
+        paused=controller.paused_seconds,
         note=note,
     )
     options = step.manifest.options

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.configuration import conf
 
+from airflow_provider_cdc.core.liveness.dag_run import DagRunNames
+from airflow_provider_cdc.core.liveness.proof import DagRunState, StateOf
 from airflow_provider_cdc.core.liveness.turns import Other, Turn, Turns
 from airflow_provider_cdc.core.options.concurrency import ALLOW, WAIT, ConcurrencyOptions
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -46,7 +48,7 @@ def take_turn(
         return False
     run_id = run_id_for(context["dag_run"], recording[0], lake, context["ti"].map_index)
     turn = Turn(run_id, tuple(sorted(map(str, tables))), dag_run_of(context, recording[0]))
-    turns = Turns(Storage(scratch), lake, state_in(context["ti"]))
+    turns = Turns(Storage(scratch), lake, _without_later_groups(task, turn.dag_run, state_in(context["ti"])))
     number, told, waited = turns.take(turn), "", False
     while others := turns.before(number, turn):
         if (said := _told(others)) != told:
@@ -61,6 +63,20 @@ def take_turn(
         time.sleep(POLL_SECONDS)
         waited = True
     return waited
+
+
+def _without_later_groups(task: Any, own: DagRunNames, state_of: StateOf) -> StateOf:
+    """Return ``state_of``, except that a run counts as over if its tasks come after ``task`` in the same DAG run: if
+    the whole DAG run was cleared, that run waits for this one."""
+    later = set(task.get_flat_relative_ids(upstream=False))
+
+    def state(names: DagRunNames) -> DagRunState:
+        same = (names.dag_id, names.dag_run_id) == (own.dag_id, own.dag_run_id)
+        if same and names.task_id != own.task_id and names.task_id in later:
+            return DagRunState(True, True, "has cleared its tasks, which come after this run")
+        return state_of(names)
+
+    return state
 
 
 def _refusal(others: Sequence[Other]) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,13 @@ def test_acts_of_two_operators_at_once_are_both_kept(run: Run, monkeypatch: pyte
         ("limit", {}, "no limit is given"),
         ("limit", {"max_reads": -1}, "negative"),
         ("limit", {"governor": {"threads_running": float("nan")}}, "not a number"),
+        ("limit", {"governor": {"threads_running": "40"}}, "not a number"),
+        ("limit", {"governor": {"threads_running": None}}, "not a number"),
+        ("limit", {"governor": {"threads_running": True}}, "not a number"),
+        ("limit", {"governor": {"threads_running": 10**400}}, "not a number"),
+        ("limit", {"governor": "threads_running"}, "not a number"),
+        ("limit", {"max_reads": True}, "not a number"),
+        ("limit", {"max_rows_per_second": 10**400}, "not a number"),
         ("limit", {"governor": {"SELECT 1": 1.0}}, "does not watch 'SELECT 1'"),
         ("pause", {"max_reads": 1}, "the act is pause"),
     ],
@@ -79,6 +87,19 @@ def test_an_act_without_effect_is_refused(run: Run, verb: str, limits: Any, why:
     with pytest.raises(ConfigurationError, match=why):
         act_on(run.folder, verb, "ann", **limits)
     assert not run.folder.exists("control")
+
+
+def test_bytes_that_are_not_text_do_not_make_a_run_uncontrollable(run: Run) -> None:
+    act_on(run.folder, "pause", "ann\udcff", "\udcff")
+    assert [str(one) for one in Acts(run.folder).read()] == ["ann?: ?"]
+
+
+def test_a_user_without_a_name_may_act(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOGNAME", "USER", "LNAME", "USERNAME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 2**31 - 2)
+    assert main(["pause", run.folder.uri]) == 0
+    assert [one.by for one in Acts(run.folder).read()] == [f"user {2**31 - 2}"]
 
 
 def test_a_run_that_has_its_commit_is_not_stopped(run: Run) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -34,9 +35,34 @@ def test_a_limit_of_rows_is_kept_on_average(folder: Storage) -> None:
     assert time.monotonic() - began >= 0.3
     # The rest after the last chunk of a task is due before the first chunk of the next one.
     task.began()
-    turn._workers[folder.uri].rows = 200
+    task.ended(200)
     turn.Turn(folder).wait()
     assert time.monotonic() - began >= 0.5
+
+
+def test_no_session_is_idle_for_as_long_as_a_low_limit_needs(folder: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(turn, "_SLEEP_SECONDS", 100.0)
+    clock = [1e6]
+    released: list[float] = []
+    # Only the module has this clock, because other threads of the process may sleep.
+    own_time = SimpleNamespace(
+        monotonic=lambda: clock[0],
+        sleep=lambda seconds: clock.append(clock.pop() + seconds),
+        time=time.time,
+    )
+    monkeypatch.setattr(turn, "time", own_time)
+    effective.publish(folder, Effective(limited=True, rows_per_second=10.0))
+    task = turn.Turn(folder, lambda: released.append(clock[0]))
+    task.wait()
+    task.began()
+    assert not task.may_go_on(10_000, in_transaction=False)
+    assert clock == [1e6], "the session is closed before the rest"
+    task.wait()
+    assert (released, round(clock[0] - 1e6)) == ([1e6], 1000)
+    task.began()
+    assert task.may_go_on(10_000, in_transaction=True)
+    assert round(clock[0] - 1e6) == 1000 + turn.LONGEST_IDLE
+    task.leave()
 
 
 @pytest.mark.parametrize("in_transaction", [False, True])
@@ -110,6 +136,24 @@ def test_readers_that_read_keep_their_turn_and_readers_that_left_give_it_to_thos
     now[0] += ALIVE_SECONDS + 1
     note("waiting")
     assert readers.chosen(1) == ("waiting",)
+
+
+def test_a_reader_keeps_its_turn_while_the_server_returns_nothing(
+    folder: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(turn, "NOTE_SECONDS", 0.01)
+    effective.publish(folder, Effective(limited=True))
+    task = turn.Turn(folder)
+    task.wait()
+    task.began()
+    first = folder.times(READERS)
+    noting = turn._workers[folder.uri].noting
+    assert noting is not None
+    while folder.times(READERS) == first:
+        assert noting.is_alive()
+    task.leave()
+    noting.join()
+    assert not folder.files(READERS)
 
 
 def test_the_governor_slows_step_by_step_and_recovers_more_slowly() -> None:

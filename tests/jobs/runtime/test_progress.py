@@ -23,6 +23,7 @@ class Watched:
         self.tables = ["shop.a"]
         self.under_way = (0, 0.0)
         self.waiting = ""
+        self.paused = 0.0
         self.progress = Progress(
             "snapshot",
             "chunk",
@@ -32,6 +33,7 @@ class Watched:
             under_way=lambda: self.under_way,
             waiting=lambda: self.waiting,
             then=then,
+            paused=lambda: self.paused,
             note=self.notes.append,
             every=5,
             clock=lambda: self.now,
@@ -55,6 +57,16 @@ def test_lines_come_at_intervals_and_say_what_is_left_without_the_warm_up() -> N
     ]
     assert [note["percent"] for note in watched.notes] == [5.0, 30.0, 55.0, 80.0]
     assert watched.notes[-1]["seconds_left"] == 4.0
+
+
+def test_the_time_left_does_not_include_pauses() -> None:
+    watched = Watched(40, 400.0)
+    watched.progress.add(2, 1000, 20.0)
+    watched.now = 10.0
+    watched.progress.add(10, 1000, 100.0)
+    watched.now, watched.paused = 7210.0, 7200.0
+    watched.progress.tick()
+    assert watched.notes[-1]["seconds_left"] == 28.0
 
 
 def test_a_step_that_hangs_goes_on_telling_and_its_rate_falls() -> None:

@@ -1,0 +1,111 @@
+"""The driver follows the acts of operators, whatever fails beside it."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.core.control import effective
+from airflow_provider_cdc.core.control.acts import act_on
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.errors import RunStopped
+from airflow_provider_cdc.jobs.control import controller, turn
+from airflow_provider_cdc.jobs.control.controller import controlled
+from airflow_provider_cdc.jobs.control.governor import measure
+from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.snapshot.reread import ReadAgain
+from airflow_provider_cdc.jobs.spool import spooler as spooler_module
+from airflow_provider_cdc.jobs.spool.spooler import Spooler
+from tests.jobs.conftest import MakeRunner
+from tests.jobs.history_source import HistorySource, random_history
+
+
+@pytest.fixture
+def step(here: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> Step:
+    monkeypatch.setattr(controller, "POLL_SECONDS", 0.02)
+    monkeypatch.setattr(controller, "_LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(turn, "READ_SECONDS", 0.0)
+    runner = here(HistorySource(random_history(random.Random(1), 10), 1), 5)
+    source: Any = runner.source
+    spark: Any = None
+    return Step(spark, Run.load(runner.run), source)
+
+
+def test_an_unexpected_error_does_not_leave_a_run_paused(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> str:
+        act_on(step.folder, "resume", "ann")
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(controller, "held", failing)
+    act_on(step.folder, "pause", "ann")
+    with controlled("snapshot", step.run, step.source, step.token):
+        assert True, "the run was resumed"
+
+
+def test_a_stop_ends_a_step_that_waits_for_its_spool(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spooler_module, "LOOK_SECONDS", 0.0)
+    reading, ended = threading.Event(), threading.Event()
+
+    def take(self: Spooler) -> None:
+        reading.set()
+        while not ended.is_set():
+            # The wait begins once the stop is published.
+            turn.Turn(step.folder).wait()
+
+    def work() -> None:
+        spooler.start()
+        reading.wait()
+        act_on(step.folder, "stop", "ann")
+        spooler.close(wait=True)
+
+    monkeypatch.setattr(Spooler, "look", take)
+    spooler = Spooler(step)
+    with pytest.raises(RunStopped), controlled("snapshot", step.run, step.source, step.token):
+        work()
+    ended.set()
+    effective.publish(step.folder, effective.UNLIMITED)
+    spooler._thread.join()
+
+
+def test_the_last_chunk_of_a_part_counts_for_the_limits(here: MakeRunner) -> None:
+    runner = here(HistorySource(random_history(random.Random(1), 10), 1), 5)
+    runner.steps()[0]()
+    worker = turn._workers[runner.run.uri]
+    assert worker.ended >= worker.began > 0, "each part ends with its last chunk"
+
+
+def test_a_number_that_is_none_counts_as_not_measured() -> None:
+    class Broken:
+        load_signals = frozenset({"threads_running"})
+
+        def load(self, signals: object) -> Any:
+            return {"threads_running": None}
+
+    broken: Any = Broken()
+    assert "TypeError" in measure(broken, {"threads_running": 1.0}).failed
+
+
+def test_a_task_that_reads_rows_again_holds_no_session_while_it_waits_and_leaves(step: Step) -> None:
+    class Kept:
+        @contextmanager
+        def one_session(self) -> Iterator[Any]:
+            yield self
+
+        def close_idle(self) -> None:
+            effective.publish(step.folder, effective.Effective(limited=True))
+            noted.append(True)
+
+    noted: list[bool] = []
+    kept: Any = Kept()
+    effective.publish(step.folder, effective.Effective(effective.PAUSE))
+    with ReadAgain(step.staging, kept, (), (), LockPolicy(), "", 0).session() as task:
+        task((0, 1))
+        assert noted == [True]
+        assert step.folder.files(effective.READERS)
+    assert not step.folder.files(effective.READERS)
