@@ -91,7 +91,7 @@ def test_years_that_python_cannot_hold(tmp_path: Path, monkeypatch: pytest.Monke
         days = pa.ListArray.from_arrays([0, 1, 2], pa.array([0, day], pa.int32()).cast(pa.date32()))
         pq.write_table(pa.table([keys, days], schema), tmp_path / name)
         sides.append(Side(Reading(name, schema, ("at",)), (Piece(Storage(tmp_path.as_uri()), name),)))
-    (found,) = compare.compare(SPARK, *sides, 100).differences
+    (found,) = compare.compare(SPARK, sides[0], sides[1], 100).differences
     assert (found.kind, found.columns) == ("changed", ("dates",))
     assert found.key["at"] == "4,611,686,018,427,387,904 microseconds after 1970-01-01"
     assert found.left[0]["dates"] == "['2,000,000,000 days after 1970-01-01']"
