@@ -95,6 +95,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "CDC",
                 "python-modules": [
+                    "airflow_provider_cdc.triggers.pause",
                     "airflow_provider_cdc.triggers.position",
                     "airflow_provider_cdc.triggers.published",
                     "airflow_provider_cdc.triggers.runway",

@@ -125,7 +125,8 @@ def test_a_second_run_waits_until_the_first_one_has_ended(
         else:
             airflow.tasks["first"] = {"g.snapshot": "failed", "g.extract_delta": "upstream_failed"}
 
-    monkeypatch.setattr("airflow_provider_cdc.operators.planning.turn.time.sleep", nap)
+    # Only this module: other threads sleep, too.
+    monkeypatch.setattr("airflow_provider_cdc.operators.planning.turn.time", SimpleNamespace(sleep=nap))
     surveys: list[int] = []
     survey = PreflightOperator._survey
 

@@ -66,10 +66,12 @@ class Chain:
     def last(self) -> Link | None:
         """Return the last recorded link. This reads only the last link, so it is cheap for a long chain."""
         numbers = [int(name[-11:-5]) for name in self._folder.files(self._place) if name.endswith(".json")]
-        last = max(numbers, default=0)
+        if not numbers:
+            return None
+        last = max(numbers)
         while self._folder.exists(self.name_of(last + 1)):
             last += 1
-        return records.read(Link, self._folder, self.name_of(last)) if last else None
+        return records.read(Link, self._folder, self.name_of(last))
 
 
 def spooling_identity(identity: Mapping[str, str], folder: Storage, digest: str, option: str) -> dict[str, str]:

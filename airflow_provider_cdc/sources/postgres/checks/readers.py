@@ -97,7 +97,7 @@ READERS: tuple[Check[None], ...] = (
         "do nothing: the task reads these parts again",
         raised_by=(
             Raised(Moment.READING, "sources.postgres.slots.durability_wait:wait"),
-            Raised(Moment.READS_ENDED, "jobs.snapshot.step:_snapshot"),
+            Raised(Moment.READS_ENDED, "jobs.snapshot.step:read_tables"),
         ),
     ),
     Check(

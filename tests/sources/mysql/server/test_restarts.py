@@ -20,6 +20,7 @@ from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.commit_record import Decision
 from airflow_provider_cdc.core.run.initial_position import begin
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.results import SNAPSHOT, SnapshotResult
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table, TableName
@@ -294,6 +295,7 @@ class Nights:
     def publish(self, run: Any) -> tuple[bool, dict[str, str]]:
         """Return whether the copy became the latest one, and which histories the run ended."""
         decision = Decision({self.table: ()}, {self.table: 0}, {}, 0, 0, "2026-01-01T00:00:00+00:00")
+        run.finish_step(SNAPSHOT, SnapshotResult(run.manifest.initial_position, LogEnd(""), 0, {}, {}, 0.0, ""))
         publish(run, decision)
         assert run.folder.read_json("latest.json")[self.table] == (self.head["run_id"] == run.run_id)
         return self.head["run_id"] == run.run_id, consolidate._superseded(run, decision)
