@@ -14,6 +14,8 @@ from harness.pipeline import Pipeline
 
 PATIENCE = 120
 WHEN = ("before the read", "while chunks are read")
+DURING = ("the read", "the second read", "the extraction")
+"""Moments of a run that reads some tables twice."""
 
 
 def run_through(run: Pipeline, when: str, act: Callable[[], None]) -> None:
@@ -47,3 +49,18 @@ def _snapshot_while(run: Pipeline, act: Callable[[], None]) -> None:
         finally:
             acted.set()
         step.result()
+
+
+def act_during(run: Pipeline, during: str, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
+    """Call ``act`` once, at the last moment of the first or the second read. If ``during`` is the extraction, the
+    caller calls it."""
+    kind, calls = type(run.source), {"bound": 0}
+    bound_reads = kind.bound_reads
+
+    def bound(source: Any) -> Any:
+        calls["bound"] += 1
+        if (during, calls["bound"]) in ((DURING[0], 1), (DURING[1], 2)):
+            act()
+        return bound_reads(source)
+
+    patch.setattr(kind, "bound_reads", bound)

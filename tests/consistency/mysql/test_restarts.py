@@ -23,6 +23,7 @@ from airflow_provider_cdc.jobs.restart import begin_again
 from airflow_provider_cdc.sources.api.calls import record_point
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
+from tests.consistency.acting import DURING, act_during
 from tests.consistency.mysql import history
 from tests.consistency.mysql.replayed import Replayed
 from tests.consistency.writing import Writing
@@ -67,7 +68,6 @@ ALTERS: dict[str, Alter] = {
         "ALTER TABLE pairs MODIFY day DATE NULL",
     ),
 }
-DURING = ("the read", "the second read", "the extraction")
 
 
 def _alter(server: MysqlServer, schema: str, statements: Alter) -> None:
@@ -75,20 +75,6 @@ def _alter(server: MysqlServer, schema: str, statements: Alter) -> None:
         cursor.execute("SET SESSION sql_require_primary_key = 0")
         for statement in statements:
             cursor.execute(statement)
-
-
-def _when(run: Pipeline, during: str, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
-    """Call ``act`` once, as late as it can be for a moment of `DURING`."""
-    kind, calls = type(run.source), {"bound": 0}
-    bound_reads = kind.bound_reads
-
-    def bound(source: Any) -> Any:
-        calls["bound"] += 1
-        if (during, calls["bound"]) in ((DURING[0], 1), (DURING[1], 2)):
-            act()
-        return bound_reads(source)
-
-    patch.setattr(kind, "bound_reads", bound)
 
 
 @pytest.mark.parametrize("during", some(*DURING))
@@ -120,7 +106,7 @@ def test_altered_tables_are_those_of_the_moved_position(
         writers.wait_for_more(30)
         if during == DURING[1]:
             _alter(mysql, schema, ("ALTER TABLE integers COMMENT 'x', ADD COLUMN first INT",))
-        _when(run, during, act, monkeypatch)
+        act_during(run, during, act, monkeypatch)
         run.snapshot()
         if during == DURING[2]:
             act()
@@ -168,7 +154,7 @@ def test_a_requested_position_never_moves(
     def altered(run: Pipeline, number: int) -> None:
         with monkeypatch.context() as patch:
             alter = (f"ALTER TABLE orders ADD c{number} INT DEFAULT {number}", "DELETE FROM visits WHERE id = 40")
-            _when(run, DURING[0], lambda: _alter(mysql, two_tables, alter), patch)
+            act_during(run, DURING[0], lambda: _alter(mysql, two_tables, alter), patch)
             run.finish()
 
     skips = run_of(1, on_table_error="skip")
@@ -205,7 +191,7 @@ def test_the_new_position_contains_what_earlier_reads_saw(
         return replace(point, position=GtidSet.parse(initial)) if len(points) == 1 else point
 
     monkeypatch.setattr(begin_again, "record_point", late)
-    _when(run, DURING[0], lambda: _alter(mysql, two_tables, ("TRUNCATE TABLE orders",)), monkeypatch)
+    act_during(run, DURING[0], lambda: _alter(mysql, two_tables, ("TRUNCATE TABLE orders",)), monkeypatch)
     run.finish()
     assert len(points) == 2
     assert run.found["consolidate"]["position"] == str(points[1].position)
@@ -223,7 +209,7 @@ def test_earlier_reads_do_not_count_after_a_restart(
     run = Pipeline(spark, settings_of(server), tmp_path.as_uri(), ["shop.*"])
     run.record()
     _alter(server, "shop", ("ALTER TABLE a ADD c INT", "DELETE FROM b WHERE id = 2"))
-    _when(run, DURING[1], server.restart, monkeypatch)
+    act_during(run, DURING[1], server.restart, monkeypatch)
     run.snapshot()
     manifest = Run.load(run.run).manifest
     assert [list(restart.tables) for restart in manifest.restarts] == [["shop.a"], ["shop.b"]]
@@ -246,7 +232,7 @@ def test_a_slow_attempt_does_not_take_the_reads_from_the_next_step(
         run.snapshot()
         _alter(mysql, two_tables, ("ALTER TABLE orders ADD c INT",))
 
-    _when(run, DURING[0], act, monkeypatch)
+    act_during(run, DURING[0], act, monkeypatch)
     run.finish()
     assert run.found["consolidate"]["position"] == initial
     assert _rows(run, f"{two_tables}.orders") == dict.fromkeys(range(50), ("first",))

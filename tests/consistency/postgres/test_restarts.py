@@ -21,6 +21,7 @@ from airflow_provider_cdc.errors import ExactnessError, LogGone
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
+from tests.consistency.acting import DURING, act_during
 from tests.consistency.comparing import assert_same_rows
 from tests.consistency.postgres import history
 from tests.consistency.postgres.servers import ENDS, primary_of
@@ -78,7 +79,6 @@ ALTERS: dict[str, tuple[str, ...]] = {
         "ALTER TABLE integers ALTER amount TYPE numeric(30,6)",
     ),
 }
-DURING = ("the read", "the second read", "the extraction")
 
 
 @pytest.fixture(scope="module", params=some(*ENDS))
@@ -99,20 +99,6 @@ def _alter(server: PostgresServer, schema: str, statements: tuple[str, ...]) -> 
         connection.execute(f"SET search_path TO {schema}")
         for statement in statements:
             connection.execute(statement)
-
-
-def _when(run: Pipeline, during: str, act: Callable[[], None], patch: pytest.MonkeyPatch) -> None:
-    """Call ``act`` once, as late as it can be for a moment of `DURING`."""
-    kind, calls = type(run.source), {"bound": 0}
-    bound_reads = kind.bound_reads
-
-    def bound(source: Any) -> Any:
-        calls["bound"] += 1
-        if (during, calls["bound"]) in ((DURING[0], 1), (DURING[1], 2)):
-            act()
-        return bound_reads(source)
-
-    patch.setattr(kind, "bound_reads", bound)
 
 
 @pytest.mark.parametrize("identity", some("FULL", "DEFAULT"))
@@ -149,7 +135,7 @@ def test_altered_tables_are_those_of_the_moved_position(
         writers.wait_for_more(30)
         if during == DURING[1]:
             _alter(primary, schema, ("ALTER TABLE integers ALTER amount TYPE numeric(32,6)",))
-        _when(run, during, act, monkeypatch)
+        act_during(run, during, act, monkeypatch)
         run.snapshot()
         if during == DURING[2]:
             act()
@@ -191,7 +177,7 @@ def _small_tables(primary: PostgresServer, identity: str = "FULL") -> str:
 
 def _act_at(run: Pipeline, acts: dict[str, Callable[[], None]], patch: pytest.MonkeyPatch) -> None:
     for during, act in acts.items():
-        _when(run, during, act, patch)
+        act_during(run, during, act, patch)
 
 
 def _check_present_rows(run: Pipeline, primary: PostgresServer) -> None:
@@ -242,7 +228,7 @@ def test_a_publication_that_was_altered_before_the_move_stops_the_run(
         if given:
             primary.query(f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete, truncate')")
 
-    _when(run, DURING[0], act, monkeypatch)
+    act_during(run, DURING[0], act, monkeypatch)
     with pytest.raises(ExactnessError, match="publication was altered"):
         run.finish()
     run.release()
@@ -255,7 +241,7 @@ def test_a_run_that_lost_the_slot_of_earlier_reads_begins_anew(
     schema = _small_tables(primary)
     run = Pipeline(spark, settings_of(primary), tmp_path.as_uri(), [f"{schema}.*"])
     run.record()
-    _when(run, DURING[0], lambda: _alter(primary, schema, ("TRUNCATE orders",)), monkeypatch)
+    act_during(run, DURING[0], lambda: _alter(primary, schema, ("TRUNCATE orders",)), monkeypatch)
     run.snapshot()
     (reads,) = Run.load(run.run).manifest.earlier_reads.values()
     primary.query(f"SELECT pg_drop_replication_slot('{reads.identity['slot']}')")
@@ -274,7 +260,9 @@ def test_an_altered_table_without_its_filtered_column_is_left_out(
     where = {f"{schema}.orders": "note = 'first'"}
     run = Pipeline(spark, settings_of(primary), tmp_path.as_uri(), [f"{schema}.*"], where=where, on_table_error="skip")
     run.record()
-    _when(run, DURING[0], lambda: _alter(primary, schema, ("ALTER TABLE orders RENAME note TO text",)), monkeypatch)
+    act_during(
+        run, DURING[0], lambda: _alter(primary, schema, ("ALTER TABLE orders RENAME note TO text",)), monkeypatch
+    )
     run.finish()
     assert list(run.found["consolidate"]["skipped"]) == [f"{schema}.orders"]
     _check_present_rows(run, primary)
