@@ -194,6 +194,7 @@ def test_the_new_position_contains_what_earlier_reads_saw(
     act_during(run, DURING[0], lambda: _alter(mysql, two_tables, ("TRUNCATE TABLE orders",)), monkeypatch)
     run.finish()
     assert len(points) == 2
+    assert len(Run.load(run.run).manifest.restarts) == 1, "the old position was used"
     assert run.found["consolidate"]["position"] == str(points[1].position)
     assert _rows(run, f"{two_tables}.visits") == dict.fromkeys(range(50), ("seen",))
     assert _rows(run, f"{two_tables}.orders") == {}
