@@ -99,7 +99,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "source-impact",
             ["--alone-seconds=0.5"],
             {"writers_alone", "writers_ours", "writers_ours_lock", "writers_mysqldump", "writers_mysqldump_locked"},
-            {"vs_mysqldump", "vs_mysqldump_locked"},
+            {"vs_mysqldump", "vs_mysqldump_locked", "vs_alone_governed"},
+        ),
+        (
+            "postgres-source-impact",
+            ["--alone-seconds=0.5"],
+            {"writers_alone", "writers_ours", "writers_ours_governed", "writers_pg_dump"},
+            {"vs_pg_dump", "vs_alone_governed"},
         ),
     ],
 )

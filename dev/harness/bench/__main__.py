@@ -23,6 +23,7 @@ BENCHES = {
     "dag": "a small run in Airflow, compared with three empty Spark applications",
     "consolidate": "rewind and publish, by the number of touched keys",
     "source-impact": "the effect of a snapshot on writers, compared with dumps",
+    "postgres-source-impact": "PostgreSQL: the effect of a copy on writers, compared with pg_dump",
     "memory": "the peak memory of each Spark worker, by the number of rows",
 }
 

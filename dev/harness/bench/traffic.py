@@ -5,18 +5,25 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing import get_context
 from types import TracebackType
 from typing import Any, Self
 
+import psycopg
 import pymysql
 
 from harness.bench.tables import SCHEMA
 from harness.errors import HarnessError
 from harness.mysql_server import MysqlServer
+from harness.postgres_server import SUPERUSER, PostgresServer
 
 WRITERS = 4
+WRITER = "writer"
+"""The ``application_name`` of the writers' sessions on PostgreSQL."""
 
 
 @dataclass(frozen=True)
@@ -33,17 +40,18 @@ class Span:
 
 
 class Traffic:
-    """``WRITERS`` sessions that move amounts between rows of ``table``, one move per transaction, until the block
-    ends."""
+    """``WRITERS`` sessions that call the procedure ``move`` with random keys of 1 to ``rows`` until the block ends.
 
-    def __init__(self, server: MysqlServer, table: str, rows: int) -> None:
-        _create_procedure(server, table)
+    :param connect: opens a session in autocommit. It must be possible to pickle it.
+    """
+
+    def __init__(self, connect: Callable[[], Any], rows: int) -> None:
         context = get_context("spawn")
         self._commits: Any = context.Array("Q", WRITERS, lock=False)
         self._worst: Any = context.Array("d", WRITERS, lock=False)
         self._stop = context.Event()
         self._process = context.Process(
-            target=_write, args=(server.host, server.port, rows, self._commits, self._worst, self._stop), daemon=True
+            target=_write, args=(connect, rows, self._commits, self._worst, self._stop), daemon=True
         )
         self._started = (0.0, 0)
 
@@ -78,21 +86,43 @@ class Traffic:
         self._process.join()
 
 
-def _create_procedure(server: MysqlServer, table: str) -> None:
-    with server.connect() as connection, connection.cursor() as cursor:
-        cursor.execute("SET SESSION sql_log_bin = 0")
-        cursor.execute(f"DROP PROCEDURE IF EXISTS {SCHEMA}.move")
-        # Update the lower key first, to avoid deadlocks, which would disturb the measurement.
-        cursor.execute(
-            f"CREATE PROCEDURE {SCHEMA}.move(one BIGINT, other BIGINT) BEGIN START TRANSACTION; "
-            f"UPDATE {table} SET price = price - 1 WHERE id = LEAST(one, other); "
-            f"UPDATE {table} SET price = price + 1 WHERE id = GREATEST(one, other); COMMIT; END"
+class MysqlTraffic(Traffic):
+    """Sessions that move amounts between rows of ``table``, one move per transaction."""
+
+    def __init__(self, server: MysqlServer, table: str, rows: int) -> None:
+        with server.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("SET SESSION sql_log_bin = 0")
+            cursor.execute(f"DROP PROCEDURE IF EXISTS {SCHEMA}.move")
+            cursor.execute(
+                f"CREATE PROCEDURE {SCHEMA}.move(one BIGINT, other BIGINT) BEGIN START TRANSACTION; "
+                f"{_move(table)} COMMIT; END"
+            )
+        connect = partial(pymysql.connect, host=server.host, port=server.port, user="root", autocommit=True)
+        super().__init__(connect, rows)
+
+
+class PostgresTraffic(Traffic):
+    """Sessions that move amounts between rows of ``table``, one move per transaction."""
+
+    def __init__(self, server: PostgresServer, table: str, rows: int) -> None:
+        server.query(
+            f"CREATE OR REPLACE PROCEDURE {SCHEMA}.move(one bigint, other bigint) LANGUAGE sql AS $$ {_move(table)} $$"
         )
+        address = f"postgresql://{SUPERUSER}@{server.host}:{server.port}/postgres?application_name={WRITER}"
+        super().__init__(partial(psycopg.connect, address, autocommit=True), rows)
 
 
-def _write(host: str, port: int, rows: int, commits: Any, worst: Any, stop: Any) -> None:
+def _move(table: str) -> str:
+    # Update the lower key first, to avoid deadlocks, which would disturb the measurement.
+    return (
+        f"UPDATE {table} SET price = price - 1 WHERE id = LEAST(one, other); "
+        f"UPDATE {table} SET price = price + 1 WHERE id = GREATEST(one, other);"
+    )
+
+
+def _write(connect: Callable[[], Any], rows: int, commits: Any, worst: Any, stop: Any) -> None:
     threads = [
-        threading.Thread(target=_one_writer, args=(number, host, port, rows, commits, worst, stop))
+        threading.Thread(target=_one_writer, args=(number, connect, rows, commits, worst, stop))
         for number in range(WRITERS)
     ]
     for thread in threads:
@@ -101,12 +131,9 @@ def _write(host: str, port: int, rows: int, commits: Any, worst: Any, stop: Any)
         thread.join()
 
 
-def _one_writer(number: int, host: str, port: int, rows: int, commits: Any, worst: Any, stop: Any) -> None:
+def _one_writer(number: int, connect: Callable[[], Any], rows: int, commits: Any, worst: Any, stop: Any) -> None:
     chance = random.Random(number)
-    with (
-        pymysql.connect(host=host, port=port, user="root", autocommit=True) as connection,
-        connection.cursor() as cursor,
-    ):
+    with closing(connect()) as connection, connection.cursor() as cursor:
         while not stop.is_set():
             started = time.perf_counter()
             cursor.execute(f"CALL {SCHEMA}.move({chance.randint(1, rows)}, {chance.randint(1, rows)})")
