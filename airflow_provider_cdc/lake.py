@@ -38,7 +38,7 @@ from airflow_provider_cdc.sinks.registry import open_sink
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
 
-    from airflow_provider_cdc.sinks.iceberg.reading import Cut
+    from airflow_provider_cdc.sinks.iceberg.cuts.reading import Cut
 
 __all__ = ["Changes", "LatestCopy", "open_dataset", "read_changes", "read_cut", "read_latest"]
 
@@ -135,7 +135,7 @@ def read_cut(
         not installed.
     """
     try:
-        from airflow_provider_cdc.sinks.iceberg import reading
+        from airflow_provider_cdc.sinks.iceberg.cuts import reading
     except ImportError as error:
         raise ConfigurationError(
             f"PyIceberg is not installed: {error}", hint="pip install 'airflow-provider-cdc[iceberg]'"

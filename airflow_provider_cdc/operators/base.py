@@ -13,7 +13,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.target import lake_of
 from airflow_provider_cdc.core.storage.uri import LakeUri, redacted
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.operators.templates import RendersClearly
+from airflow_provider_cdc.operators.arguments.templates import RendersClearly
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

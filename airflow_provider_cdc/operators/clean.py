@@ -12,9 +12,9 @@ from airflow_provider_cdc.core.storage.target import lake_of
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
-from airflow_provider_cdc.operators.arguments import TaskArguments
+from airflow_provider_cdc.operators.arguments.options import Allowed
+from airflow_provider_cdc.operators.arguments.types import TaskArguments
 from airflow_provider_cdc.operators.base import TargetOperator, hand_on, same_run, scratch_for
-from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.planning.dag_run_state import state_in
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sources.api.leftovers import KeptObject

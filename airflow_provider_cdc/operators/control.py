@@ -11,9 +11,9 @@ from airflow_provider_cdc.core.storage.target import SOURCE_PLACEHOLDER
 from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.hooks.storage import accessing_storage
-from airflow_provider_cdc.operators.arguments import TaskArguments
+from airflow_provider_cdc.operators.arguments.templates import RendersClearly
+from airflow_provider_cdc.operators.arguments.types import TaskArguments
 from airflow_provider_cdc.operators.task_errors import failing
-from airflow_provider_cdc.operators.templates import RendersClearly
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

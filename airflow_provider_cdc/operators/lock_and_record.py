@@ -18,9 +18,9 @@ from airflow_provider_cdc.core.storage.target import lake_of
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.hooks.storage import accessing_storage
-from airflow_provider_cdc.operators.arguments import TaskArguments, Xcom
+from airflow_provider_cdc.operators.arguments.options import Allowed
+from airflow_provider_cdc.operators.arguments.types import TaskArguments, Xcom
 from airflow_provider_cdc.operators.base import TargetOperator, group_of, hand_on, run_folder, run_id_of, scratch_for
-from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.planning.dag_run_state import dag_run_of
 from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.server_start import wait_until_started

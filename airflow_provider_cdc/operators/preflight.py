@@ -16,9 +16,7 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
-from airflow_provider_cdc.operators.arguments import PreflightArguments
-from airflow_provider_cdc.operators.base import TargetOperator, hand_on, say_skipped
-from airflow_provider_cdc.operators.checks import (
+from airflow_provider_cdc.operators.arguments.checks import (
     ALLOWED,
     LAKE,
     PLACES,
@@ -28,8 +26,16 @@ from airflow_provider_cdc.operators.checks import (
     collect,
     collected,
 )
+from airflow_provider_cdc.operators.arguments.options import (
+    Allowed,
+    check_conf,
+    check_kind,
+    take_options,
+    taking_options,
+)
+from airflow_provider_cdc.operators.arguments.types import PreflightArguments
+from airflow_provider_cdc.operators.base import TargetOperator, hand_on, say_skipped
 from airflow_provider_cdc.operators.ended_runs import release_what_is_over
-from airflow_provider_cdc.operators.parameters import Allowed, check_conf, check_kind, take_options, taking_options
 from airflow_provider_cdc.operators.planning.lake_checks import tell_leftovers
 from airflow_provider_cdc.operators.planning.missing_past import (
     in_the_present,

@@ -17,13 +17,13 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.target import lake_of
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import conn_id_of, storage_access
+from airflow_provider_cdc.operators.arguments.templates import RendersClearly
 from airflow_provider_cdc.operators.base import (
     run_folder,
     run_id_for,
     run_id_of,
     scratch_for,
 )
-from airflow_provider_cdc.operators.templates import RendersClearly
 from airflow_provider_cdc.sources.api.calls import release_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source

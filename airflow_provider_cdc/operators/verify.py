@@ -24,7 +24,7 @@ from airflow_provider_cdc.jobs.verify.request import (
     Request,
     VerifyResult,
 )
-from airflow_provider_cdc.operators.arguments import SparkArguments
+from airflow_provider_cdc.operators.arguments.types import SparkArguments
 from airflow_provider_cdc.operators.base import hand_on, run_id_of
 from airflow_provider_cdc.operators.spark.launch import check_spark, driver_environment
 from airflow_provider_cdc.operators.spark.step import QUIET, SparkStepOperator

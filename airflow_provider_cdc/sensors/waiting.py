@@ -13,8 +13,8 @@ from airflow.providers.common.compat.sdk import BaseSensorOperator
 from airflow.sdk import PokeReturnValue
 
 from airflow_provider_cdc.errors import TransientError
+from airflow_provider_cdc.operators.arguments.templates import RendersClearly
 from airflow_provider_cdc.operators.task_errors import airflow_error, failing
-from airflow_provider_cdc.operators.templates import RendersClearly
 from airflow_provider_cdc.triggers.waiting import Answer, Failure, Outage, WaitingTrigger
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from airflow_provider_cdc.assets import copies_alias, outlets_of
 from airflow_provider_cdc.compat import runs_dag_code
 from airflow_provider_cdc.core.options.run import declared
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.operators.arguments import GroupArguments, TaskGroupArguments
+from airflow_provider_cdc.operators.arguments.types import GroupArguments, TaskGroupArguments
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator

@@ -15,7 +15,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.providers.common.compat.sdk import BaseOperator, TaskGroup
 
 from airflow_provider_cdc.core.options.run import declared
-from airflow_provider_cdc.operators.arguments import (
+from airflow_provider_cdc.operators.arguments.types import (
     GroupArguments,
     PreflightArguments,
     SparkArguments,

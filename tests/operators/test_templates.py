@@ -9,7 +9,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_cdc.operators.templates import WITH_A_LOGICAL_DATE
+from airflow_provider_cdc.operators.arguments.templates import WITH_A_LOGICAL_DATE
 from airflow_provider_cdc.sensors.published import PublishedSensor
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 

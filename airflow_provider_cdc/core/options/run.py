@@ -3,8 +3,8 @@
 A field whose value is `option(...)` is an option, with the field's name, type and default. The declaration contains the
 values that the option accepts, and describes the effect of the option. The operators' arguments, the params of the
 package's DAGs, preflight's checks and messages, the options in the manifest, and the table in ``docs/options.md`` are
-derived from the declaration. Only `SnapshotTaskGroup` (for editors) and ``operators/arguments.py`` (for type checkers)
-list arguments; tests compare them.
+derived from the declaration. Only `SnapshotTaskGroup` (for editors) and ``operators/arguments/types.py`` (for type
+checkers) list arguments; tests compare them.
 
 To add an option, declare it here: in `TableOptions` if it is about how tables are read and published, in `StepOptions`
 if steps after preflight need it, and in `RunOptions` otherwise. ``core/options/author.py`` has the options that the

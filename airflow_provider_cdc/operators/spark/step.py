@@ -31,7 +31,7 @@ from airflow_provider_cdc.jobs.runtime.driver import (
     error_file,
 )
 from airflow_provider_cdc.links.report import ReportLink
-from airflow_provider_cdc.operators.arguments import SparkArguments
+from airflow_provider_cdc.operators.arguments.types import SparkArguments
 from airflow_provider_cdc.operators.base import hand_on, same_run
 from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.spark import guardian

@@ -44,10 +44,20 @@ from airflow_provider_cdc.core.copies.head import (
 from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.errors import CdcError, CommitUnknown, ConfigurationError, FileDamaged, PublishIncomplete
 from airflow_provider_cdc.sinks.iceberg.catalog import Identifier, name_of, send
-from airflow_provider_cdc.sinks.iceberg.layout import check_partitioning, order_back, order_updates, without_lost_order
-from airflow_provider_cdc.sinks.iceberg.producer import replace_files
-from airflow_provider_cdc.sinks.iceberg.schema_change import check_kept, columns_update, schema_back, stage_schema
-from airflow_provider_cdc.sinks.iceberg.tables import (
+from airflow_provider_cdc.sinks.iceberg.files.producer import replace_files
+from airflow_provider_cdc.sinks.iceberg.tables.layout import (
+    check_partitioning,
+    order_back,
+    order_updates,
+    without_lost_order,
+)
+from airflow_provider_cdc.sinks.iceberg.tables.schema_change import (
+    check_kept,
+    columns_update,
+    schema_back,
+    stage_schema,
+)
+from airflow_provider_cdc.sinks.iceberg.tables.table import (
     HEAD,
     RUN_ID,
     check_version,

@@ -1,9 +1,9 @@
 """The sink for Iceberg tables. Each run publishes one snapshot per table, and one cut.
 
 Tasks write data files once, at their final place. Publishing first commits a snapshot for each table, with exactly the
-data files of the copy. Then it commits the cut: the list of these snapshots (`sinks.iceberg.cuts`). Readers of cuts see
-all tables at one position, even if a task crashes or another run commits in between. Readers that do not use cuts may
-see, for a moment, new rows of one table and old rows of another.
+data files of the copy. Then it commits the cut: the list of these snapshots (`sinks.iceberg.cuts.cut_table`). Readers
+of cuts see all tables at one position, even if a task crashes or another run commits in between. Readers that do not
+use cuts may see, for a moment, new rows of one table and old rows of another.
 
 The change feeds are not Iceberg tables. They are files in the lake's folder, as with plain Parquet.
 """
@@ -77,14 +77,22 @@ from airflow_provider_cdc.sinks.iceberg.commit import (
     property_of,
     tag_of,
 )
-from airflow_provider_cdc.sinks.iceberg.cut_of_run import rows_of_run
-from airflow_provider_cdc.sinks.iceberg.cuts import GRACE, NAME, CutRow, commit_cut, copy_in, find_cuts, newest_rows
-from airflow_provider_cdc.sinks.iceberg.data_files import named_data_files
-from airflow_provider_cdc.sinks.iceberg.named_files import delete_unnamed
-from airflow_provider_cdc.sinks.iceberg.producer import files_of
-from airflow_provider_cdc.sinks.iceberg.removal import finish_removal, remove_snapshot, withdraw
-from airflow_provider_cdc.sinks.iceberg.stray_files import stray_files
-from airflow_provider_cdc.sinks.iceberg.tables import (
+from airflow_provider_cdc.sinks.iceberg.cuts.cut_of_run import rows_of_run
+from airflow_provider_cdc.sinks.iceberg.cuts.cut_table import (
+    GRACE,
+    NAME,
+    CutRow,
+    commit_cut,
+    copy_in,
+    find_cuts,
+    newest_rows,
+)
+from airflow_provider_cdc.sinks.iceberg.files.data_files import named_data_files
+from airflow_provider_cdc.sinks.iceberg.files.named_files import delete_unnamed
+from airflow_provider_cdc.sinks.iceberg.files.producer import files_of
+from airflow_provider_cdc.sinks.iceberg.files.removal import finish_removal, remove_snapshot, withdraw
+from airflow_provider_cdc.sinks.iceberg.files.stray_files import stray_files
+from airflow_provider_cdc.sinks.iceberg.tables.table import (
     DATA,
     METADATA,
     check_identifiers,

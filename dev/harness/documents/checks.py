@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.checks import Check
 from airflow_provider_cdc.core.kinds import KINDS
 
 _MODULES: Mapping[str, Sequence[str]] = {
-    "run": ("operators.checks", "jobs.checks"),
+    "run": ("operators.arguments.checks", "jobs.checks"),
     **{kind: (f"sources.{kind}.checks.registry",) for kind in KINDS},
 }
 

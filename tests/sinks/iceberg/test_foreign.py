@@ -16,7 +16,7 @@ from pyiceberg.transforms import IdentityTransform
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, FileDamaged, ManifestError
-from airflow_provider_cdc.sinks.iceberg.producer import files_of
+from airflow_provider_cdc.sinks.iceberg.files.producer import files_of
 from tests.sinks.catalogs import plain_catalog
 from tests.sinks.iceberg.runs import iceberg_table, rows_at
 from tests.sinks.test_contract import ORDERS, POSTGRES, TABLES, Lake

@@ -12,7 +12,8 @@ import requests
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ServiceUnavailableError
 
 from airflow_provider_cdc.errors import CommitUnknown
-from airflow_provider_cdc.sinks.iceberg import commit, cuts
+from airflow_provider_cdc.sinks.iceberg import commit
+from airflow_provider_cdc.sinks.iceberg.cuts import cut_table
 from tests.interrupting import Interrupted, commits_fail
 from tests.seeds import some
 from tests.sinks.catalogs import plain_catalog
@@ -26,7 +27,7 @@ ERRORS = [CommitStateUnknownException("502"), requests.ReadTimeout("no answer"),
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(commit, "_PAUSE_SECONDS", 0)
-    monkeypatch.setattr(cuts, "_PAUSE_SECONDS", 0)
+    monkeypatch.setattr(cut_table, "_PAUSE_SECONDS", 0)
 
 
 def cut_numbers(lake: Lake, run_id: str) -> set[int]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.sinks.base import Publication
-from airflow_provider_cdc.sinks.iceberg import cuts
+from airflow_provider_cdc.sinks.iceberg.cuts import cut_table as cuts_module
 from tests.interrupting import Interrupted, commits_fail, interrupt_at
 from tests.seeds import some
 from tests.sinks.catalogs import plain_catalog
@@ -177,7 +177,7 @@ def test_all_copies_of_a_run_are_withdrawn_by_one_commit(lake: Lake) -> None:
 
 @pytest.mark.long
 def test_manifests_and_metadata_do_not_grow_with_the_runs(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuts, "GRACE", timedelta())
+    monkeypatch.setattr(cuts_module, "GRACE", timedelta())
     runs: list[Publication] = []
     for number in range(1, 31):
         runs.append(lake.stage(number, 1, before=runs[-1] if runs else None))

@@ -20,7 +20,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles
 
-from airflow_provider_cdc.sinks.iceberg.delete_manifests import MERGED_AT, delete_entries, replace_deletes
+from airflow_provider_cdc.sinks.iceberg.files.delete_manifests import MERGED_AT, delete_entries, replace_deletes
 
 _MANIFEST_BYTES = 8 * 2**20
 

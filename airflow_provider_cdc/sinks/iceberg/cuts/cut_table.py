@@ -40,10 +40,10 @@ from airflow_provider_cdc.core.parquet.lake_types import FIELD_ID
 from airflow_provider_cdc.core.parquet.writer import ParquetWriter
 from airflow_provider_cdc.errors import CommitUnknown, PublishIncomplete
 from airflow_provider_cdc.sinks.iceberg.catalog import folder_of, load_table, make_namespace, send
-from airflow_provider_cdc.sinks.iceberg.data_files import data_file
-from airflow_provider_cdc.sinks.iceberg.named_files import delete_unnamed
-from airflow_provider_cdc.sinks.iceberg.producer import replace_files
-from airflow_provider_cdc.sinks.iceberg.tables import DATA, RUN_ID
+from airflow_provider_cdc.sinks.iceberg.files.data_files import data_file
+from airflow_provider_cdc.sinks.iceberg.files.named_files import delete_unnamed
+from airflow_provider_cdc.sinks.iceberg.files.producer import replace_files
+from airflow_provider_cdc.sinks.iceberg.tables.table import DATA, RUN_ID
 
 NAME = "cdc_cuts"
 KEPT = 1000

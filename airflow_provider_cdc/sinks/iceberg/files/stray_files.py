@@ -13,12 +13,13 @@ from pyiceberg.table import Table
 from airflow_provider_cdc.core.storage.listing import entries
 from airflow_provider_cdc.sinks.base import StrayFile
 from airflow_provider_cdc.sinks.iceberg.catalog import folder_of
-from airflow_provider_cdc.sinks.iceberg.named_files import NamedFiles
-from airflow_provider_cdc.sinks.iceberg.tables import DATA, METADATA
+from airflow_provider_cdc.sinks.iceberg.files.named_files import NamedFiles
+from airflow_provider_cdc.sinks.iceberg.tables.table import DATA, METADATA
 
 _RUN = r"(?P<run>\d{8}T\d{6}Z-[0-9a-f]{8})"
 _NAMES = {
-    # `core.run.table_files` and `core.run.staging` name data files, `sinks.iceberg.producer` names metadata files.
+    # `core.run.table_files` and `core.run.staging` name data files, `sinks.iceberg.files.producer` names metadata
+    # files.
     DATA: re.compile(rf"part-[0-9a-z-]+-{_RUN}-[0-9a-f]{{16}}[-0-9p]*\.parquet"),
     METADATA: re.compile(rf"(?:snap-\d+-\d+-)?cdc-{_RUN}-[0-9a-f]{{32}}[-0-9a-z]*\.avro"),
 }

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import FileDamaged
 from airflow_provider_cdc.sinks.base import TableChange
-from airflow_provider_cdc.sinks.iceberg.tables import recorded_location, recorded_spec_id
+from airflow_provider_cdc.sinks.iceberg.tables.table import recorded_location, recorded_spec_id
 
 _DAMAGED = "something else than this provider changed it, or the storage lost it: trigger a new run"
 

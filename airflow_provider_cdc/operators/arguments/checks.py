@@ -18,8 +18,8 @@ from airflow_provider_cdc.core.storage.target import lake_of
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
 from airflow_provider_cdc.hooks.catalog import lake_settings
+from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.base import scratch_for
-from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.planning.lake_checks import check_names
 from airflow_provider_cdc.operators.planning.plan_text import leaving_no_folder
 from airflow_provider_cdc.operators.spark.launch import check_spark
@@ -270,7 +270,7 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         "Each key of a DAG run's conf is a param of the DAG.",
         (),
         "correct the key; the message lists the params",
-        raised_by=(Raised(Moment.PREFLIGHT, "operators.parameters:check_conf"),),
+        raised_by=(Raised(Moment.PREFLIGHT, "operators.arguments.options:check_conf"),),
     ),
     Check(
         "run.options",
@@ -284,7 +284,7 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         "This kind of source supports all options that are set.",
         (),
         "leave the option at its default",
-        raised_by=(Raised(Moment.PREFLIGHT, "operators.parameters:check_kind"),),
+        raised_by=(Raised(Moment.PREFLIGHT, "operators.arguments.options:check_kind"),),
     ),
     Check(
         "run.parts",

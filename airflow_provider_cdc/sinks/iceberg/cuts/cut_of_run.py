@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.copies.head import is_newer
 from airflow_provider_cdc.sinks.base import Publication
 from airflow_provider_cdc.sinks.iceberg.catalog import name_of
 from airflow_provider_cdc.sinks.iceberg.commit import CommittedTable
-from airflow_provider_cdc.sinks.iceberg.cuts import CutRow, copy_in, newest_rows
+from airflow_provider_cdc.sinks.iceberg.cuts.cut_table import CutRow, copy_in, newest_rows
 
 
 def rows_of_run(

@@ -18,7 +18,7 @@ from pyiceberg.table.update import (
 )
 
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sinks.iceberg.columns import COLUMNS, encode_identities, holds, recorded_identities
+from airflow_provider_cdc.sinks.iceberg.tables.columns import COLUMNS, encode_identities, holds, recorded_identities
 
 _NEW_RUN = "trigger a new run"
 

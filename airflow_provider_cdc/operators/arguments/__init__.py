@@ -1,0 +1,1 @@
+"""The arguments of operators: their types, options, templates and checks"""

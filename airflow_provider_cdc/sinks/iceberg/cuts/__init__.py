@@ -1,0 +1,1 @@
+"""Cuts: the set of the copies of all tables of one run"""
