@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 import airflow_provider_cdc
 
 PACKAGE = Path(airflow_provider_cdc.__file__).parent
@@ -42,6 +44,7 @@ def _used(tree: ast.AST, own_names: set[str]) -> Iterator[str]:
                 yield f"line {node.lineno}: {ast.unparse(node)}"
 
 
+@pytest.mark.slow
 def test_only_compat_uses_what_other_libraries_keep_private() -> None:
     modules = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in EXCEPT]
     trees = {path: ast.parse(path.read_text()) for path in modules}

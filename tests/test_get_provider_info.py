@@ -97,6 +97,7 @@ def test_every_step_of_the_group_is_listed() -> None:
     assert set(listed["python-modules"]) == set(re.findall(r"^from (\S+) import \w+Operator$", group, re.MULTILINE))
 
 
+@pytest.mark.slow
 def test_airflow_lists_provider_hook_form_fields_and_settings(dag_runner: DagRunner) -> None:
     code = """
 import json
@@ -132,6 +133,7 @@ print(json.dumps({
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "module",
     some(

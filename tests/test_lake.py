@@ -133,6 +133,7 @@ def count(orders: Any) -> int:
     return orders.count() if type(orders).__module__.startswith("pyspark") else len(orders)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", sorted(SNIPPETS))
 def test_the_snippets_of_the_documents_read_every_row(library: str, lake: Lake, request: Any) -> None:
     names: dict[str, Any] = {}

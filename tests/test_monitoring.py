@@ -120,6 +120,7 @@ def collector() -> Iterator[tuple[int, list[ExportMetricsServiceRequest]]]:
         thread.join()
 
 
+@pytest.mark.slow
 def test_a_backend_gets_the_numbers_of_a_run_and_its_errors(
     collector: tuple[int, list[ExportMetricsServiceRequest]], tmp_path: Path
 ) -> None:

@@ -246,6 +246,7 @@ def dying(target: Target, number: int, patched: str, replacement: Any) -> Any:
     return runner
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", ["disk", "s3"])
 def test_copies_that_a_run_half_placed_go_once_newer_ones_exist(store: str, target_on: AnyTarget) -> None:
     target = target_on(store)
@@ -328,6 +329,7 @@ def test_copies_that_are_whole_but_not_announced_stay(target: Target) -> None:
     assert target.copies() == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_clean_up_that_is_killed_anywhere_is_completed_by_the_next_one(target: Target, tmp_path: Path) -> None:
     dying(target, 1, "move_to", stopped_after(2))
     target.night(3)

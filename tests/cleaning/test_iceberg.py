@@ -52,6 +52,7 @@ def named(target: Target, name: str) -> set[str]:
     return {uri.removeprefix(f"{table.location()}/") for uri in names()}
 
 
+@pytest.mark.slow
 def test_data_files_of_a_failed_run_go_and_a_zombie_of_it_commits_nothing(target: Target) -> None:
     one = target.night(1, format="iceberg")
     target.night(2, steps=2, format="iceberg")
@@ -87,6 +88,7 @@ def _empty(target: Target, name: str, *numbers: int) -> set[str]:
     return {file for file in on_disk(target, name) if "part-empty" in file and any(one in file for one in ids)}
 
 
+@pytest.mark.slow
 def test_files_without_rows_stay_as_long_as_a_copy_needs_them(target: Target, without_grace: None) -> None:
     target.night(1, format="iceberg")
     assert _empty(target, EMPTY, 1)

@@ -104,6 +104,7 @@ def published_of(db: Database, run: Pipeline) -> dict[str, Counter[Row]]:
     return {name: published_counts(uris[str(db.name(name))])[1] for name in TABLES}
 
 
+@pytest.mark.slow
 def test_a_run_under_load_is_limited_slowed_paused_and_resumed_and_is_exact(
     shop: Database, spark: SparkSession, tmp_path: Path
 ) -> None:

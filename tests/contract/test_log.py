@@ -132,6 +132,7 @@ def test_the_before_of_every_touched_key_is_what_was_read(shop: Database, begin:
     before.check()
 
 
+@pytest.mark.slow
 def test_it_is_also_where_each_change_is_a_transaction_in_a_file_of_its_own(shop: Database, begin: Begin) -> None:
     """All histories, one after the other; each begins with what the one before it left."""
     for statements in HISTORIES.values():

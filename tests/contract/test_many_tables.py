@@ -22,6 +22,7 @@ OPENED = {
 }
 
 
+@pytest.mark.slow
 def test_small_tables_share_sessions(spark: Any, kind: str, db: Database, tmp_path: Path) -> None:
     for number in range(TABLES):
         db.create(f"t{number}", "id INT PRIMARY KEY, note TEXT")

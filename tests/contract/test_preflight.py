@@ -132,6 +132,7 @@ def blocked(source: Source, shop: Database) -> str:
     return refused.value.message
 
 
+@pytest.mark.slow
 def test_a_table_that_is_locked_against_readers_is_named_with_who_locks_it(
     shop: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:

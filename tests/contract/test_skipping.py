@@ -85,6 +85,7 @@ def test_it_is_left_out_with_its_reason_and_the_others_are_exact(
     assert not list((tmp_path / name).glob("**/*"))
 
 
+@pytest.mark.slow
 def test_odd_names_are_told_apart_when_a_table_is_left_out_in_mid_run(
     db: Database, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from airflow_provider_cdc.core.control.acts import Acts
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from harness.dag_runner import DagRunner
 from tests.runs import manifest_of
+
+pytestmark = pytest.mark.slow
 
 
 def test_the_form_controls_a_run(dag_runner: DagRunner, tmp_path: Path) -> None:

@@ -17,6 +17,8 @@ from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from harness.s3_server import ADMIN
 
+pytestmark = pytest.mark.slow
+
 PASSWORD = "p4ssw0rd-of-the-catalog"
 
 

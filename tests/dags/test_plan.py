@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from harness.dag_runner import DagRunner
 from harness.mysql_server import MysqlServer
 from tests.dags.watching import STEPS
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_plan_skips_all_other_tasks_and_leaves_nothing(

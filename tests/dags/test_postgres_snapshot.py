@@ -21,7 +21,7 @@ from tests.dags.watching import STEPS, files_of, in_background, rows_of
 PASSWORD = "c0rrect-h0rse:battery/@"
 ACCOUNTS = 300
 AT = datetime(2026, 2, 3, 4, 5, 6, tzinfo=UTC)
-pytestmark = pytest.mark.timeout(1800)
+pytestmark = [pytest.mark.timeout(1800), pytest.mark.slow]
 
 TABLES = ["bank.accounts", "bank.entries", "bank.visits"]
 CLEARED = ["lock_and_record", "preflight"]

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from harness.dag_runner import DagRunner
 from harness.mysql_server import MysqlServer
 from harness.server_process import free_port
@@ -15,6 +17,7 @@ from harness.server_process import free_port
 SECRETS = ("wr0ng-horse", "s3cr3t")
 
 
+@pytest.mark.slow
 def test_everything_wrong_is_told_at_once_and_nothing_else_runs(dag_runner: DagRunner, mysql: MysqlServer) -> None:
     source = {"conn_type": "cdc_mysql", "host": mysql.host, "port": mysql.port, "login": "nobody"}
     result = dag_runner.run(
@@ -39,6 +42,7 @@ def test_everything_wrong_is_told_at_once_and_nothing_else_runs(dag_runner: DagR
         assert secret not in json.dumps(result.rendered)
 
 
+@pytest.mark.slow
 def test_server_down_is_worth_another_try(dag_runner: DagRunner, tmp_path: Path) -> None:
     down = {"conn_type": "cdc_mysql", "host": "127.0.0.1", "port": free_port(), "login": "root"}
     result = dag_runner.run(

@@ -59,6 +59,7 @@ def _cipher(connection: pymysql.Connection[pymysql.cursors.Cursor]) -> str:
         return str(row[1])
 
 
+@pytest.mark.slow
 def test_restart_keeps_data_port_and_identity(mysql_factory: Callable[..., MysqlServer]) -> None:
     server = mysql_factory({"binlog-row-image": "MINIMAL"})
     before = server.query("SELECT @@port, @@server_uuid")
@@ -69,6 +70,7 @@ def test_restart_keeps_data_port_and_identity(mysql_factory: Callable[..., Mysql
     assert server.query("SELECT @@binlog_row_image") == [("NOBLOB",)]
 
 
+@pytest.mark.slow
 def test_refused_option_is_reported_from_the_log(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match="no_such_option"):
         MysqlServer.start(tmp_path, options={"no_such_option": "1"})
@@ -90,6 +92,7 @@ def test_missing_client_tool_is_named(mysql: MysqlServer) -> None:
         mysql.tool("no_such_tool")
 
 
+@pytest.mark.slow
 def test_server_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     script = (
         "import sys, time; from pathlib import Path; from harness.mysql_server import MysqlServer\n"
@@ -103,6 +106,7 @@ def test_server_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     _wait_for_end_of(server)
 
 
+@pytest.mark.slow
 def test_detached_server_is_found_again(tmp_path: Path) -> None:
     assert MysqlServer.attach(tmp_path) is None
     started = MysqlServer.start(tmp_path, detached=True)

@@ -22,6 +22,7 @@ def test_two_major_versions_are_here() -> None:
     assert len({binaries.major for binaries in installations()}) >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("major", [binaries.major for binaries in installations()])
 def test_every_version_starts_and_writes_a_logical_log(major: int, tmp_path: Path) -> None:
     with PostgresServer.start(tmp_path, version=major) as server:
@@ -56,6 +57,7 @@ def test_other_users_need_their_password(tmp_path: Path) -> None:
         server.connect("reader", "right").close()
 
 
+@pytest.mark.slow
 def test_a_server_ends_with_a_process_that_is_killed(tmp_path: Path) -> None:
     code = f"""
 import time

@@ -38,6 +38,7 @@ def test_a_seed_draws_the_same_pieces_of_every_kind() -> None:
     assert {name for name, _ in itertools.islice(soak.drawn(5, "ddl"), 9)} == {"ddl"}
 
 
+@pytest.mark.slow
 def test_a_failure_is_told_with_the_command_that_repeats_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def by_connection(s3: str) -> Iterator[Faults]:
             yield proxy
 
 
+@pytest.mark.slow
 def test_a_run_is_exact_on_s3_and_its_head_goes_forward(
     spark: SparkSession, mysql: MysqlServer, schema: str, by_connection: Faults
 ) -> None:
@@ -209,6 +210,7 @@ def test_changes_are_published_on_s3_and_go_with_their_copies(
     assert sorted(one.rpartition("/")[2] for one in lake.folders(folder) if lake.files(one)) == ids[2:]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_s3")
 def test_rights_that_are_taken_away_in_mid_run_stop_it_for_good(
     spark: SparkSession, mysql: MysqlServer, schema: str, monkeypatch: pytest.MonkeyPatch

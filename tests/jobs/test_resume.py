@@ -39,6 +39,7 @@ def tree(folder: Storage) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_publishing_that_is_interrupted_anywhere_is_completed(
     here: MakeRunner, source: HistorySource, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_publishing_that_is_interrupted_anywhere_is_completed(
     assert number > 20
 
 
+@pytest.mark.slow
 def test_an_interrupted_snapshot_keeps_what_is_finished(
     here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +98,7 @@ def test_an_interrupted_snapshot_keeps_what_is_finished(
     assert runner.published() == runner.expected()
 
 
+@pytest.mark.slow
 def test_rows_read_for_another_initial_position_do_not_count(here: MakeRunner, source: HistorySource) -> None:
     here(source, 0).steps()[0]()
     runner = here(source, INITIAL)
@@ -103,6 +106,7 @@ def test_rows_read_for_another_initial_position_do_not_count(here: MakeRunner, s
     assert runner.published() == runner.expected()
 
 
+@pytest.mark.slow
 def test_parts_of_another_plan_do_not_count(here: MakeRunner, source: HistorySource) -> None:
     """A try that was presumed dead may have cut the tables elsewhere: its part 3 is not this one's."""
     runner = here(source, INITIAL)
@@ -124,6 +128,7 @@ def test_steps_of_a_finished_run_change_nothing(here: MakeRunner, source: Histor
     assert tree(runner.target) == files
 
 
+@pytest.mark.slow
 def test_a_finished_run_holds_its_manifest_and_what_it_published(here: MakeRunner, source: HistorySource) -> None:
     runner = here(source, INITIAL)
     found = runner.all()
@@ -154,6 +159,7 @@ def test_a_finished_run_holds_its_manifest_and_what_it_published(here: MakeRunne
     }
 
 
+@pytest.mark.slow
 def test_an_older_run_that_ends_later_does_not_become_the_latest(here: MakeRunner, source: HistorySource) -> None:
     older = here(source, 10, run_id="20260101T000000Z-00000000")
     *before, last = older.steps()
@@ -211,6 +217,7 @@ def test_a_failure_to_clean_up_is_no_failure(
     assert runner.published() == runner.expected()
 
 
+@pytest.mark.slow
 def test_the_source_is_not_needed_once_the_run_is_published(
     here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

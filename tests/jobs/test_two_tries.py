@@ -81,6 +81,7 @@ def check(runner: Runner) -> None:
     assert not list(Path(runner.target.path()).rglob("*.tmp"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seed", "pause"), [(0, 0.0), (1, 0.0), (2, 0.05)])
 @pytest.mark.parametrize("step", [SNAPSHOT, EXTRACT, PUBLISH])
 def test_two_tries_of_a_step(

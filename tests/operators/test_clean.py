@@ -163,6 +163,7 @@ def test_a_slot_in_use_keeps_its_run(
     assert len(kept(postgres, source)) == 2
 
 
+@pytest.mark.slow
 def test_orphans_on_the_server_go_only_with_a_proof(
     postgres: PostgresServer, source: PostgresSource, begin: Begin, cleaning: Clean
 ) -> None:

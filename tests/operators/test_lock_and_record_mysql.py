@@ -60,6 +60,7 @@ def context() -> Any:
     return {"dag_run": everything, "ti": everything}
 
 
+@pytest.mark.slow
 def test_after_a_crash_the_run_begins_anew(operator: LockAndRecordOperator, server: MysqlServer) -> None:
     first = operator.execute(context())
     server.query("INSERT INTO d.parent VALUES (1)")
@@ -73,6 +74,7 @@ def test_after_a_crash_the_run_begins_anew(operator: LockAndRecordOperator, serv
     assert Run.load(Storage(again["run_uri"])).manifest.identity == identity
 
 
+@pytest.mark.slow
 def test_a_new_position_is_not_taken_from_what_can_no_longer_be_copied(
     operator: LockAndRecordOperator, server: MysqlServer
 ) -> None:

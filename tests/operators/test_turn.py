@@ -92,6 +92,7 @@ def airflow(mysql: MysqlServer, schema: str, tmp_path: Path, monkeypatch: pytest
     return Deployment(schema, tmp_path.as_uri())
 
 
+@pytest.mark.slow
 def test_a_second_run_is_refused_until_the_first_one_has_ended(airflow: Deployment) -> None:
     first = airflow.begin("first")
     with pytest.raises(AirflowFailException, match="other runs of the same tables are under way") as told:

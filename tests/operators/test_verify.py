@@ -45,6 +45,7 @@ def export(folder: Path, owners: list[str]) -> str:
     return folder.as_uri()
 
 
+@pytest.mark.slow
 def test_the_task_fails_and_names_the_differing_row(mysql: MysqlServer, shop: str, tmp_path: Path) -> None:
     """With Spark, as Airflow calls it."""
     pushed: dict[str, Any] = {}
@@ -71,6 +72,7 @@ def test_the_task_fails_and_names_the_differing_row(mysql: MysqlServer, shop: st
     assert "| changed | id = 2 | owner = bob | owner = eve |" in (folder / "result.md").read_text()
 
 
+@pytest.mark.slow
 def test_the_exit_status_of_the_command(
     mysql: MysqlServer, shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

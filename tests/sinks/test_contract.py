@@ -271,6 +271,7 @@ def test_a_copy_that_is_removed_takes_nothing_from_the_others(lake: Lake) -> Non
     assert lake.sink.remove(first.run_id, ORDERS, first.tables[0].added) == []
 
 
+@pytest.mark.slow
 def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next_call(lake: Lake) -> None:
     number, interrupted = 0, True
     while interrupted:
@@ -313,6 +314,7 @@ def test_what_is_not_of_the_copy_stays_when_it_is_removed(lake: Lake) -> None:
     assert Storage(uri).files("more") == ["more/notes.txt"]
 
 
+@pytest.mark.slow
 def test_publishing_that_is_interrupted_anywhere_is_completed_by_the_next_call(lake: Lake) -> None:
     lake.sink.publish(lake.stage(1))
     number = 0
@@ -387,6 +389,7 @@ def test_what_the_store_does_not_confirm_once_is_looked_for_and_completed(lake: 
     assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arrived", [True, False])
 def test_what_the_store_does_not_confirm_is_unknown_and_completed_by_the_next_call(lake: Lake, arrived: bool) -> None:
     lake.sink.publish(lake.stage(3))

@@ -50,6 +50,7 @@ def keeps_all(publication: Publication, base: Publication) -> Publication:
     return replace(publication, tables=tuple(changes))
 
 
+@pytest.mark.slow
 def test_a_file_all_of_whose_rows_are_deleted_stays_deleted_in_later_copies(lake: Lake) -> None:
     first = lake.stage(1)
     lake.sink.publish(first)

@@ -75,6 +75,7 @@ def published(lake: Lake, proxies: list[Faults], number: int, at: int, fault: st
     return error
 
 
+@pytest.mark.slow
 def test_a_publication_makes_no_more_requests_than_it_needs(
     proxies: list[Faults], format_of_lake: str, tmp_path: Path
 ) -> None:
@@ -89,6 +90,7 @@ def test_a_publication_makes_no_more_requests_than_it_needs(
     assert lake.seen() == [[5, 5], [5, 5]]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("fault", "burst", "step"),
@@ -114,6 +116,7 @@ def test_a_publication_through_faults_is_whole_or_an_error(
         assert any(errors), "no fault got through to the publication"
 
 
+@pytest.mark.slow
 def test_latency_makes_a_publication_slow_and_nothing_else(
     proxies: list[Faults], format_of_lake: str, tmp_path: Path
 ) -> None:

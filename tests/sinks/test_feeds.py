@@ -88,6 +88,7 @@ def test_changes_are_published_with_their_copy_and_are_no_part_of_it(lake: Lake,
     assert (told(lake, second), told(lake, third)) == ([1, 2, 3], [4, 5, 6])
 
 
+@pytest.mark.slow
 def test_no_copy_can_be_seen_before_its_changes(lake: Lake, first: Publication) -> None:
     """Wherever publishing is interrupted: readers of the changes would mistake it for a copy without changes."""
     number, interrupted, before = 0, True, first
@@ -148,6 +149,7 @@ def test_changes_go_with_their_copy_and_take_nothing_from_others(lake: Lake, fir
     assert lake.seen() == [[7, 7, 7]] * 2
 
 
+@pytest.mark.slow
 def test_a_removal_that_is_interrupted_anywhere_leaves_no_part_of_changes_that_is_told(
     lake: Lake, first: Publication
 ) -> None:

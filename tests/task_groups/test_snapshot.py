@@ -202,6 +202,7 @@ def test_what_cannot_differ_from_source_to_source_is_refused(mapped: Any, what: 
         mapped()
 
 
+@pytest.mark.slow
 def test_parsing_a_dag_does_not_import_what_only_its_tasks_need(tmp_path: Path) -> None:
     """Airflow parses DAG files all the time, each time in a new process."""
     file = tmp_path / "nightly.yaml"

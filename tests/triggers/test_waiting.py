@@ -186,6 +186,7 @@ def runway_of(hours: float, seconds: float = PATIENCE) -> Any:
     return within(seconds, trigger)
 
 
+@pytest.mark.slow
 def test_a_server_that_throws_its_log_away_too_soon_is_waited_for(
     mysql: MysqlServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -201,6 +202,7 @@ def test_a_server_that_throws_its_log_away_too_soon_is_waited_for(
         mysql.query("SET GLOBAL binlog_expire_logs_seconds = %s", (before,))
 
 
+@pytest.mark.slow
 def test_a_slot_that_may_keep_too_little_log_is_waited_for(
     postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -247,6 +249,7 @@ def still_waits(lake: Lake, **wanted: str) -> bool:
     return within(1, trigger_of(lake, wanted)) is None
 
 
+@pytest.mark.slow
 def test_a_copy_counts_when_it_has_what_is_waited_for_and_not_before(lake: Lake) -> None:
     assert still_waits(lake)
     lake.sink.publish(lake.stage(5, run_id="20260105T000000Z-00000005"))

@@ -156,6 +156,7 @@ def told(nights: Nights, table: str) -> list[tuple[str, Any, Any]]:
     ]
 
 
+@pytest.mark.slow
 def test_every_change_is_told_also_those_that_leave_nothing(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id INT PRIMARY KEY, v INT)", "INSERT INTO stock VALUES (1, 10), (2, 20), (3, 30)")
     run = publish(nights)
@@ -194,6 +195,7 @@ def test_every_change_is_told_also_those_that_leave_nothing(nights: Nights) -> N
     assert run.found["consolidate"]["changes"] == {f"{nights.schema}.stock": 9}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_together", [False, True], indirect=True)
 def test_prepared_transactions_are_told_where_they_are_committed(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id INT PRIMARY KEY, v INT)")
@@ -245,6 +247,7 @@ def test_prepared_transactions_are_told_where_they_are_committed(nights: Nights)
     assert [micros(when) for when in changes["commit_time"].to_pylist()] == [logged[one][1] for one in positions]
 
 
+@pytest.mark.slow
 def test_every_type_odd_names_and_tables_without_a_key(nights: Nights) -> None:
     odd, table = "`odd.``Näme`", f"{nights.schema}.odd.`Näme"
     tables = {odd: (CASES[:60], table, ["id"]), "keyless": (CASES[60:120], f"{nights.schema}.keyless", [])}
@@ -267,6 +270,7 @@ def test_every_type_odd_names_and_tables_without_a_key(nights: Nights) -> None:
         assert sum(after.values()) > 5
 
 
+@pytest.mark.slow
 def test_what_cannot_be_told_whole_is_refused_before_any_work(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id INT PRIMARY KEY, v INT)", "INSERT INTO stock VALUES (1, 10)")
     with pytest.raises(PreflightError, match="only with copies that are rolled forward"):
@@ -290,6 +294,7 @@ def test_what_cannot_be_told_whole_is_refused_before_any_work(nights: Nights) ->
         nights.night("auto", changes=True, as_of=past).preflight()
 
 
+@pytest.mark.slow
 def test_where_a_table_is_read_in_full_alone_the_others_have_no_gap(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id INT PRIMARY KEY)", "CREATE TABLE other (id INT PRIMARY KEY)")
     first = publish(nights)
@@ -308,6 +313,7 @@ def test_where_a_table_is_read_in_full_alone_the_others_have_no_gap(nights: Nigh
     assert [one["id"] for one in changes["after"].to_pylist()] == [1, 2]
 
 
+@pytest.mark.slow
 def test_a_value_in_between_that_nothing_holds_stops_the_run_or_the_table(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id INT PRIMARY KEY, day DATE)", "INSERT INTO stock VALUES (1, '2020-01-01')")
     nights.do("CREATE TABLE other (id INT PRIMARY KEY)")
@@ -325,6 +331,7 @@ def test_a_value_in_between_that_nothing_holds_stops_the_run_or_the_table(nights
     assert set(run.found["consolidate"]["changes"]) == {f"{nights.schema}.other"}
 
 
+@pytest.mark.slow
 def test_changes_of_a_part_of_a_table_are_those_of_its_rows_and_columns(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id INT PRIMARY KEY, v INT, note VARCHAR(9))", "CREATE TABLE keyless (v INT, w INT)")
     nights.do("INSERT INTO stock VALUES (1, 10, 'a'), (2, 90, 'b')", "INSERT INTO keyless VALUES (1, 1), (90, 1)")

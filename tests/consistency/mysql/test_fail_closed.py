@@ -178,6 +178,7 @@ def _provoke(server: MysqlServer, hazard: Hazard) -> None:
             cursor.fetchall()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("when", some(*WHEN[::-1]))
 @pytest.mark.parametrize("hazard", HAZARDS, ids=[hazard.name for hazard in HAZARDS])
 def test_a_hazard_inside_the_run_stops_it(
@@ -196,6 +197,7 @@ def test_a_hazard_inside_the_run_stops_it(
     assert not list(tmp_path.glob("shop.*")), "something was published"
 
 
+@pytest.mark.slow
 def test_a_run_without_hazards_is_published(own_server: MysqlServer, spark: SparkSession, tmp_path: Path) -> None:
     _prepare(own_server)
     run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.*"], chunk_rows=40)
@@ -204,6 +206,7 @@ def test_a_run_without_hazards_is_published(own_server: MysqlServer, spark: Spar
     assert {path.name for path in tmp_path.glob("shop.*")} == {"shop.orders", "shop.parts", "shop.lines"}
 
 
+@pytest.mark.slow
 def test_another_server_at_the_same_address_is_refused(
     mysql_factory: Callable[..., MysqlServer], spark: SparkSession, tmp_path: Path
 ) -> None:

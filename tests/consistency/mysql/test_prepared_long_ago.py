@@ -50,6 +50,7 @@ def mysql_long_ago(mysql_factory: MysqlFactory) -> MysqlServer:
     return server
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_together", [False, True], indirect=True)
 def test_what_was_prepared_files_ago_and_committed_meanwhile_is_rewound(
     mysql_long_ago: MysqlServer, run: Pipeline
@@ -74,6 +75,7 @@ def test_a_log_that_does_not_reach_back_to_the_preparation_stops_the_run(
         run.extract_delta()
 
 
+@pytest.mark.slow
 def test_a_night_after_the_rows_of_a_prepared_transaction_were_purged_reads_in_full(
     mysql_long_ago: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -111,6 +113,7 @@ def test_a_night_after_the_rows_of_a_prepared_transaction_were_purged_reads_in_f
     assert sorted(published(found["published"]["shop.stock"])[1]) == [(1, 14), (2, 0), (3, 30), (4, 40)]
 
 
+@pytest.mark.slow
 def test_a_past_before_the_commit_of_rows_that_were_purged_is_refused_before_any_work(
     mysql_long_ago: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -77,6 +77,7 @@ def _alter(server: MysqlServer, schema: str, statements: Alter) -> None:
             cursor.execute(statement)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("during", some(*DURING))
 @pytest.mark.parametrize("name", some(*ALTERS, plain=2))
 def test_altered_tables_are_those_of_the_moved_position(
@@ -138,6 +139,7 @@ def _rows(run: Pipeline, name: str) -> dict[int, Any]:
     return {row[columns.index("id")]: tuple(row[1:]) for row in rows}
 
 
+@pytest.mark.slow
 def test_a_requested_position_never_moves(
     mysql: MysqlServer, spark: SparkSession, two_tables: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,6 +177,7 @@ def test_a_requested_position_never_moves(
     assert _rows(kept, f"{two_tables}.visits") == visits
 
 
+@pytest.mark.slow
 def test_the_new_position_contains_what_earlier_reads_saw(
     mysql: MysqlServer, spark: SparkSession, two_tables: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +203,7 @@ def test_the_new_position_contains_what_earlier_reads_saw(
     assert _rows(run, f"{two_tables}.orders") == {}
 
 
+@pytest.mark.slow
 def test_earlier_reads_do_not_count_after_a_restart(
     mysql_factory: Callable[..., MysqlServer], spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -64,6 +64,7 @@ def nights(mysql: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path)
     return Nights(mysql, spark, schema, tmp_path)
 
 
+@pytest.mark.slow
 def test_every_type_at_its_extremes(nights: Nights) -> None:
     groups = {f"t{start}": CASES[start : start + 45] for start in range(0, len(CASES), 45)}
     for name, cases in groups.items():
@@ -97,6 +98,7 @@ def test_every_type_at_its_extremes(nights: Nights) -> None:
     nights.rolled()
 
 
+@pytest.mark.slow
 def test_a_table_that_gets_a_partition_and_an_index_every_night(nights: Nights) -> None:
     nights.do(
         "CREATE TABLE daily (id BIGINT, day DATE, v INT, PRIMARY KEY (id, day)) PARTITION BY RANGE COLUMNS (day) "
@@ -124,6 +126,7 @@ def test_a_table_that_gets_a_partition_and_an_index_every_night(nights: Nights) 
         nights.rolled()
 
 
+@pytest.mark.slow
 def test_a_transaction_that_is_prepared_on_one_night_and_committed_on_the_next(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id INT PRIMARY KEY, left_over INT)", "CREATE TABLE notes (text VARCHAR(9))")
     nights.do("INSERT INTO stock VALUES (1, 10), (2, 20), (3, 30)", "INSERT INTO notes VALUES ('a'), ('a'), ('b')")
@@ -148,6 +151,7 @@ def test_a_transaction_that_is_prepared_on_one_night_and_committed_on_the_next(n
     nights.rolled()
 
 
+@pytest.mark.slow
 def test_statements_between_preflight_and_the_position_stop_the_run(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id INT PRIMARY KEY, left_over INT)", "INSERT INTO stock VALUES (1, 10)")
     run = nights.night("full")
@@ -224,6 +228,7 @@ def test_a_change_behind_the_log_stops_the_run(nights: Nights) -> None:
         run.consolidate()
 
 
+@pytest.mark.slow
 def test_rows_that_a_session_logged_in_part_are_read_in_full(nights: Nights) -> None:
     nights.do(*(f"CREATE TABLE {name} (id INT PRIMARY KEY, v INT, doc JSON)" for name in ("a", "b", "c", "d")))
     nights.do(*(f"INSERT INTO {name} VALUES (1, 1, '{{\"n\": 1}}'), (2, 2, '{{}}')" for name in ("a", "b", "c", "d")))
@@ -249,6 +254,7 @@ def test_rows_that_a_session_logged_in_part_are_read_in_full(nights: Nights) -> 
     nights.rolled()
 
 
+@pytest.mark.slow
 def test_a_table_that_cannot_be_copied_is_left_out_also_if_no_other_is_rolled_forward(nights: Nights) -> None:
     nights.do("CREATE TABLE a (id DATE PRIMARY KEY, v INT)", "INSERT INTO a VALUES ('2020-01-01', 1)")
     run = nights.night("full")
@@ -264,6 +270,7 @@ def test_a_table_that_cannot_be_copied_is_left_out_also_if_no_other_is_rolled_fo
     assert set(found["skipped"]) == {f"{nights.schema}.a"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("read_together", [False, True], indirect=True)
 def test_a_table_that_is_left_out_where_a_transaction_is_prepared_does_not_stop_the_run(nights: Nights) -> None:
     nights.do("CREATE TABLE a (id DATE PRIMARY KEY, v INT)", "INSERT INTO a VALUES ('2020-01-01', 1)")
@@ -283,6 +290,7 @@ def test_a_table_that_is_left_out_where_a_transaction_is_prepared_does_not_stop_
     assert pq.read_table(Storage(found["published"][f"{nights.schema}.b"]).path())["v"].to_pylist() == [2]
 
 
+@pytest.mark.slow
 def test_tables_that_join_are_read_and_all_are_of_one_position(nights: Nights) -> None:
     nights.do("CREATE TABLE a (id INT PRIMARY KEY, v INT)", "INSERT INTO a VALUES (1, 1), (2, 2)")
     run = nights.night("full")
@@ -378,6 +386,7 @@ def test_a_damaged_log_does_not_stop_night_after_night(
     nights.rolled()
 
 
+@pytest.mark.slow
 def test_schema_changes_are_carried(nights: Nights) -> None:
     """On the last nights, no row of a table changes, and a table is altered whose copy was itself carried."""
     nights.do(

@@ -12,6 +12,7 @@ from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 
 
+@pytest.mark.slow
 def test_a_run_beside_pt_table_checksum(mysql: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path) -> None:
     other = f"percona_{schema}"
     mysql.query(f"CREATE DATABASE {other}")

@@ -105,6 +105,7 @@ def check(run: Pipeline, wanted: dict[str, list[tuple[Any, ...]]]) -> None:
         assert sorted(found) == wanted[table], name
 
 
+@pytest.mark.slow
 def test_of_touched_and_other_rows_night_after_night(
     shop: MysqlServer, schema: str, spark: SparkSession, tmp_path: Path
 ) -> None:

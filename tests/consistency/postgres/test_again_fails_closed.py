@@ -190,6 +190,7 @@ HAZARDS: dict[str, tuple[tuple[str, ...], type[CdcError]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hazard", HAZARDS)
 def test_what_breaks_the_proof_before_the_view_stops_the_run(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, hazard: str
@@ -208,6 +209,7 @@ def test_what_breaks_the_proof_before_the_view_stops_the_run(
     assert not run.target.exists(f"{world.schema}.orders")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seen_by", ["the view", "a pass before it"])
 def test_an_index_that_lost_a_row_stops_the_run(
     seen_by: str, world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch
@@ -226,6 +228,7 @@ def test_an_index_that_lost_a_row_stops_the_run(
         run.snapshot()
 
 
+@pytest.mark.slow
 def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -272,6 +275,7 @@ def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
     check(run, world, world.all_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", some("view", "search"))
 def test_a_view_that_dies_is_opened_anew_and_nothing_read_in_it_counts(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -290,6 +294,7 @@ def test_a_view_that_dies_is_opened_anew_and_nothing_read_in_it_counts(
     check(run, world, world.all_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [pytest.param("the view", marks=pytest.mark.long), "the try"])
 def test_what_is_read_as_a_whole_in_a_view_that_is_lost_is_read_anew(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, lost: str
@@ -325,6 +330,7 @@ def test_what_is_read_as_a_whole_in_a_view_that_is_lost_is_read_anew(
     check(run, world, {table: world.rows(table) for table in ("calls", "visits", "orders")})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", some("view", "log", "pass", "search"))
 def test_a_crash_of_the_server_has_all_of_it_read_again(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -344,6 +350,7 @@ def test_a_crash_of_the_server_has_all_of_it_read_again(
     check(run, world, world.all_rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["log", "view", "search"])
 def test_a_try_that_is_killed_leaves_its_chunks_to_the_next_one_and_nothing_else(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, moment: str
@@ -376,6 +383,7 @@ def test_a_try_that_is_killed_leaves_its_chunks_to_the_next_one_and_nothing_else
     assert run.snapshot()["snapshot_upper"] == run.found["consolidate"]["position"]
 
 
+@pytest.mark.slow
 def test_what_is_touched_after_a_pass_is_read_again(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -397,6 +405,7 @@ def test_what_is_touched_after_a_pass_is_read_again(
     check(run, world, world.all_rows)
 
 
+@pytest.mark.slow
 def test_a_key_that_comes_back_in_other_bytes_is_another_key(
     world: World, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -416,6 +425,7 @@ def test_a_key_that_comes_back_in_other_bytes_is_another_key(
     assert Counter(published(found[name])[1]) == rows
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", ["pass", "search"])
 def test_a_table_whose_rows_turn_out_to_fit_no_type_is_skipped_alone(
     moment: str, world: World, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -437,6 +447,7 @@ def test_a_table_whose_rows_turn_out_to_fit_no_type_is_skipped_alone(
     assert list(run.found["consolidate"]["skipped"]) == tables[:1]
 
 
+@pytest.mark.slow
 def test_a_table_that_a_pass_cannot_read_is_skipped_as_a_whole(
     world: World, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

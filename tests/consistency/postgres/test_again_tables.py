@@ -58,6 +58,7 @@ def check(server: PostgresServer, run: Pipeline) -> None:
         assert Counter(published(rows)[1]) == truth, name
 
 
+@pytest.mark.slow
 def test_generated_columns_need_not_be_in_the_log(
     own: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -125,6 +126,7 @@ def _with_virtual_columns() -> int:
     return VERSIONS[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["through the root", "partition by partition"])
 def test_keys_of_many_partitions_are_searched_where_they_are(
     own: PostgresServer, spark: SparkSession, tmp_path: Path, way: str

@@ -67,6 +67,7 @@ def pipeline(spark: SparkSession, primary: PostgresServer, target: Path, schema:
     return Pipeline(spark, settings_of(primary), target.as_uri(), tables, standing_slot="night", **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0))
 def test_no_row_differs_from_the_past(
     seed: int, primary: PostgresServer, recovery: PostgresRecovery, spark: SparkSession, tmp_path: Path
@@ -127,6 +128,7 @@ def test_no_row_differs_from_the_past(
     primary.query(f"DROP SCHEMA {schema} CASCADE")
 
 
+@pytest.mark.slow
 def test_one_point_is_one_copy_whenever_made(primary: PostgresServer, spark: SparkSession, tmp_path: Path) -> None:
     with primary.connect() as connection:
         connection.execute("CREATE SCHEMA s")
@@ -164,6 +166,7 @@ def test_one_point_is_one_copy_whenever_made(primary: PostgresServer, spark: Spa
         connection.execute("DROP SCHEMA s CASCADE")
 
 
+@pytest.mark.slow
 def test_labels_that_were_changed_before_the_point(
     primary: PostgresServer, spark: SparkSession, tmp_path: Path
 ) -> None:

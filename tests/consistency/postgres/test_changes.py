@@ -126,6 +126,7 @@ def told(nights: Nights, table: str) -> list[tuple[Any, ...]]:
     ]
 
 
+@pytest.mark.slow
 def test_every_change_is_told_in_the_order_of_the_commits_with_its_time(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id int PRIMARY KEY, v text, xid text)", FULL.format("stock"))
     nights.do("CREATE TABLE notes (v text, xid text)", FULL.format("notes"))
@@ -196,6 +197,7 @@ CREATE EVENT TRIGGER refuse ON ddl_command_end WHEN TAG IN ('COMMENT') EXECUTE F
 """
 
 
+@pytest.mark.slow
 def test_a_copy_that_cannot_be_recorded_breaks_no_chain_of_changes(
     nights: Nights, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -217,6 +219,7 @@ def test_a_copy_that_cannot_be_recorded_breaks_no_chain_of_changes(
     assert told(nights, "stock") == [("update", (1, 1), (1, 2))]
 
 
+@pytest.mark.slow
 def test_what_cannot_be_told_whole_is_refused_before_any_work(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", "INSERT INTO stock VALUES (1, 1)")
     with pytest.raises(PreflightError, match=r"only the keys .*: public.stock"):

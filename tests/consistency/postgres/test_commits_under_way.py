@@ -145,6 +145,7 @@ WRITES: dict[str, tuple[str, ...]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["a transaction", pytest.param("its subtransactions", marks=pytest.mark.long)])
 def test_the_view_waits_for_commits_that_the_log_has_before_its_point_and_that_are_not_marked_yet(
     what: str,
@@ -193,6 +194,7 @@ def test_the_view_waits_for_commits_that_the_log_has_before_its_point_and_that_a
     assert published == there(shop), "the source itself was damaged"
 
 
+@pytest.mark.slow
 def test_the_tables_are_looked_at_when_the_commits_before_the_point_are_marked(
     shop: PostgresServer, run: Pipeline, let_go: Callable[[HeldSession], None]
 ) -> None:
@@ -221,6 +223,7 @@ def test_the_tables_are_looked_at_when_the_commits_before_the_point_are_marked(
     assert copied(run.finish()["published"]) == there(shop)
 
 
+@pytest.mark.slow
 def test_a_pass_believes_nothing_that_the_log_says_otherwise(
     shop: PostgresServer, run: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +266,7 @@ STEPS: Sequence[tuple[str, str]] = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("slot", [pytest.param("the run's", marks=pytest.mark.long), "the view's"])
 def test_a_transaction_that_writes_before_and_after_a_slot_begins_is_told_as_a_whole(
     slot: str, shop: PostgresServer, run: Pipeline

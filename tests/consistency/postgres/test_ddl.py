@@ -279,6 +279,7 @@ def _acting(shop: PostgresDatabase, statements: str) -> Callable[[], None]:
 WHEN = pytest.mark.parametrize("when", ["before the reads", "in the middle of the reads"])
 
 
+@pytest.mark.slow
 @WHEN
 def test_what_changes_no_row_does_not_stop_the_run(shop: PostgresDatabase, when: str) -> None:
     copied(shop, when, _acting(shop, ";".join(HARMLESS.values())))
@@ -289,6 +290,7 @@ def test_a_new_partition_takes_every_change_while_it_has_no_identity(shop: Postg
     copied(shop, when, _acting(shop, HARMLESS["a new partition without an identity"]))
 
 
+@pytest.mark.slow
 @WHEN
 def test_columns_that_swap_their_names_for_a_while_never_show(shop: PostgresDatabase, when: str) -> None:
     with contextlib.suppress(CdcError):

@@ -66,6 +66,7 @@ def read(nights: Nights, folder: Path, **more: Any) -> tuple[Pipeline, Disk]:
     return run, disk
 
 
+@pytest.mark.slow
 def test_between_the_reads_and_their_log_it_stops_the_run(stock: Nights, tmp_path: Path) -> None:
     run, disk = read(stock, tmp_path)
     disk.put_back()
@@ -86,6 +87,7 @@ def test_a_restart_between_the_reads_and_their_log_stops_nothing(stock: Nights, 
     assert rows(run.consolidate()) == [(1, 0), (2, 0), (3, 0)]
 
 
+@pytest.mark.slow
 def test_after_a_copy_at_the_end_of_its_reads_the_copy_is_not_rolled_forward(stock: Nights, tmp_path: Path) -> None:
     stock.do("ALTER TABLE stock REPLICA IDENTITY DEFAULT")
     run, disk = read(stock, tmp_path, standing_slot="night")

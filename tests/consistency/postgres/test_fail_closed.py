@@ -189,6 +189,7 @@ def test_a_hazard_inside_the_run_stops_it(
     assert own_server.query("SELECT pubname FROM pg_publication") == []
 
 
+@pytest.mark.slow
 def test_a_transaction_that_waits_for_a_standby_is_not_lost_between_log_and_reads(
     own_server: PostgresServer, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -223,6 +224,7 @@ UNSEEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", UNSEEN)
 def test_what_the_log_goes_by_and_nobody_sees_yet_stops_the_run(
     what: str, own_server: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -101,6 +101,7 @@ def _alter(server: PostgresServer, schema: str, statements: tuple[str, ...]) -> 
             connection.execute(statement)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("identity", some("FULL", "DEFAULT"))
 @pytest.mark.parametrize("during", some(*DURING))
 @pytest.mark.parametrize("name", some(*ALTERS, plain=2))
@@ -186,6 +187,7 @@ def _check_present_rows(run: Pipeline, primary: PostgresServer) -> None:
         assert sorted(published(uri)[1]) == sorted(map(tuple, primary.query(f"SELECT * FROM {table}"))), table
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("identity", ["FULL", "DEFAULT"])
 def test_tables_stay_read_in_each_restart(
     identity: str, primary: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -235,6 +237,7 @@ def test_a_publication_that_was_altered_before_the_move_stops_the_run(
     primary.query("DROP PUBLICATION IF EXISTS given")
 
 
+@pytest.mark.slow
 def test_a_run_that_lost_the_slot_of_earlier_reads_begins_anew(
     primary: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

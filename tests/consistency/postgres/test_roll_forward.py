@@ -74,6 +74,7 @@ def plain(value: Any) -> Any:
     return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) and value.tzinfo else value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0))
 def test_no_row_differs_after_any_night(
     seed: int,

@@ -27,6 +27,7 @@ from tests.soon import soon
 from tests.sources.postgres.values import CASES, SETUP
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("version", "identity"),
     [
@@ -75,6 +76,7 @@ def test_every_type_at_its_extremes(
     nights.rolled()
 
 
+@pytest.mark.slow
 def test_a_transaction_that_is_prepared_on_one_night_and_committed_on_the_next(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"))
     nights.do("INSERT INTO stock VALUES (1, 10), (2, 20), (3, 30)")
@@ -96,6 +98,7 @@ def test_a_transaction_that_is_prepared_on_one_night_and_committed_on_the_next(n
     nights.rolled()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("identity", some("DEFAULT", "FULL"))
 def test_partitions_and_rows_that_move_between_them(nights: Nights, identity: str) -> None:
     def identified(*names: str) -> list[str]:
@@ -134,6 +137,7 @@ def test_partitions_and_rows_that_move_between_them(nights: Nights, identity: st
     nights.rolled()
 
 
+@pytest.mark.slow
 def test_what_happens_between_preflight_and_the_position(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"), "INSERT INTO stock VALUES (1, 1)")
     nights.first()
@@ -153,6 +157,7 @@ def test_what_happens_between_preflight_and_the_position(nights: Nights) -> None
     nights.rolled()
 
 
+@pytest.mark.slow
 def test_a_run_rests_on_what_it_was_begun_with_whatever_happens_later(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"), "INSERT INTO stock VALUES (1, 1)")
     nights.first()
@@ -171,6 +176,7 @@ def test_a_run_rests_on_what_it_was_begun_with_whatever_happens_later(nights: Ni
     nights.rolled()
 
 
+@pytest.mark.slow
 def test_a_change_that_the_log_lost_stops_the_run(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"))
     nights.do("INSERT INTO stock VALUES (1, 10), (2, 20)")
@@ -207,6 +213,7 @@ def test_a_time_that_cannot_be_met_is_no_reason_to_give_up_copies_or_changes(
         assert [problem.where for problem in refusal.value.problems] == ["parameter as_of"]
 
 
+@pytest.mark.slow
 def test_tables_that_join_are_read_and_all_are_of_one_position(nights: Nights) -> None:
     nights.do("CREATE TABLE a (id int PRIMARY KEY, v int)", FULL.format("a"), "INSERT INTO a VALUES (1, 1), (2, 2)")
     nights.first()
@@ -260,6 +267,7 @@ def test_copies_of_several_nights_and_two_lakes_share_one_slot(nights: Nights, t
 KEYED = "CREATE TABLE {0} (id int PRIMARY KEY, v int); INSERT INTO {0} SELECT i, i FROM generate_series(1, 9) i"
 
 
+@pytest.mark.slow
 def test_tables_of_all_kinds_where_rows_are_read_again(nights: Nights) -> None:
     nights.do(*(KEYED.format(name) for name in ("a", "b")), FULL.format("b"), "CREATE TABLE k (v int)")
     nights.do("INSERT INTO k VALUES (1), (1)")
@@ -283,6 +291,7 @@ def test_tables_of_all_kinds_where_rows_are_read_again(nights: Nights) -> None:
         nights.night("changes").preflight()
 
 
+@pytest.mark.slow
 def test_passes_over_the_log_since_the_copy_and_over_that_since_the_run_began(
     nights: Nights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -312,6 +321,7 @@ def test_passes_over_the_log_since_the_copy_and_over_that_since_the_run_began(
     assert len(passes) > 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("harm", "error"),
     [
@@ -337,6 +347,7 @@ def test_what_breaks_the_proof_until_the_view(nights: Nights, harm: str, error: 
     soon(lambda: nights.ask("SELECT count(*) FROM pg_replication_slots"), 1)
 
 
+@pytest.mark.slow
 def test_a_table_that_is_altered_after_preflight_is_read_in_full_and_the_others_are_rolled_forward(
     postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path
 ) -> None:

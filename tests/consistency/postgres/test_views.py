@@ -30,6 +30,7 @@ def rows_of(nights: Nights) -> dict[str, Counter[tuple[Any, ...]]]:
     return {name: Counter(nights.server.query(f"SELECT * FROM {name}")) for name in TABLES}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["auto", "exported"])
 def test_views_and_tables_are_copied_at_one_position(
     consistency: str, nights: Nights, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -67,6 +68,7 @@ def test_views_and_tables_are_copied_at_one_position(
         assert published_counts(published[f"public.{name}"])[1] == expected[-1][name], name
 
 
+@pytest.mark.slow
 def test_a_view_is_read_in_full_night_after_night_and_never_rolled_forward(nights: Nights) -> None:
     nights.do(*SETUP.split(";"))
     asked = {"tables": ["public.orders", "public.totals", "public.kept"]}

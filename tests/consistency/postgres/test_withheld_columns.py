@@ -94,6 +94,7 @@ def check(run: Pipeline, wanted: dict[str, list[Any]]) -> None:
         assert sorted(rows.elements()) == wanted[own], name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["images", "keys"])
 def test_a_column_that_the_role_may_not_read_is_withheld(way: str, nights: Nights, spark: SparkSession) -> None:
     nights.do(*SETUP.split(";"), "CREATE ROLE copier LOGIN REPLICATION PASSWORD 'p'")
@@ -125,6 +126,7 @@ def test_a_column_that_the_role_may_not_read_is_withheld(way: str, nights: Night
     run.release()
 
 
+@pytest.mark.slow
 def test_a_column_that_is_left_out_is_withheld_night_after_night(nights: Nights) -> None:
     """Also from feeds of the changes, and from copies as of the past."""
     nights.do(*SETUP.split(";"), *SPREAD.split(";"), *map(FULL.format, TABLES))

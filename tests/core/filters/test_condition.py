@@ -79,6 +79,7 @@ ROWS = st.lists(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=examples(100), deadline=None)
 @given(conditions(), ROWS)
 def test_a_condition_holds_for_the_rows_for_which_another_database_says_so(text: str, rows: list[Any]) -> None:

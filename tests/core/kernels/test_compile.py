@@ -64,6 +64,7 @@ def run(package_zip: Path, home: Path, **environment: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_the_second_process_compiles_nothing_unless_the_sources_have_changed(package_zip: Path, tmp_path: Path) -> None:
     changed = tmp_path / "package.zip"
     with zipfile.ZipFile(package_zip) as source, zipfile.ZipFile(changed, "w") as target:
@@ -78,6 +79,7 @@ def test_the_second_process_compiles_nothing_unless_the_sources_have_changed(pac
     assert run(package_zip, tmp_path, **place) == "hits 1"
 
 
+@pytest.mark.slow
 def test_without_a_setting_the_users_cache_is_used(package_zip: Path, tmp_path: Path) -> None:
     assert run(package_zip, tmp_path) == "hits 0"
     assert run(package_zip, tmp_path) == "hits 1"

@@ -94,6 +94,7 @@ class TestText:
     def test_every_spelling_is_read_and_printed_as_the_server_does(self, cursor: Cursor, text: str) -> None:
         assert str(GtidSet.parse(text)) == on_server(cursor, "GTID_SUBTRACT(%s, '')", text)
 
+    @pytest.mark.slow
     @settings(max_examples=examples(300))
     @given(text=texts(), data=st.data())
     def test_a_slip_of_the_pen_is_refused_exactly_when_the_server_refuses_it(
@@ -165,6 +166,7 @@ class TestText:
 
 
 class TestAlgebra:
+    @pytest.mark.slow
     @given(one=texts(), other=texts())
     def test_it_is_the_servers(self, cursor: Cursor, one: str, other: str) -> None:
         a, b = GtidSet.parse(one), GtidSet.parse(other)
@@ -211,6 +213,7 @@ class TestAlgebra:
         assert tagged.contains(U, "a", 3)
         assert str(tagged | untagged) == f"{U}:1-5:a:1-5"
 
+    @pytest.mark.slow
     def test_tens_of_thousands_of_intervals_take_no_time(self) -> None:
         # Linear work takes well under a second here; quadratic work takes many minutes.
         rng = random.Random(1)

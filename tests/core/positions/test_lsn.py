@@ -88,6 +88,7 @@ def test_what_no_server_prints_is_refused(text: str) -> None:
         Lsn.parse(text)
 
 
+@pytest.mark.slow
 @given(st.text())
 def test_garbage_raises_nothing_but_a_position_error(text: str) -> None:
     with contextlib.suppress(PositionError):

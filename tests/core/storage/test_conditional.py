@@ -56,6 +56,7 @@ def put(faults: Faults, fault: str, times: int = 1) -> None:
     faults.fault = of
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", [REFUSED, LOST, LATE, HANGS])
 def test_a_write_whose_answer_is_lost_is_one_write(folder: Storage, faults: Faults, fault: str) -> None:
     put(faults, fault)
@@ -115,6 +116,7 @@ def test_each_increment_of_many_writers_counts(folder: Storage) -> None:
     assert incremented(folder) == 20
 
 
+@pytest.mark.slow
 def test_a_store_that_ignores_conditions_is_found_out(folder: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(conditional, "_known", {})
     monkeypatch.setattr(durable, "SETTLE_SECONDS", 0.1)
@@ -135,6 +137,7 @@ def test_credentials_that_may_only_read_elect_and_are_told(s3: str, tmp_path: Pa
     assert not folder.has_conditional_writes
 
 
+@pytest.mark.slow
 def test_a_writer_that_elects_meanwhile_does_not_win_too(folder: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     """A try without conditional writes has looked for the record, and writes its own at the end of its election."""
     elected = b'{"run": "elected"}'

@@ -42,6 +42,7 @@ def read(filesystem: fs.FileSystem, path: str) -> bytes:
         return bytes(stream.read())
 
 
+@pytest.mark.slow
 def test_one_of_many_writers_makes_the_file(place: tuple[fs.FileSystem, str]) -> None:
     filesystem, folder = place
     for number in range(3):

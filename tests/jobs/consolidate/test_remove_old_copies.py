@@ -90,6 +90,7 @@ def rows_of(night: Runner, number: int) -> list[Counter[Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_newest_copies_stay_and_are_whole(night: Callable[..., Runner], source: HistorySource) -> None:
     for number in range(1, 8):
         # Files go on from copy to copy, and the one where they were written is removed.
@@ -204,6 +205,7 @@ def test_the_run_of_another_lake_stays(night: Callable[..., Runner]) -> None:
     assert runs(three) == [2, 3]
 
 
+@pytest.mark.slow
 def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next_one(
     night: Callable[..., Runner], source: HistorySource, tmp_path: Path
 ) -> None:
@@ -423,6 +425,7 @@ def test_a_run_that_waits_for_its_own_end_keeps_its_records(
     assert runs(night(4, keep=1)) == [4]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0))
 def test_runs_that_are_published_and_remove_older_copies_at_the_same_time(
     seed: int, night: Callable[..., Runner], source: HistorySource, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ def no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", some(*range(12), plain=3))
 def test_reads_that_are_paused_anywhere_are_exact(here: MakeRunner, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     chance = random.Random(seed)

@@ -93,6 +93,7 @@ def _row(values: dict[str, Any] | None) -> tuple[Any, ...] | None:
     return tuple(str(value) if type(value).__name__ == "Decimal" else value for value in values.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0))
 @pytest.mark.parametrize("slice_rows", [1, 4, 1000])
 def test_changes_of_random_histories(night: Night, seed: int, slice_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,6 +150,7 @@ def test_changes_that_were_prepared_earlier_go_to_the_slice_of_their_commit() ->
         slices_of(window, 7, [replace(counts[0], last=31), *counts[1:]], 2)
 
 
+@pytest.mark.slow
 def test_changes_that_join_are_found_from_any_copy_on(night: Night) -> None:
     for number in (1, 2, 3):
         runner = night(number)
@@ -172,6 +174,7 @@ def test_changes_that_join_are_found_from_any_copy_on(night: Night) -> None:
     }
 
 
+@pytest.mark.slow
 def test_a_run_that_is_made_again_under_its_id_is_told_by_its_position(
     night: Night, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -204,6 +207,7 @@ def test_a_segment_that_is_read_for_no_table_does_not_say_where_it_commits() -> 
     assert found.late == (Late(0, "y", at),)
 
 
+@pytest.mark.slow
 def test_a_night_without_the_option_is_a_gap_that_is_said(night: Night) -> None:
     for number in (1, 2, 3, 4):
         runner = night(number, changes=number != 3)
@@ -233,6 +237,7 @@ def test_readers_of_copies_do_not_see_changes(night: Night) -> None:
     assert not [name for name in runner.run.files("staged") if name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("step", "stride"),
     [(EXTRACT, 9), (PUBLISH, 60), *(pytest.param(step, 1, marks=pytest.mark.long) for step in (EXTRACT, PUBLISH))],
@@ -262,6 +267,7 @@ def test_a_step_that_is_killed_anywhere_and_done_again_leaves_one_feed(
         pytest.fail("it changes the lake more often than that")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("turn", [0, *(pytest.param(turn, marks=pytest.mark.long) for turn in (1, 2))])
 @pytest.mark.parametrize("step", [EXTRACT, PUBLISH])
 def test_two_tries_of_a_step_leave_one_feed(
@@ -289,6 +295,7 @@ def test_what_extract_delta_left_is_checked_before_it_is_published(night: Night)
         runner.steps()[PUBLISH]()
 
 
+@pytest.mark.slow
 def test_changes_go_with_their_copies(night: Night) -> None:
     for number in (1, 2, 3, 4):
         runner = night(number, keep=2)
@@ -300,6 +307,7 @@ def test_changes_go_with_their_copies(night: Night) -> None:
         read_changes(runner.target.uri, NAMES[0], night_id(1))
 
 
+@pytest.mark.slow
 def test_a_removal_of_changes_that_is_killed_anywhere_is_completed(
     night: Night, monkeypatch: pytest.MonkeyPatch
 ) -> None:

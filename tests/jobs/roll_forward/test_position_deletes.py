@@ -46,6 +46,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> Any:
     return set_shares
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0))
 def test_chains_of_nights_with_deletes_by_position(
     here: MakeRunner, monkeypatch: pytest.MonkeyPatch, shares: Any, seed: int
@@ -128,6 +129,7 @@ def positions(night: Runner) -> list[list[int]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_file_that_is_touched_every_night_has_one_delete_file_until_its_share(nights: Callable[..., Runner]) -> None:
     first_and_last = [0, 9, 10, 99]
     night = nights(*updated(*first_and_last))
@@ -166,6 +168,7 @@ def test_a_night_that_touches_too_many_rows_at_once_writes_the_file_again(nights
     assert not files_of(night)[1]
 
 
+@pytest.mark.slow
 def test_a_table_all_of_whose_rows_are_deleted_and_back_again(nights: Callable[..., Runner]) -> None:
     night = nights(*updated(7, 8))
     night.all()
@@ -182,6 +185,7 @@ def test_a_table_all_of_whose_rows_are_deleted_and_back_again(nights: Callable[.
     check(night)
 
 
+@pytest.mark.slow
 def test_equal_rows_of_a_keyless_table_are_deleted_one_by_one(nights: Callable[..., Runner]) -> None:
     for count, rewritten in ((1, 0), (3, 0), (4, 0), (2, 1), (3, 0), (56 - 9, 1)):
         night = nights(*[(KEYLESS, (1, "p"), None)] * count, (KEYLESS, (2, "q"), (2, "q")))
@@ -190,6 +194,7 @@ def test_equal_rows_of_a_keyless_table_are_deleted_one_by_one(nights: Callable[.
     assert not files_of(night, NAMES[KEYLESS])[1]
 
 
+@pytest.mark.slow
 def test_files_of_new_versions_are_merged_at_eight(nights: Callable[..., Runner], shares: Any) -> None:
     shares(0.05, 2.0)
     for number in range(9):
@@ -245,6 +250,7 @@ def test_a_compaction_that_leaves_the_deletes_of_removed_files_loses_no_row(nigh
         assert len(files_of(night)[1]) == 1
 
 
+@pytest.mark.slow
 def test_removed_copies_take_their_delete_files_with_them(nights: Callable[..., Runner]) -> None:
     for number in range(4):
         night = nights(*updated(number))
@@ -283,6 +289,7 @@ def test_a_change_that_the_log_lost_stops_the_run(
         night.all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("damage", ["gone", "altered"])
 def test_a_damaged_delete_file_stops_the_run_and_the_next_one_reads_in_full(
     nights: Callable[..., Runner], damage: str

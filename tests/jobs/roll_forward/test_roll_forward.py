@@ -56,6 +56,7 @@ def make_source(seed: int, length: int = 90) -> tuple[HistorySource, random.Rand
     return HistorySource(random_history(rng, length), seed, segment_length=rng.choice([3, 7, 20, 1000])), rng
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0))
 @pytest.mark.parametrize("small", [0, 500, 10**6])
 def test_chains_of_nights(here: MakeRunner, monkeypatch: pytest.MonkeyPatch, small: int, seed: int) -> None:
@@ -69,6 +70,7 @@ def test_chains_of_nights(here: MakeRunner, monkeypatch: pytest.MonkeyPatch, sma
         assert Storage(night.target.uri_of(f"{NAMES[0]}/snapshot={older}")).files(), "a copy stands alone"
 
 
+@pytest.mark.slow
 def test_chains_of_nights_on_spark(on_spark: MakeRunner) -> None:
     source, rng = make_source(11, 200)
     for night in nights(on_spark, source, rng, "lake", 2):
@@ -284,6 +286,7 @@ def flipped(path: Path, at: int) -> None:
     path.write_bytes(data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
 
 
+@pytest.mark.slow
 def test_damage_that_leaves_a_file_its_size_is_found_wherever_it_lies(here: MakeRunner) -> None:
     night = two_nights(here, inserted(*ROWS[:3]), Entry("commit", ((0, ROWS[0], None),)), first=1)
     for step in night.steps()[:2]:

@@ -118,6 +118,7 @@ def test_the_option_lets_the_run_go_on() -> None:
     assert len(guarded.lines) == 17
 
 
+@pytest.mark.slow
 def test_mysql_counts_from_the_time_at_which_the_first_needed_file_was_closed(
     mysql_factory: MysqlFactory, tmp_path: Path
 ) -> None:
@@ -162,6 +163,7 @@ def test_postgres_tells_the_room_of_the_slot_and_its_end(postgres_factory: Postg
     run.release()
 
 
+@pytest.mark.slow
 def test_the_watch_of_a_step_stops_it_before_its_log_is_gone(
     mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -74,6 +74,7 @@ def test_without_a_cache_the_package_is_unpacked_beside_the_zip(tmp_path: Path) 
     assert load(archive, nowhere).startswith(f"{archive}.unpacked/")
 
 
+@pytest.mark.slow
 def test_without_any_place_to_unpack_to_the_zip_itself_is_the_package(tmp_path: Path) -> None:
     archive = package_zip(tmp_path)
     nowhere = tmp_path / "file"

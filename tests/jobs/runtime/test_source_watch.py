@@ -86,6 +86,7 @@ def test_what_is_over_ends_the_read_before_any_part_is_complete(
     assert source.asked == 2
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_for_a_moment_does_not(
     long_read: MakeRunner, source: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -96,6 +97,7 @@ def test_a_server_that_does_not_answer_for_a_moment_does_not(
     assert source.asked > 2
 
 
+@pytest.mark.slow
 def test_it_is_not_asked_all_the_time(long_read: MakeRunner, source: Failing) -> None:
     source.error = LogGone("the slot is gone", where="slot", hint="begin anew")
     long_read(source, 10).steps()[0]()
@@ -120,6 +122,7 @@ def altered(run: Pipeline, alter: Callable[[], object], reading: Callable[[], ob
     return time.monotonic() - at[0]
 
 
+@pytest.mark.slow
 def test_mysql_ddl_ends_a_read_that_would_go_on_for_hours(
     spark: Any, mysql: MysqlServer, schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -78,6 +78,7 @@ def test_a_terminal_error_stops_the_job_and_keeps_its_words(spark: Any, tmp_path
 NO_FILES = OSError(24, "Too many open files")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("error", "cause"),
     [
@@ -101,6 +102,7 @@ def test_what_may_pass_is_tried_again_and_only_that(
     assert [(tmp_path / str(number)).stat().st_size for number in range(4)] == [1, 1, 3, 1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_short_patience")
 def test_what_does_not_pass_is_given_up(spark: Any) -> None:
     def work(number: int) -> int:
@@ -145,6 +147,7 @@ def test_a_worker_that_dies_costs_its_orders_another_try_and_no_more(spark: Any,
     assert (tmp_path / "5").stat().st_size == 3
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_short_patience")
 def test_a_worker_that_dies_every_time_is_reported_in_few_words(spark: Any) -> None:
     with pytest.raises(TransientError, match="Spark aborted the job") as caught:
@@ -179,6 +182,7 @@ def _unpack(path: str) -> int:
     raise NO_FILES
 
 
+@pytest.mark.slow
 def test_the_budget_is_time_without_any_success(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last order is refused for longer than the budget, but never are all of them."""
     # A clock on which each reading takes a second. It is read after each job and at each success.
@@ -199,6 +203,7 @@ def test_the_budget_is_time_without_any_success(spark: Any, tmp_path: Path, monk
     assert next(seconds) > 7
 
 
+@pytest.mark.slow
 def test_what_fails_all_orders_at_once_is_given_up_early_if_the_caller_knows_what_to_do(
     spark: Any, tmp_path: Path
 ) -> None:

@@ -47,6 +47,7 @@ def killed_after(run: SpooledRun, spooler: Spooler, parts: int) -> None:
         run.pipeline.snapshot()
 
 
+@pytest.mark.slow
 def test_the_next_attempt_goes_on_where_the_chain_of_a_killed_attempt_ends(run: SpooledRun) -> None:
     killed_after(run, run.spooler(), 2)
     chain = run.links()
@@ -60,6 +61,7 @@ def test_the_next_attempt_goes_on_where_the_chain_of_a_killed_attempt_ends(run: 
     run.finish()
 
 
+@pytest.mark.slow
 def test_a_piece_that_was_read_but_not_recorded_is_read_again(run: SpooledRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """The attempt dies between the files of a piece and its link, so the source must still have this log."""
     first = run.spooler()
@@ -79,6 +81,7 @@ def test_a_piece_that_was_read_but_not_recorded_is_read_again(run: SpooledRun, m
     run.finish()
 
 
+@pytest.mark.slow
 def test_two_attempts_that_read_the_same_stretch_count_it_once(
     run: SpooledRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -105,6 +108,7 @@ def test_two_attempts_that_read_the_same_stretch_count_it_once(
     run.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("late", [1, 2])
 def test_a_zombie_that_spools_beyond_the_end_of_the_reads_does_no_harm(
     run: SpooledRun, monkeypatch: pytest.MonkeyPatch, late: int
@@ -141,6 +145,7 @@ def test_a_gap_behind_the_chain_is_refused(run: SpooledRun) -> None:
         run.pipeline.snapshot()
 
 
+@pytest.mark.slow
 def test_a_damaged_piece_is_refused_because_its_log_may_be_gone(run: SpooledRun) -> None:
     spooler = run.spooler()
     run.between = lambda: spool(run, spooler)

@@ -77,6 +77,7 @@ def changes_of(run: SpooledRun, record: str) -> list[dict[str, Any]]:
     return changes
 
 
+@pytest.mark.slow
 def test_a_crash_that_sets_the_slot_back_hands_out_nothing_twice(
     postgres_factory: PostgresFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -128,6 +129,7 @@ def test_a_server_that_has_lost_the_end_of_the_last_piece_is_refused(
         source.check_joined(last.start, other, manifest.initial, manifest.identity)
 
 
+@pytest.mark.slow
 def test_mysql_is_restarted_once_but_neither_twice_nor_after_a_crash(
     mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -55,6 +55,7 @@ def test_rows_of_a_prepare_are_kept_across_pieces(
     run.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("commit_in", ["first piece", "second piece", "rest"])
 def test_what_was_prepared_before_the_run_is_looked_up_before_its_log_is_purged(
     server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, commit_in: str
@@ -94,6 +95,7 @@ def test_a_commit_whose_rows_were_purged_before_the_first_piece_is_refused(
         run.pipeline.extract_delta()
 
 
+@pytest.mark.slow
 def test_a_prepared_transaction_that_never_ends_counts_nowhere(
     server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

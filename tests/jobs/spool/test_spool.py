@@ -9,6 +9,7 @@ import pytest
 from tests.jobs.spool.spooled_run import Server, SpooledRun, purge, rotate
 
 
+@pytest.mark.slow
 def test_the_source_removes_the_log_behind_the_spool_and_the_copy_is_exact(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -31,6 +32,7 @@ def test_the_source_removes_the_log_behind_the_spool_and_the_copy_is_exact(
     assert gone[-1]
 
 
+@pytest.mark.slow
 def test_a_restart_after_the_log_was_let_go_reads_all_tables_again(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -46,6 +46,7 @@ def test_a_value_that_came_and_went_in_one_piece_does_not_matter(
     run.finish()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", [{}, {"shop.events": "b <> 'z'"}])
 def test_a_value_that_came_in_one_piece_and_went_later_ends_the_spool_only(
     dated: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: dict[str, str]
@@ -114,6 +115,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_the_piece_under_way(
         end_spool_after_a_stop()
 
 
+@pytest.mark.slow
 def test_a_step_that_began_before_the_log_was_let_go_bounds_its_reads_after_a_restart(
     mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_step_that_began_before_the_log_was_let_go_bounds_its_reads_after_a_re
     run.finish()
 
 
+@pytest.mark.slow
 def test_the_reads_do_not_wait_for_a_long_piece_that_spark_reads_faster(
     mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -106,6 +106,7 @@ def shop(mysql: MysqlServer, schema: str, tmp_path: Path) -> Shop:
     return Shop(mysql, schema, tmp_path / "lake")
 
 
+@pytest.mark.slow
 def test_each_planted_fault_is_found_under_writes(shop: Shop) -> None:
     tables = [*FAULTS, "stale_row", "bit_rot", "wrong_position"]
     shop.fill(tables)
@@ -146,6 +147,7 @@ def _later(rows: Any, key: int) -> Any:
     return rows.set_column(1, rows.schema.field("a"), [values])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0))
 def test_a_busy_source_is_no_false_alarm(shop: Shop, seed: int) -> None:
     """Sampled or not, with and without a key, whatever was deleted, inserted or given another key since."""
@@ -161,6 +163,7 @@ def test_a_busy_source_is_no_false_alarm(shop: Shop, seed: int) -> None:
             assert found["visits"].ranges == (0, 0)
 
 
+@pytest.mark.slow
 def test_a_sample_finds_the_faults_in_its_ranges_only(shop: Shop) -> None:
     """``test_ranges.py`` shows at which rate it finds them."""
     shop.fill(["orders"])
@@ -182,6 +185,7 @@ def test_a_sample_finds_the_faults_in_its_ranges_only(shop: Shop) -> None:
         assert result.rows[0] == result.rows[1] + len(found)
 
 
+@pytest.mark.slow
 def test_the_copy_of_another_tool(shop: Shop, tmp_path: Path) -> None:
     """Other names and types, in Parquet and CSV, at a position that somebody knows, or only after a time."""
     shop.fill(["orders"])
@@ -214,6 +218,7 @@ def test_the_copy_of_another_tool(shop: Shop, tmp_path: Path) -> None:
         assert verify("whole.parquet", lag_seconds=0).outcome == "different"
 
 
+@pytest.mark.slow
 def test_a_table_that_was_altered_since_is_refused_and_the_others_are_verified(shop: Shop) -> None:
     shop.fill(["orders", "items"])
     shop.copy()
@@ -224,6 +229,7 @@ def test_a_table_that_was_altered_since_is_refused_and_the_others_are_verified(s
     assert "items" in found["items"].why
 
 
+@pytest.mark.slow
 def test_iceberg_tables_with_deletes(shop: Shop) -> None:
     shop.fill(["orders"])
     shop.copy(format="iceberg", run_id="20260101T000000Z-00000001")

@@ -93,6 +93,7 @@ def shop(postgres: PostgresServer, database: str, tmp_path: Path) -> Iterator[Sh
     slots.drop(shop.settings, name, name)
 
 
+@pytest.mark.slow
 def test_each_planted_fault_is_found_under_writes(shop: Shop) -> None:
     tables = [*FAULTS, "stale_row"]
     shop.fill(tables)
@@ -120,6 +121,7 @@ def _later(rows: pa.Table) -> pa.Table:
     return rows.set_column(1, rows.schema.field("a"), [values])
 
 
+@pytest.mark.slow
 def test_without_before_images_touched_keys_are_not_verified(shop: Shop, tmp_path: Path) -> None:
     """A copy that follows the source, of a table whose log has only keys."""
     shop.fill(["orders"], identity="DEFAULT")
@@ -177,6 +179,7 @@ def test_without_a_standing_slot_an_earlier_position_is_refused_with_the_reason(
     assert shop.own_slots() == []
 
 
+@pytest.mark.slow
 def test_a_copy_that_was_made_without_before_images(shop: Shop) -> None:
     """The rows cannot be rewound to the position of the copy, so the keys that were touched since are left out."""
     tables = ["unharmed", "changed_value", "lost_row", "altered"]

@@ -30,6 +30,7 @@ def test_each_key_is_in_exactly_one_range(kind: pa.DataType) -> None:
             assert [Sample("id", (one,), 1).may_have(key, key) for one in ranges] == list(row)
 
 
+@pytest.mark.slow
 def test_a_sample_finds_faults_at_the_rate_that_it_states() -> None:
     ranges = [KeyRange(number * 10, number * 10 + 10) for number in range(200)]
     for faulty in (1, 5, 10, 40):

@@ -73,6 +73,7 @@ def record(target: Path, found: dict[str, Any], context: Any) -> Run:
     return Run.load(Storage(recording.execute(context)["run_uri"]))
 
 
+@pytest.mark.slow
 def test_a_night_without_a_past_copies_the_present_and_says_so(
     postgres: PostgresServer, database_with_slot: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +146,7 @@ def test_a_past_that_goes_missing_after_preflight_is_missed_as_before_it(
     assert found["missed_past"] == {}
 
 
+@pytest.mark.slow
 def test_skip_leaves_out_tables_that_never_have_a_past_and_no_others(
     postgres: PostgresServer, database_with_slot: str, tmp_path: Path
 ) -> None:

@@ -135,6 +135,7 @@ def seen(run: Storage) -> tuple[list[str], dict[str, str]]:
     return what["argv"], what["environment"]
 
 
+@pytest.mark.slow
 def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
     run: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,6 +216,7 @@ def test_an_app_is_told_what_to_go_on_with(run: Storage) -> None:
     assert seen(run)[0][-4:] == ["--run-uri", run.uri, "--then=consolidate", "--within=60.0"]
 
 
+@pytest.mark.slow
 def test_what_the_app_of_an_earlier_task_did_is_handed_on_and_done_again_only_if_the_task_is_cleared(
     run: Storage,
 ) -> None:
@@ -229,6 +231,7 @@ def test_what_the_app_of_an_earlier_task_did_is_handed_on_and_done_again_only_if
     assert run.exists("seen.json")
 
 
+@pytest.mark.slow
 def test_what_an_app_did_counts_once_and_only_for_the_manifest_that_counts(run: Storage) -> None:
     task, context = shared(run)
     run.write_json(done_file("snapshot"), {})
@@ -306,6 +309,7 @@ def test_workers_of_a_cluster_keep_their_own_python(run: Storage, monkeypatch: p
     assert "PYSPARK_PYTHON" not in environment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("terminal", [True, False])
 def test_what_the_app_said_is_what_the_task_says(run: Storage, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
     error = {"type": "LogGone", "message": "the log is gone\n  Hint: a new run", "terminal": terminal}

@@ -118,6 +118,7 @@ def check(
     assert sorted(by_polars) == expected, f"Polars: {told}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, *seeds()])
 def test_random_filters(lake: Lake, seed: int) -> None:
     choice = random.Random(seed)

@@ -22,6 +22,7 @@ def cut_of(lake: Lake, run: Publication | None = None) -> Cut:
     return cut
 
 
+@pytest.mark.slow
 def test_changes_lead_to_the_copies_of_the_cut_that_is_given(lake: Lake) -> None:
     nights = three_nights(lake)
     target = lake.storage.uri
@@ -40,6 +41,7 @@ def test_changes_lead_to_the_copies_of_the_cut_that_is_given(lake: Lake) -> None
             read_changes(target, table, cut=cut_of(lake, nights[0]))
 
 
+@pytest.mark.slow
 def test_changes_since_the_cut_itself_have_columns_and_no_rows(lake: Lake) -> None:
     nights = three_nights(lake)
     target = lake.storage.uri
@@ -53,6 +55,7 @@ def test_changes_since_the_cut_itself_have_columns_and_no_rows(lake: Lake) -> No
         assert open_dataset(nothing).schema.equals(wanted, check_metadata=False)
 
 
+@pytest.mark.slow
 def test_a_table_that_the_last_run_left_out_has_the_changes_of_the_run_that_copied_it(lake: Lake) -> None:
     nights = three_nights(lake)
     last = lake.stage(4)
@@ -65,6 +68,7 @@ def test_a_table_that_the_last_run_left_out_has_the_changes_of_the_run_that_copi
         read_changes(lake.storage.uri, str(ORDERS), nights[0].run_id, cut=cut)
 
 
+@pytest.mark.slow
 def test_a_copy_that_the_cut_does_not_have_is_refused(lake: Lake) -> None:
     nights = three_nights(lake)
     cut, target = cut_of(lake), lake.storage.uri

@@ -114,6 +114,7 @@ def test_a_foreign_append_that_was_rolled_back_is_fine(lake: Lake) -> None:
     assert lake.seen() == [[5, 5, 5]] * 2
 
 
+@pytest.mark.slow
 def test_the_run_after_a_compaction_is_right(lake: Lake) -> None:
     first = lake.stage(3)
     lake.sink.publish(first)

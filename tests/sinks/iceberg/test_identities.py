@@ -48,6 +48,7 @@ def field_ids(lake: Lake) -> dict[str, int]:
     return {field.name: field.field_id for field in iceberg_table(lake).schema().fields}
 
 
+@pytest.mark.slow
 def test_a_renamed_column_stays_one_column_and_swapped_names_swap(lake: Lake) -> None:
     publish(lake, 1, rows_of(a="of a", b="of b"), 7, a=2, b=3)
     before = field_ids(lake)
@@ -65,6 +66,7 @@ def test_a_renamed_column_stays_one_column_and_swapped_names_swap(lake: Lake) ->
     assert len(iceberg_table(lake).metadata.snapshots) == 4
 
 
+@pytest.mark.slow
 def test_a_column_of_the_same_name_with_another_identity_is_another_column(lake: Lake) -> None:
     publish(lake, 1, rows_of(c="old"), 7, c=2)
     before = field_ids(lake)
@@ -78,6 +80,7 @@ def test_a_column_of_the_same_name_with_another_identity_is_another_column(lake:
     assert_rows(lake, 3, {"c": "of another table"})
 
 
+@pytest.mark.slow
 def test_a_table_without_recorded_identities_goes_on_and_then_has_them(lake: Lake) -> None:
     lake.sink.publish(run_of(lake, 1, {ORDERS: rows_of(a="of a", b="of b")}, ("id",)))
     before = field_ids(lake)
@@ -114,6 +117,7 @@ def test_two_runs_that_gave_one_field_id_to_two_columns_of_one_name_do_not_mix_t
     assert_rows(lake, 2, {"c": "of 2"})
 
 
+@pytest.mark.slow
 def test_a_changed_type_gets_a_new_column_only_with_the_option(lake: Lake) -> None:
     publish(lake, 1, rows_of(c="text", d=2.5, e=[1]), 7, c=2, d=3, e=4)
     with pytest.raises(ConfigurationError, match=r"c \(string became long\), e \(list<long> became string\)"):

@@ -145,6 +145,7 @@ def test_nights_of_mysql_are_right_in_every_engine(
     assert Counter(by_polars(catalog, f"{schema}.lines")) == expected[-1]
 
 
+@pytest.mark.slow
 def test_columns_of_postgresql_are_followed_by_their_numbers(
     spark: SparkSession, postgres: PostgresServer, database: str, tmp_path: Path
 ) -> None:
@@ -202,6 +203,7 @@ def test_columns_of_postgresql_are_followed_by_their_numbers(
         assert by_id([tuple(row.values()) for row in scan.to_arrow().to_pylist()]) == rows
 
 
+@pytest.mark.slow
 def test_lists_of_postgresql_are_rolled_forward(
     spark: SparkSession, postgres: PostgresServer, database: str, tmp_path: Path
 ) -> None:

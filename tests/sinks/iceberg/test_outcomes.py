@@ -108,6 +108,7 @@ def test_a_catalog_that_stays_silent_is_unknown_and_the_next_try_completes(lake:
     check_once(lake, publication.run_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("then", some("newer, then late", "same", "newer"))
 @pytest.mark.parametrize("at", range(6))
 def test_a_run_that_ends_at_any_commit_leaves_readers_of_cuts_one_whole_run(lake: Lake, at: int, then: str) -> None:
@@ -164,6 +165,7 @@ def test_an_older_run_that_ends_late_has_its_own_rows_only_and_leaves_main_alone
     check_once(lake, newer.run_id)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("groups", [("a", "a"), ("a", "b")])
 def test_an_older_and_a_newer_run_at_once(lake: Lake, groups: tuple[str, str]) -> None:
     lake.sink.publish(lake.stage(1))
@@ -190,6 +192,7 @@ def test_a_table_that_a_run_leaves_out_is_never_newer_than_its_cut(lake: Lake) -
     assert lake.seen() == [[5, 5, 5]] * 2
 
 
+@pytest.mark.slow
 def test_readers_of_cuts_never_see_two_positions_and_readers_of_plain_tables_do(lake: Lake) -> None:
     lake.sink.publish(lake.stage(3))
     seen: list[tuple[Any, Any]] = []

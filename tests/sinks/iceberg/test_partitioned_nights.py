@@ -20,6 +20,7 @@ CREATE TABLE {schema}.events (
 """
 
 
+@pytest.mark.slow
 def test_rows_that_move_to_another_partition(
     spark: SparkSession, mysql: MysqlServer, schema: str, tmp_path: Path
 ) -> None:

@@ -95,6 +95,7 @@ def assert_each_file_is_in_its_partition(table: Table) -> None:
 CASES = [(name, transform) for name, (_, transforms) in KINDS.items() for transform in transforms]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some(*KINDS, plain=2))
 def test_filters_on_partitioned_columns_miss_no_row(lake: Lake, kind: str) -> None:
     values, transforms = KINDS[kind]

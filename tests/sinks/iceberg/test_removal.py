@@ -48,6 +48,7 @@ def expected(runs: list[Publication], number: int) -> list[int]:
     return sorted([number] * 3 + ([number - 1] * 2 if number > 1 else []))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step", some(4, 8, 9, 11, *(step for step in range(1, 15) if step not in (4, 8, 9, 11)), plain=4)
 )
@@ -115,6 +116,7 @@ def once_before_a_commit(act: Callable[[], object]) -> Callable[[Callable[[], An
     return meanwhile
 
 
+@pytest.mark.slow
 def test_a_run_that_commits_during_a_removal_keeps_its_files(lake: Lake) -> None:
     """The removal of the base requires what the run requires, so one of both comes first."""
     first = lake.stage(1)

@@ -39,6 +39,7 @@ def schema_of(number: pa.DataType) -> pa.Schema:
     return pa.schema([pa.field("id", pa.int32(), False), pa.field("c", number)])
 
 
+@pytest.mark.slow
 def test_added_dropped_and_added_again_with_another_type(lake: Lake) -> None:
     text = pa.table({"id": ids([1, 2]), "c": ["old", "older"]}, schema_of(pa.string()))
     publish(lake, 1, text)
@@ -58,6 +59,7 @@ def test_added_dropped_and_added_again_with_another_type(lake: Lake) -> None:
     assert by_duckdb(lake, "SELECT id FROM {t} WHERE c = 7") == [(1,)]
 
 
+@pytest.mark.slow
 def test_widened_columns_keep_files_and_filters(lake: Lake) -> None:
     def rows(number: pa.DataType, real: pa.DataType, digits: int, base: int) -> pa.Table:
         schema = pa.schema(

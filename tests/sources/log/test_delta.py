@@ -86,6 +86,7 @@ def test_no_change_is_no_batch() -> None:
     assert batches(net) == []
 
 
+@pytest.mark.slow
 def test_a_keyed_table_tells_the_row_before_and_whether_there_was_one() -> None:
     net = new()
     changed(net, KEYED, image(b"a"), None, image(b"a", b"was"), 5)

@@ -291,6 +291,7 @@ def test_each_row_once_whatever_the_keys_type(
     holds_each_row_once(source, mysql, schema, [KINDS[declared]], "PRIMARY KEY (a)", 150, [1, 7])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", KEYS)
 def test_each_row_once_whatever_the_key(name: str, source: MysqlSource, mysql: MysqlServer, schema: str) -> None:
     declared, key = KEYS[name]

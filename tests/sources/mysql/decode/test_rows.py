@@ -108,6 +108,7 @@ def test_tls(mysql: MysqlServer, schema: str) -> None:
         assert rows(reader).to_pydict() == {"id": [1, 2], "v": ["x" * 300_000, "y"]}
 
 
+@pytest.mark.slow
 def test_payloads_around_the_packet_limit(mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY, b longblob)")
     limit = 2**24 - 1
@@ -265,6 +266,7 @@ def test_a_changed_column_is_noticed(mysql: MysqlServer, schema: str, change: st
             list(reader.read("", ()))
 
 
+@pytest.mark.slow
 def test_reading_imports_no_pandas(mysql: MysqlServer, schema: str) -> None:
     """It would take longer than reading a small table."""
     mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY, e enum('a'), s set('b'), d datetime, v text)")

@@ -61,6 +61,7 @@ def test_the_table_has_the_servers_lengths(mysql: MysqlServer) -> None:
         assert bytes_per_character(name) == (None if name == "binary" else most)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("charset", LEGACY)
 def test_every_code_as_the_server_converts_it(mysql: MysqlServer, schema: str, charset: str) -> None:
     codes = [bytes([code]) for code in range(256)]

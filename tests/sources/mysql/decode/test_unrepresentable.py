@@ -291,6 +291,7 @@ def test_a_text_is_read_as_the_number_that_it_is_or_refused(text: bytes, policy:
         assert value == (number if abs(number) < 10**33 else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", some("null", "string"))
 def test_a_run_counts_what_it_reads_and_what_it_puts_back(
     mysql: MysqlServer,
@@ -337,6 +338,7 @@ def test_a_run_counts_what_it_reads_and_what_it_puts_back(
     assert f"values of {schema}.t: d 2, n 1" in said
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["PRIMARY KEY (n, d)", "PRIMARY KEY (d, n)", "INDEX (n)"])
 def test_a_run_tells_rows_apart_by_what_only_text_can_hold(
     mysql: MysqlServer, schema: str, spark: SparkSession, tmp_path: Path, key: str

@@ -100,6 +100,7 @@ def empty(db: Connection) -> None:
     run(db, "DELETE FROM a", "DELETE FROM k", "DELETE FROM other")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_parts", [False, True])
 @given(before=st.lists(TRANSACTIONS, max_size=4), within=st.lists(TRANSACTIONS, max_size=8))
 @settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
@@ -162,6 +163,7 @@ PLAIN = st.tuples(
 )
 
 
+@pytest.mark.slow
 @given(within=st.lists(PLAIN, min_size=1, max_size=10))
 @settings(max_examples=examples(25))
 def test_the_net_change_is_that_of_the_specification_over_another_reader(

@@ -298,6 +298,7 @@ HISTORIES = st.lists(
 )
 
 
+@pytest.mark.slow
 @given(HISTORIES, st.integers(1, 500))
 @settings(max_examples=examples(150))
 def test_nets_as_the_specification_says(
@@ -429,6 +430,7 @@ def test_odd_events_of_any_bytes(body: bytes) -> None:
         events.transaction_payload(body)
 
 
+@pytest.mark.slow
 def test_binary_arrays_come_out_whole() -> None:
     """Rows that do not fit into one batch come in several."""
     changes: list[Event] = [(None, (number, b"v")) for number in range(70_000)]

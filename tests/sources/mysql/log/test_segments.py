@@ -179,6 +179,7 @@ def test_a_file_that_begins_with_a_transaction_larger_than_a_packet(
         run(db, f"SET GLOBAL max_allowed_packet = {packet}")
 
 
+@pytest.mark.slow
 def test_a_row_larger_than_a_packet(mysql: MysqlServer, schema: str) -> None:
     size = 17 * 2**20
     mysql.query("SET GLOBAL max_allowed_packet = 134217728")
@@ -311,6 +312,7 @@ def test_rows_of_other_engines_and_tables_are_passed_over(mysql: MysqlServer, sc
     assert window.images == 1
 
 
+@pytest.mark.slow
 def test_the_end_is_exact_although_writers_go_on(mysql: MysqlServer, schema: str, db: Connection) -> None:
     run(db, "CREATE TABLE a (id INT PRIMARY KEY AUTO_INCREMENT, v INT)")
     reading = LogReading(mysql, schema, "a")
@@ -346,6 +348,7 @@ def test_a_window_without_changes(mysql: MysqlServer, schema: str, db: Connectio
     assert window.summaries[0].transactions == 0
 
 
+@pytest.mark.slow
 def test_more_keys_than_the_first_memory_holds(mysql: MysqlServer, schema: str, db: Connection) -> None:
     run(
         db,
@@ -463,6 +466,7 @@ def test_an_end_that_is_never_reached(mysql: MysqlServer, schema: str) -> None:
         list(reader)
 
 
+@pytest.mark.slow
 def test_purged_files_and_files_without_checksums(mysql_factory: Any) -> None:
     server = mysql_factory({"binlog_checksum": "NONE"})
     server.query("CREATE DATABASE s")

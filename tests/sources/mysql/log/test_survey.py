@@ -68,6 +68,7 @@ def look(
     return found
 
 
+@pytest.mark.slow
 def test_files_are_told_in_the_order_of_the_log_whichever_is_read_first(server: MysqlServer) -> None:
     for number in range(FILES):
         if number == 0:
@@ -85,6 +86,7 @@ def test_files_are_told_in_the_order_of_the_log_whichever_is_read_first(server: 
         assert (f"d.t at {name}:" in why) if number % 2 else not why, why
 
 
+@pytest.mark.slow
 def test_whoever_has_seen_enough_reads_no_further(server: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
     server.query("INSERT INTO d.t VALUES (0, 'x')")
     server.query("FLUSH BINARY LOGS")
@@ -110,6 +112,7 @@ def test_whoever_has_seen_enough_reads_no_further(server: MysqlServer, monkeypat
     assert sent(server) - before < 150_000_000
 
 
+@pytest.mark.slow
 def test_a_user_who_may_have_few_sessions_looks_through_fewer_files_at_once(server: MysqlServer) -> None:
     for number in range(FILES_AT_ONCE + 2):
         for key in range(3):
@@ -192,6 +195,7 @@ def sent(server: MysqlServer) -> int:
     return int(server.query(query)[0][0])
 
 
+@pytest.mark.slow
 def test_who_waits_is_told_how_far_it_is(
     server: MysqlServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

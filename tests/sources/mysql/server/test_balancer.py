@@ -89,6 +89,7 @@ USES: Mapping[str, Callable[[MysqlSource, InitialPoint], Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("use", USES)
 @pytest.mark.parametrize("other", ["lagging", "mysql"])
 def test_every_session_of_a_run_refuses_another_server(
@@ -153,6 +154,7 @@ def test_a_run_through_a_balancer_publishes_nothing_of_another_server(
     assert not list(tmp_path.glob("d.t"))
 
 
+@pytest.mark.slow
 def test_a_clone_with_the_same_uuid_is_not_taken_for_the_server(first: MysqlServer) -> None:
     with tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory:
         source = MysqlSource(settings(first))

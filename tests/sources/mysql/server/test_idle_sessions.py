@@ -48,6 +48,7 @@ def snapshots(mysql: MysqlServer) -> int:
     )
 
 
+@pytest.mark.slow
 def test_a_driver_that_fell_silent_does_not_keep_its_snapshot(
     source: MysqlSource, mysql: MysqlServer, table: Table
 ) -> None:

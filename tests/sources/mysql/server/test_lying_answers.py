@@ -113,6 +113,7 @@ def _logged_in(then: Callable[[MysqlPeer], object], statements: int) -> Callable
     return script
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_bounds")
 @pytest.mark.parametrize("lie", ANSWERS)
 def test_a_malformed_answer(lie: str, tmp_path: Path) -> None:

@@ -177,6 +177,7 @@ class TestWhoGetsThePassword:
 PLUGINS = ["caching_sha2_password", "sha256_password", "mysql_native_password"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_the_network")
 def test_every_method_of_a_real_server_works_where_the_server_proves_itself(mysql_factory: MysqlFactory) -> None:
     server = mysql_factory({"loose_mysql_native_password": "ON", "authentication_policy": "sha256_password"})

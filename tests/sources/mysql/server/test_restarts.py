@@ -89,6 +89,7 @@ class Run:
             return found, reader.settle()
 
 
+@pytest.mark.slow
 def test_what_power_loss_took_back_in_mid_read_is_not_published(
     server: MysqlServer, table: str, copy: Path, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -111,6 +112,7 @@ def test_what_power_loss_took_back_in_mid_read_is_not_published(
     assert not list(tmp_path.glob("d.t"))
 
 
+@pytest.mark.slow
 def test_a_clean_restart_in_mid_read_has_everything_read_again(
     server: MysqlServer, table: str, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -132,6 +134,7 @@ def test_a_clean_restart_in_mid_read_has_everything_read_again(
     assert sorted(published(uri)[1]) == [(1,), (2,), (3,)]
 
 
+@pytest.mark.slow
 def test_a_crash_changes_the_incarnation_and_ends_the_run(server: MysqlServer, table: str) -> None:
     run = Run(server, table)
     _, before = run.read()
@@ -146,6 +149,7 @@ def test_a_crash_changes_the_incarnation_and_ends_the_run(server: MysqlServer, t
         run.check()
 
 
+@pytest.mark.slow
 def test_a_crash_is_seen_whatever_the_clock_said(server: MysqlServer, table: str) -> None:
     """As if the clock had been set back, so that both starts have the same second."""
     run = Run(server, table)
@@ -155,6 +159,7 @@ def test_a_crash_is_seen_whatever_the_clock_said(server: MysqlServer, table: str
         run.segments(end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("checksum", ["CRC32", "NONE"])
 def test_a_clean_restart_is_not_taken_for_a_crash(checksum: str, server: MysqlServer, table: str) -> None:
     server.query(f"SET PERSIST binlog_checksum = {checksum}")
@@ -183,6 +188,7 @@ def test_two_restarts_leave_the_options_of_the_first_unknown(server: MysqlServer
         run.segments(run.source.bound_reads().log_end)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "other", "back"),
     some(("binlog_ignore_db", "elsewhere", None), ("innodb_native_foreign_keys", "ON", "OFF")),
@@ -201,6 +207,7 @@ def test_start_options_that_changed_at_a_restart(
         server.restart({} if back is None else {name: back})
 
 
+@pytest.mark.slow
 def test_data_put_back_to_before_the_run(server: MysqlServer, table: str, copy: Path) -> None:
     server.copy_data(copy)
     server.query(f"INSERT INTO {table} VALUES (7)")
@@ -213,6 +220,7 @@ def test_data_put_back_to_before_the_run(server: MysqlServer, table: str, copy: 
         run.check()
 
 
+@pytest.mark.slow
 def test_data_of_a_clean_stop_put_back_after_the_reads(server: MysqlServer, table: str, copy: Path) -> None:
     """The log that was read and the one that was put back both end properly, and each shows one restart."""
     run = Run(server, table)
@@ -317,6 +325,7 @@ def nights(server: MysqlServer, table: str, tmp_path: Path, caplog: pytest.LogCa
     return Nights(server, table, tmp_path, caplog)
 
 
+@pytest.mark.slow
 def test_a_server_that_goes_on_has_one_history(nights: Nights) -> None:
     """Also if its log is rotated, purged before the last copy, or the server is restarted."""
     assert nights.next() == (True, {}, "")
@@ -336,6 +345,7 @@ def test_a_server_that_goes_on_has_one_history(nights: Nights) -> None:
     assert nights.next(as_of=past) == (False, {}, "")
 
 
+@pytest.mark.slow
 def test_a_reset_log_begins_a_new_history_whose_copies_are_the_latest_at_once(nights: Nights) -> None:
     nights.insert(*range(10, 16))
     lost, begun_before = nights.begin(), nights.begin()
@@ -363,6 +373,7 @@ def test_a_reset_log_begins_a_new_history_whose_copies_are_the_latest_at_once(ni
     assert "was replaced after the copy was made" in ended[nights.table]
 
 
+@pytest.mark.slow
 def test_data_that_was_put_back_begins_a_new_history_although_its_log_goes_on(nights: Nights, copy: Path) -> None:
     """The log file of the copy is the same, but cut short; and the GTIDs come again, behind it."""
     nights.next()
@@ -393,6 +404,7 @@ def test_a_log_that_was_purged_does_not_tell_whether_it_is_the_same_history(nigh
     assert now["number"] == before["number"]
 
 
+@pytest.mark.slow
 def test_the_head_of_an_earlier_version_gives_way_if_the_server_lacks_what_it_has(nights: Nights) -> None:
     nights.insert(10, 11)
     nights.next()
@@ -420,6 +432,7 @@ def test_the_head_of_an_earlier_version_gives_way_if_the_server_lacks_what_it_ha
     assert (latest, [*ended]) == (True, [nights.table])
 
 
+@pytest.mark.slow
 def test_the_start_is_told_without_the_performance_schema(
     mysql_factory: Callable[[Mapping[str, str | None]], MysqlServer],
 ) -> None:

@@ -44,6 +44,7 @@ def test_the_same_server_with_more_history(begun: Begun, server: MysqlServer) ->
     source.check_identity(identity, position)
 
 
+@pytest.mark.slow
 def test_the_same_server_started_again(begun: Begun, server: MysqlServer) -> None:
     source, identity, position = begun
     server.restart()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from datetime import UTC, datetime
 
+import pytest
+
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.steps.has_reached import has_reached
@@ -16,6 +18,7 @@ def settings(server: MysqlServer) -> ConnectionSettings:
     return ConnectionSettings("mysql", server.host, server.port, "root")
 
 
+@pytest.mark.slow
 def test_a_replica_has_reached_what_it_has_applied(mysql_factory: MysqlFactory) -> None:
     source, replica = mysql_factory({}), mysql_factory({})
     replica.query(

@@ -66,6 +66,7 @@ def now(server: MysqlServer) -> datetime:
     return moment
 
 
+@pytest.mark.slow
 def test_nothing_is_wrong_with_a_quiet_past_until_a_table_is_replaced_unlogged(server: MysqlServer) -> None:
     moment = now(server)
     for number in range(5):
@@ -96,6 +97,7 @@ def test_nothing_is_wrong_with_a_quiet_past_until_a_table_is_replaced_unlogged(s
     source.check_past(before, PLAN, options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("statements", "what"),
     [
@@ -162,6 +164,7 @@ def test_a_past_before_anonymous_transactions_is_refused(server: MysqlServer) ->
     assert any(problem.where == "gtid_mode" and "was set at" in problem.what for problem in found)
 
 
+@pytest.mark.slow
 def test_before_the_servers_start_nothing_is_known(server: MysqlServer) -> None:
     moment = now(server)
     time.sleep(2)
@@ -172,6 +175,7 @@ def test_before_the_servers_start_nothing_is_known(server: MysqlServer) -> None:
     assert any("was started at" in problem.what for problem in found)
 
 
+@pytest.mark.slow
 def test_a_time_that_nothing_was_committed_after_waits_for_the_first_commit(server: MysqlServer) -> None:
     moment = datetime.now(UTC)
     with pytest.raises(SourceUnavailable, match="nothing was committed after"):
@@ -265,6 +269,7 @@ def test_a_setting_is_held_against_the_commits_and_not_against_the_head_of_a_fil
     assert problem.where == "binlog_order_commits"
 
 
+@pytest.mark.slow
 def test_what_a_restored_backup_put_into_gtid_purged_is_part_of_the_position(server: MysqlServer) -> None:
     before = executed(server)
     server.query("SET GLOBAL gtid_purged = '+11111111-2222-3333-4444-555555555555:1-5'")
@@ -283,6 +288,7 @@ def test_what_a_restored_backup_put_into_gtid_purged_is_part_of_the_position(ser
     assert problem.where == "gtid_purged"
 
 
+@pytest.mark.slow
 def test_a_log_without_checksums_is_read_from_the_middle(mysql_factory: MysqlFactory) -> None:
     server = mysql_factory({"binlog_checksum": "NONE"})
     server.query("CREATE DATABASE d")
@@ -291,6 +297,7 @@ def test_a_log_without_checksums_is_read_from_the_middle(mysql_factory: MysqlFac
     assert problems(server, resolve(settings(server), now(server))) == []
 
 
+@pytest.mark.slow
 def test_a_clock_that_was_set_back_does_not_keep_it_looking_for_ever(server: MysqlServer) -> None:
     moment = now(server)
     server.query("INSERT INTO d.t VALUES (2, 2)")

@@ -148,6 +148,7 @@ class TestSettings:
             (problem,) = problems(server, "shop.orders")
         assert problem.where == "replica_preserve_commit_order"
 
+    @pytest.mark.slow
     def test_without_a_log(self, mysql_factory: Callable[[dict[str, str | None]], MysqlServer]) -> None:
         server = mysql_factory({"skip_log_bin": None})
         run(server, "CREATE DATABASE shop; CREATE TABLE shop.t (id INT PRIMARY KEY)")
@@ -181,6 +182,7 @@ class TestSettings:
         assert "changes of shop.parent also change rows of this table" in found[1].what
         assert "innodb_native_foreign_keys=ON" in found[1].what
 
+    @pytest.mark.slow
     @pytest.mark.parametrize(("option", "names"), [("binlog_ignore_db", "dull"), ("binlog_do_db", "shop")])
     def test_that_leave_out_what_is_done_from_another_schema(
         self, option: str, names: str, mysql_factory: Callable[[dict[str, str | None]], MysqlServer]

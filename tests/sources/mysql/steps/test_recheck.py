@@ -83,6 +83,7 @@ def test_a_column_that_was_hidden_since_preflight(planned: Planned, server: Mysq
         server.query("DROP USER copier")
 
 
+@pytest.mark.slow
 def test_a_schema_that_is_no_longer_logged(planned: Planned, server: MysqlServer) -> None:
     source, plans = planned
     server.restart({"binlog_ignore_db": "d"})
@@ -94,6 +95,7 @@ def test_a_schema_that_is_no_longer_logged(planned: Planned, server: MysqlServer
         server.restart()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "change",
     [

@@ -163,6 +163,7 @@ CARRIED: Mapping[str, list[str]] = {
 }
 
 
+@pytest.mark.slow
 def test_rows_and_images_become_rows_of_the_present_table(start: Start) -> None:
     names = {f"{name}{number}": case for name, case in CARRIED.items() for number in (0, 1)}
     night = start(

@@ -103,6 +103,7 @@ class TestPositions:
     def since(self, source: MysqlSource, table: Table) -> GtidSet:
         return GtidSet.expect(source.bound_reads().upper)
 
+    @pytest.mark.slow
     def test_of_a_lock_is_exactly_what_was_read(self, source: MysqlSource, table: Table, since: GtidSet) -> None:
         with writing(source, table):
             for _ in range(25):
@@ -111,6 +112,7 @@ class TestPositions:
                     assert rows(reader) == written(reader.upper, since)
                     assert 0 < reader.lock_seconds < PATIENCE
 
+    @pytest.mark.slow
     def test_later_reads_see_all_of_initial(self, source: MysqlSource, table: Table, since: GtidSet) -> None:
         with writing(source, table):
             for consistency in ["watermark", "lock"] * 10:
@@ -119,6 +121,7 @@ class TestPositions:
                     assert rows(reader) >= written(point.position, since)
                     assert (reader.upper, reader.lock_seconds) == (None, 0.0)
 
+    @pytest.mark.slow
     def test_upper_covers_all_that_was_read(self, source: MysqlSource, table: Table, since: GtidSet) -> None:
         begin = LogPlace.parse(source.bound_reads().log_end)
         log, start = begin.file, begin.position
@@ -192,6 +195,7 @@ class TestInitialPoint:
 
 
 class TestLock:
+    @pytest.mark.slow
     def test_that_is_not_granted_says_so_and_leaves_nothing(
         self, source: MysqlSource, mysql: MysqlServer, table: Table
     ) -> None:
@@ -221,6 +225,7 @@ class TestLock:
             busy.commit()
             trying.result()
 
+    @pytest.mark.slow
     def test_is_granted_by_a_later_try(self, source: MysqlSource, mysql: MysqlServer, table: Table) -> None:
         policy = LockPolicy(wait_seconds=1, tries=5, pause_seconds=0.1)
         with mysql.connect(autocommit=False) as busy, busy.cursor() as cursor, ThreadPoolExecutor(1) as pool:

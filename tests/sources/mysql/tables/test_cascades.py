@@ -141,6 +141,7 @@ class TestPreflight:
         assert "up.root.e: a member of " in found
         assert "must read the changes of up.root" in found
 
+    @pytest.mark.slow
     def test_a_parent_whose_schema_is_not_logged(self, server: MysqlServer) -> None:
         server.restart({"binlog_ignore_db": "up"})
         try:
@@ -178,6 +179,7 @@ REACHING = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("through_read", [False, True], ids=["lock let go", "lock through the read"])
 def test_a_copy_is_exact_while_no_cascade_reaches_it_before_it_is_read(
     through_read: bool, server: MysqlServer, spark: SparkSession, tmp_path: Path
@@ -196,6 +198,7 @@ def test_a_copy_is_exact_while_no_cascade_reaches_it_before_it_is_read(
     assert {name: Counter(published(uris[name])[1]) for name in COPIED} == {name: expected[name] for name in COPIED}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "statements",
     [
@@ -278,6 +281,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("early", [True, False], ids=["when it is read", "at the end"])
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_cascade_before_the_read_stops_the_run(
@@ -295,6 +299,7 @@ def test_a_cascade_before_the_read_stops_the_run(
         pipeline.snapshot() if early else pipeline.extract_delta()
 
 
+@pytest.mark.slow
 def test_values_of_a_parent_need_no_arrow_type(server: MysqlServer, spark: SparkSession, tmp_path: Path) -> None:
     run(server, "ALTER TABLE up.root ADD COLUMN n DECIMAL(60, 0)")
     pipeline = Pipeline(spark, settings_of(server), (tmp_path / "1").as_uri(), ["d.child"])
@@ -309,6 +314,7 @@ def test_values_of_a_parent_need_no_arrow_type(server: MysqlServer, spark: Spark
         pipeline.snapshot()
 
 
+@pytest.mark.slow
 def test_a_transaction_that_was_prepared_before_the_position(
     server: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -363,6 +369,7 @@ def test_a_parent_that_is_renamed_unlogged_stops_the_run(server: MysqlServer) ->
     assert stopped.value.where == "up.parent"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", seeds(0, 1))
 def test_writers_that_delete_parents_meanwhile(
     seed: int, server: MysqlServer, spark: SparkSession, tmp_path: Path
@@ -423,6 +430,7 @@ def test_writers_that_delete_parents_meanwhile(
     assert not list(tmp_path.glob("d.*"))
 
 
+@pytest.mark.slow
 def test_a_past_position_is_refused_if_a_cascade_came_after_it(
     server: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:

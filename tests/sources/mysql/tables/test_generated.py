@@ -103,6 +103,7 @@ def create(mysql: MysqlServer, schema: str, virtual: list[tuple[str, str]], kind
 NAMES = "id, n, u, f, m, c, s, d, dt, ts, t, y, e, st, j, b"
 
 
+@pytest.mark.slow
 def test_what_every_session_sees_alike(source: MysqlSource, mysql: MysqlServer, schema: str) -> None:
     """Read and logged by sessions that differ in everything."""
     names = create(mysql, schema, list(cases(SAME)))
@@ -172,6 +173,7 @@ def test_bytes_that_are_not_text_and_fractions_are_cast_as_the_session_likes(mys
     assert seen == [(None, 20240229000000), ("", 20240228235959)]
 
 
+@pytest.mark.slow
 def test_stored_columns_are_logged_as_a_select_shows_them(mysql: MysqlServer, schema: str) -> None:
     virtual = [("DATE", "date(ts)"), ("VARCHAR(40)", "dayname(d)"), ("DECIMAL(30,12)", "n / 3"), ("INT", "length(c)")]
     names = create(mysql, schema, virtual, "STORED")

@@ -44,6 +44,7 @@ def create_widest(server: MysqlServer, schema: str) -> list[str]:
     return [f"({row}, {', '.join(chance.choice((*_NARROW[kind], 'NULL')) for kind in kinds)})" for row in range(40)]
 
 
+@pytest.mark.slow
 def test_as_many_columns_as_a_table_can_have(mysql: MysqlServer, schema: str) -> None:
     rows = create_widest(mysql, schema)
     table = describe(mysql, schema, "t")
@@ -100,6 +101,7 @@ def test_rows_of_every_version_of_a_table_that_was_altered_in_place(mysql: Mysql
     assert same(decode(table, deleted), again)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", ["PRIMARY KEY (id)", "INDEX (id)"], ids=["keyed", "keyless"])
 def test_a_run_over_every_type_puts_back_what_was_changed(
     mysql: MysqlServer, schema: str, spark: SparkSession, tmp_path: Path, key: str

@@ -94,6 +94,7 @@ def by_replication_for_a_moment(older: MysqlServer, server: MysqlServer, schema:
     server.query("RESET REPLICA ALL")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("hand", "compressed"),
     [(by_mysqlbinlog, False), (by_mysqlbinlog_under_own_gtids, True), (by_replication_for_a_moment, False)],
@@ -122,6 +123,7 @@ def test_cascades_of_changes_from_a_server_that_does_not_log_them_stop_the_run(
     assert f"{schema}.parent at binlog." in raised.value.where
 
 
+@pytest.mark.slow
 def test_a_copy_that_such_cascades_came_after_is_not_rolled_forward(
     older: MysqlServer, server: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
 ) -> None:
@@ -152,6 +154,7 @@ def test_a_copy_that_such_cascades_came_after_is_not_rolled_forward(
     assert sorted(published(tables[f"{schema}.parent"])[1]) == [(1, 1), (3, 3)]
 
 
+@pytest.mark.slow
 def test_cascades_that_the_server_logs_stop_nothing(
     older: MysqlServer, server: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
 ) -> None:

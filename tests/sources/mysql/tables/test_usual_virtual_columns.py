@@ -136,6 +136,7 @@ def create(mysql: MysqlServer, schema: str, virtual: list[tuple[str, str]]) -> l
     return [f"v{at}" for at in range(len(virtual))]
 
 
+@pytest.mark.slow
 def test_what_every_session_writes_is_what_a_select_of_ours_shows(
     source: MysqlSource, mysql: MysqlServer, schema: str
 ) -> None:

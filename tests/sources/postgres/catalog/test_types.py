@@ -164,6 +164,7 @@ def test_no_setting_of_a_user_changes_what_is_printed(postgres: PostgresServer, 
             postgres.query(f"ALTER DATABASE {typed} RESET {name}")
 
 
+@pytest.mark.slow
 def test_deciding_types_takes_no_kernels() -> None:
     """The steps that only plan and record do without Numba, which takes a second to load."""
     code = "import sys; import airflow_provider_cdc.sources.postgres.catalog.types; sys.exit('numba' in sys.modules)"

@@ -189,6 +189,7 @@ CREATE DOMAIN tid AS text
 """
 
 
+@pytest.mark.slow
 def test_operators_and_functions_of_users_never_stand_for_those_of_the_server(
     postgres: PostgresServer, source: PostgresSource
 ) -> None:

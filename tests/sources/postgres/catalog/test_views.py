@@ -141,6 +141,7 @@ def reading(source: PostgresSource, table: Table) -> Iterator[Any]:
         yield rows
 
 
+@pytest.mark.slow
 def test_views_that_mean_the_same_everywhere_are_accepted_and_read_whole(
     source: PostgresSource, run: Run, postgres: PostgresServer
 ) -> None:

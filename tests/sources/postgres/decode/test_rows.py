@@ -48,6 +48,7 @@ def table(postgres: PostgresServer) -> Iterator[str]:
     postgres.query("DROP TABLE copied")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [64, 1000, 1 << 20])
 def test_a_buffer_of_any_size(postgres: PostgresServer, table: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end may cut rows and messages anywhere, and it grows if a row does not fit."""
@@ -95,6 +96,7 @@ def test_a_session_that_is_ended_halfway(postgres: PostgresServer, table: str) -
             list(batches)
 
 
+@pytest.mark.slow
 def test_notices_between_the_rows(postgres: PostgresServer, table: str) -> None:
     postgres.query(
         "CREATE FUNCTION loud(n bigint) RETURNS boolean LANGUAGE plpgsql AS "

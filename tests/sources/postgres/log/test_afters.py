@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import pytest
+
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
@@ -26,6 +28,7 @@ ALTER TABLE low REPLICA IDENTITY FULL; ALTER TABLE high REPLICA IDENTITY FULL
 LARGE = "(SELECT string_agg(md5(i::text || random()), '') FROM generate_series(1, {0}) i)"
 
 
+@pytest.mark.slow
 def test_what_rows_became_and_what_was_left_out_of_line(
     postgres: PostgresServer, database: str, follow: Follow, run: Run
 ) -> None:

@@ -105,6 +105,7 @@ def rows_of(connection: Connection) -> tuple[dict[bytes, Row], dict[bytes, Row],
     return a, p, Counter(connection.execute("SELECT * FROM k").fetchall())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [1, segments.FIRST_PART])
 @given(before=st.lists(TRANSACTIONS, max_size=4), within=st.lists(TRANSACTIONS, max_size=8))
 @settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])

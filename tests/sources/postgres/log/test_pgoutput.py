@@ -113,6 +113,7 @@ ROWS = st.tuples(st.integers(-3, 3), st.sampled_from([None, "", "x", "long" * 9]
 EVENTS = st.one_of(st.tuples(st.none(), ROWS), st.tuples(ROWS, st.none()), st.tuples(ROWS, ROWS))
 
 
+@pytest.mark.slow
 @given(
     st.lists(st.tuples(st.lists(EVENTS, max_size=8), st.lists(EVENTS, max_size=8)), max_size=5),
     st.sampled_from([1, 2, 7, 1000]),
@@ -384,6 +385,7 @@ def test_spoilt_messages(seed: int) -> None:
     assert {"DecodeError", "SchemaChanged"} <= outcomes
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_is_survived() -> None:
     for number, message in enumerate(sample()):
         for bit in range(8 * min(len(message), 80)):

@@ -239,6 +239,7 @@ def test_a_window_without_changes(run: Run, follow: Follow) -> None:
     assert (window.before, window.summary.transactions, window.batches) == ({}, 0, [])
 
 
+@pytest.mark.slow
 def test_more_keys_than_the_first_memory_holds(run: Run, follow: Follow) -> None:
     run(
         "CREATE TABLE a (id int PRIMARY KEY, v text)",
@@ -259,6 +260,7 @@ def test_more_keys_than_the_first_memory_holds(run: Run, follow: Follow) -> None
     assert len(window.batches) > 1
 
 
+@pytest.mark.slow
 def test_memory_grows_with_the_touched_keys_and_not_with_the_changes(run: Run, follow: Follow) -> None:
     run("CREATE TABLE a (id int PRIMARY KEY, v text)", f"ALTER TABLE a {FULL}")
     run("CREATE TABLE k (v text)", f"ALTER TABLE k {FULL}")

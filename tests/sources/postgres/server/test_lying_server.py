@@ -204,6 +204,7 @@ LOGINS: dict[str, Callable[[Peer], object]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("lie", LOGINS)
 def test_a_malformed_login(way: Open, lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

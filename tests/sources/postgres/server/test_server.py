@@ -41,6 +41,7 @@ def begun(postgres: PostgresServer, database: str) -> Iterator[tuple[PostgresSou
     source.discard(initial.identity)
 
 
+@pytest.mark.slow
 def test_the_same_server_is_known_again_after_a_crash_and_unless_its_disk_is_put_back(
     postgres_factory: PostgresFactory, tmp_path: Path
 ) -> None:
@@ -68,6 +69,7 @@ def test_the_same_server_is_known_again_after_a_crash_and_unless_its_disk_is_put
     assert (found_by_number.relation, "transactions" in found_by_number.why) == (Relation.OTHER, True)
 
 
+@pytest.mark.slow
 def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_began_on(
     postgres_factory: PostgresFactory, tmp_path: Path
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_publication_that_was_altered_is_noticed(
         source.check_identity(initial.identity, initial.position)
 
 
+@pytest.mark.slow
 def test_a_log_that_the_server_threw_away_is_noticed_and_before_that_there_is_a_warning(
     postgres_factory: PostgresFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -150,6 +153,7 @@ def test_a_log_that_the_server_threw_away_is_noticed_and_before_that_there_is_a_
     assert server.query("SELECT 1 FROM pg_replication_slots") == []
 
 
+@pytest.mark.slow
 def test_a_log_thrown_away_for_an_idle_slot_is_told_from_one_that_was_too_long(
     postgres_factory: PostgresFactory,
 ) -> None:

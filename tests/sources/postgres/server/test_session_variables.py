@@ -49,6 +49,7 @@ def test_every_setting_of_a_session_is_pinned_required_or_known_to_be_harmless(s
     assert not REQUIRED.keys() & {**PINNED, **HARMLESS}.keys()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shop", some(*VERSIONS), indirect=True)
 def test_no_values_of_all_settings_together_change_what_is_read(shop: Shop) -> None:
     expected = shop.copied()

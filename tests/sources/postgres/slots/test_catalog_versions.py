@@ -25,6 +25,7 @@ WITHOUT_ROW_CHANGES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ddl", WITHOUT_ROW_CHANGES)
 def test_a_position_after_a_change_has_a_past_although_the_next_run_comes_later(kept: Kept, ddl: str) -> None:
     kept.run(
@@ -94,6 +95,7 @@ ENUM = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ddl", ["ALTER TYPE mood ADD VALUE 'x' BEFORE 'a'", "ALTER TYPE mood RENAME VALUE 'a' TO 'x'"])
 def test_a_position_after_a_change_of_labels_has_a_past(kept: Kept, ddl: str) -> None:
     """The transactions that commit after the position have changes only from after the last change of a label."""

@@ -68,6 +68,7 @@ def read_all(reader: ChunkReader, source: PostgresSource, table: object) -> set[
     return {row["id"] for chunk in chunks for batch in reader.read(chunk) for row in batch.to_pylist()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("what", "consistency", "encrypted"),
     [
@@ -115,6 +116,7 @@ def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(
     source.discard(initial.identity)
 
 
+@pytest.mark.slow
 def test_the_initial_position_and_the_bound_outlive_a_crash(lazy: PostgresServer) -> None:
     source = PostgresSource(settings_of(lazy, "postgres"))
     plans = source.preflight(["public.stock"])

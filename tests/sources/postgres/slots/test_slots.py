@@ -59,6 +59,7 @@ def settle(settings: ConnectionSettings, seconds: float = 1.0) -> None:
         transaction_waits.settle(settings, connection, seconds)
 
 
+@pytest.mark.slow
 def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own: PostgresServer) -> None:
     """At the slot's point, all transactions have ended that were running at its last check. A transaction that began
     after that check, and whose commit waits for a standby, is before the point, but reads do not see it yet."""
@@ -98,6 +99,7 @@ def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own:
     slots.drop(settings, SLOT, SLOT)
 
 
+@pytest.mark.slow
 def test_another_slot_in_use_does_not_hide_an_open_transaction(own: PostgresServer) -> None:
     """On servers before 15.8 and 16.4, a new slot may begin with the state that another slot saved while a transaction
     was open. The new slot then never decodes the earlier changes of that transaction."""
@@ -205,6 +207,7 @@ def test_what_holds_up_the_position_is_named_and_nothing_is_left(
     assert postgres.query("SELECT 1 FROM pg_replication_slots UNION ALL SELECT 1 FROM pg_publication") == []
 
 
+@pytest.mark.slow
 def test_what_the_slot_waits_for_is_named_while_it_waits(
     postgres: PostgresServer,
     database: str,

@@ -46,6 +46,7 @@ def test_the_past_of_a_table_that_joins_later_begins_then(kept: Kept) -> None:
     assert Lsn.parse(joined["public.other"].position) >= before
 
 
+@pytest.mark.slow
 def test_a_transaction_that_wrote_before_a_table_joined_ends_before_its_past_begins(kept: Kept) -> None:
     # The log has its later changes, but not its earlier ones.
     kept.keep("stock")
@@ -303,6 +304,7 @@ def test_a_publication_of_others_is_left_alone(kept: Kept) -> None:
         PostgresSource(named).keep_past(kept.plans("stock"), kept.options)
 
 
+@pytest.mark.slow
 def test_a_failover_slot_whose_standby_is_away_ends_no_run_that_waits_for_ever(
     postgres_factory: PostgresFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,12 +6,15 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pytest
+
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.sources.postgres.steps.has_reached import has_reached
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log.reading import settings as settings_of
 
 
+@pytest.mark.slow
 def test_a_standby_has_reached_what_it_has_replayed(postgres_factory: PostgresFactory, tmp_path: Path) -> None:
     primary = postgres_factory()
     here = settings_of(primary, "postgres")

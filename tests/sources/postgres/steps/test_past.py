@@ -68,8 +68,8 @@ class _Commits:
     def up_to(self, seconds: int) -> int:
         """How many of them belong to a time."""
         micros = round((self._base + timedelta(seconds=seconds)).timestamp() * 1_000_000)
-        record = self._kept.record
-        found = prefix_at(self._kept.source.settings, self._kept.name, record.marks, record.joins, micros)
+        kept, record = self._kept, self._kept.record
+        found = prefix_at(kept.source.settings, kept.name, record.marks, record.joins, micros)
         assert found is not None
         return sum(before < found.position for before in self._before)
 
@@ -101,8 +101,7 @@ def test_a_time_after_which_nothing_was_committed_is_made_final(kept: Kept, comm
     kept.keep("stock")
     kept.run("UPDATE stock SET v = 1")
     now, end = kept.clock(), kept.here_quietly()
-    found = Lsn.parse(kept.position_of(now, "stock"))
-    assert found <= Lsn.parse(end)
+    assert (found := Lsn.parse(kept.position_of(now, "stock"))) <= Lsn.parse(end)
     # What is committed next may still have an earlier time.
     commits_at.make(-60)
     assert kept.position_of(now, "stock") == str(found)
@@ -221,6 +220,7 @@ def test_a_transaction_that_was_prepared_long_ago_belongs_to_its_commit(kept: Ke
         kept.source.release(RUN_ID)
 
 
+@pytest.mark.slow
 def test_a_position_within_a_record_is_the_prefix_before_it(kept: Kept) -> None:
     kept.keep("stock")
     start = Lsn.parse(kept.here())
@@ -236,6 +236,7 @@ def test_a_position_within_a_record_is_the_prefix_before_it(kept: Kept) -> None:
     assert found == {0: 20, 1: 20, 100: 20, int(end) - int(start): 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ddl",
     [
@@ -364,6 +365,7 @@ def test_tables_without_a_past_are_left_out_if_that_is_asked_for(kept: Kept) -> 
         )
 
 
+@pytest.mark.slow
 def test_before_the_slot_and_before_a_table_joined_there_is_no_past(kept: Kept) -> None:
     earlier, point = kept.clock(), kept.here()
     (problem,) = kept.refusals(point, "stock")
@@ -420,6 +422,7 @@ def test_a_server_that_does_not_tell_commit_times_still_has_positions(
     kept.check(point, "stock")
 
 
+@pytest.mark.slow
 def test_what_commits_before_the_position_and_nobody_sees_yet_is_waited_for(crashing: Kept) -> None:
     server = crashing.server
     crashing.run("INSERT INTO stock VALUES (1, 1)")

@@ -214,6 +214,7 @@ def test_select_on_every_column_is_not_enough_for_ranges_of_blocks(
     assert not any("lacks SELECT" in problem.what for problem in problems_of(reader, "shop.*"))
 
 
+@pytest.mark.slow
 def test_a_publication_that_exists_needs_no_owner_but_all_rows_columns_and_changes(
     postgres: PostgresServer, source: PostgresSource, reader: PostgresSource, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -361,6 +362,7 @@ def test_how_a_table_is_stored_counts_and_not_its_name(postgres: PostgresServer,
     assert len(source.preflight(["public.*"])) == 1
 
 
+@pytest.mark.slow
 def test_more_partitions_than_a_publication_could_be_dropped_with_are_refused(
     postgres_factory: PostgresFactory,
 ) -> None:
@@ -383,6 +385,7 @@ def test_more_partitions_than_a_publication_could_be_dropped_with_are_refused(
     assert server.query("SELECT pubname FROM pg_publication") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("restarted", [False, True])
 def test_a_prepared_transaction_that_locks_a_table_is_named(
     restarted: bool, postgres_factory: PostgresFactory, monkeypatch: pytest.MonkeyPatch

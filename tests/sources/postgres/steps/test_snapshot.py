@@ -84,6 +84,7 @@ def test_chunks_in_any_order_hold_every_row_once(source: PostgresSource, name: s
         assert 10 < len(chunks) < 40
 
 
+@pytest.mark.slow
 def test_rows_that_nobody_touches_are_read_once_whatever_happens_to_the_others(
     postgres: PostgresServer, source: PostgresSource
 ) -> None:
@@ -269,6 +270,7 @@ def test_the_bound_does_not_wait_for_transactions_that_are_open(
             PostgresSource(settings_of(server, "postgres")).bound_reads()
 
 
+@pytest.mark.slow
 def test_the_bound_covers_commits_that_are_visible_before_they_are_on_disk(
     postgres: PostgresServer, source: PostgresSource
 ) -> None:

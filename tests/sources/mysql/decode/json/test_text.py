@@ -135,6 +135,7 @@ on_the_server = settings(
 )
 
 
+@pytest.mark.slow
 @on_the_server
 @given(batch=st.lists(documents, min_size=1, max_size=40))
 def test_any_document_reads_as_select_prints_it(table: Table, batch: list[Any]) -> None:
@@ -433,6 +434,7 @@ def specimens(table: Table) -> list[bytes]:
     return [image for image in images if image is not None]
 
 
+@pytest.mark.slow
 @settings(
     max_examples=examples(600),
     deadline=None,

@@ -142,6 +142,7 @@ def test_all_that_was_executed_is_a_prefix(busy: MysqlServer) -> None:
     assert str(found.place).partition("@")[0] == ":".join(map(str, busy.query("SHOW BINARY LOG STATUS")[0][:2]))
 
 
+@pytest.mark.slow
 def test_what_was_purged_is_part_of_every_prefix_and_is_not_looked_for(mysql_factory: MysqlFactory) -> None:
     server = mysql_factory({"binlog_checksum": "NONE"})
     server.query("CREATE DATABASE d")
@@ -168,6 +169,7 @@ def rotate(server: MysqlServer, head: int) -> None:
         cursor.execute("FLUSH BINARY LOGS")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hours", [-2, 2])
 def test_the_time_in_the_head_of_a_file_is_only_what_a_session_took_for_the_present(
     mysql_factory: MysqlFactory, hours: int
@@ -217,6 +219,7 @@ def test_on_a_lagging_replica_files_begin_at_the_time_of_the_source(mysql_factor
         assert prefix_at(settings(replica), at(when)).position == until(commits, when)
 
 
+@pytest.mark.slow
 def test_files_from_before_gtids_do_not_prevent_a_later_time(mysql_factory: MysqlFactory) -> None:
     server = mysql_factory({"gtid_mode": "OFF"})
     server.query("CREATE DATABASE d")

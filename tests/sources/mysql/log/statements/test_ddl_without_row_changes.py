@@ -135,6 +135,7 @@ def keyed(table: Table, rows: Iterable[tuple[Any, ...] | None]) -> dict[tuple[An
     return {tuple(row[number] for number in at): row for row in rows if row is not None}
 
 
+@pytest.mark.slow
 def test_ddl_that_changes_no_row(mysql: MysqlServer, schema: str) -> None:
     """Rows that are read after it go back to those of the position, and those of the position forward to these."""
     window = Window(mysql, schema, PLAIN, ROWS)

@@ -43,6 +43,7 @@ def raw(connection: Connection, statement: bytes) -> None:
     driver._read_query_result()
 
 
+@pytest.mark.slow
 def test_no_space_of_a_character_set_is_taken_for_a_letter(mysql: MysqlServer, schema: str, db: Connection) -> None:
     """In latin1, for one, a no-break space is one: TRUNCATE TABLE a may be three words to the server, and two here."""
     found = set()
@@ -343,6 +344,7 @@ def refused(reading: LogReading) -> CdcError | None:
     return None
 
 
+@pytest.mark.slow
 def test_statements_that_open_no_table_of_a_copied_schema(
     mysql: MysqlServer, schema: str, elsewhere: str, db: Connection
 ) -> None:
