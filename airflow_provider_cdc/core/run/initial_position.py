@@ -21,11 +21,12 @@ from airflow_provider_cdc.core.run.lake_format import PLAIN_PARQUET, LakeFormat
 from airflow_provider_cdc.core.run.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.plan import InitialPoint, MissedPast, TablePlan
+from airflow_provider_cdc.core.run.prepared_places import prepare_places
 from airflow_provider_cdc.core.run.run import Run, scratch_of
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.selection import Selection
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone
 
 _log = logging.getLogger(__name__)
@@ -100,7 +101,8 @@ def begin(
         if heads is not None:
             present = source_of(source.kind, initial.identity, source_conn_id)
             histories = histories_of(source, heads, Storage(scratch), plans, initial, present, run_id, created_at)
-        places = lake_format.prepare(initial.tables, {plan.table: plan.selection for plan in plans})
+        selections = {plan.table: plan.selection for plan in plans}
+        places, refused = prepare_places(lake_format, initial.tables, selections, skips=options.skips)
     except CdcError as error:
         # A concurrent attempt may already have begun the run, and may have dropped the objects, such as a slot, that
         # this attempt was creating.
@@ -109,6 +111,9 @@ def begin(
             raise
         _log.info("A concurrent attempt has fixed the run's position. This attempt ended with: %s", error)
         return current
+    for name, why in refused.items():
+        _log.warning("%s is SKIPPED and will not be published: %s", name, why)
+    tables = [table for table in initial.tables if str(table.name) not in refused]
     manifest = Manifest(
         run_id=run_id,
         lake=lake,
@@ -118,10 +123,10 @@ def begin(
         initial_position=str(initial.position),
         identity=dict(initial.identity),
         created_at=created_at,
-        tables=_run_tables(plans, initial, places),
+        tables=_run_tables(plans, tables, places),
         options=options,
         source_conn_id=source_conn_id,
-        skipped=dict(skipped or {}),
+        skipped={**(skipped or {}), **refused},
         bases=bases,
         histories=histories,
         missed_past=missed_past,
@@ -181,7 +186,9 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: S
         "The run began at %s, and keeps %s %s", manifest.created_at, manifest.position_key, manifest.initial_position
     )
     tables = {_said(entry.table.name, entry.table.selection) for entry in manifest.tables}
-    if tables != (wanted_tables := {_said(plan.table, plan.selection) for plan in plans}):
+    # The run may have left tables of the plan out when it began.
+    wanted = [plan for plan in plans if str(plan.table) not in manifest.skipped]
+    if tables != (wanted_tables := {_said(plan.table, plan.selection) for plan in wanted}):
         _log.warning(
             "The plan has changed, but the run keeps the tables that it began with (only in the run: %s; only in the "
             "plan: %s). Trigger a new run to copy the tables of the plan.",
@@ -251,7 +258,7 @@ def _discard(source: RunSource, identity: Mapping[str, str]) -> None:
 
 
 def _run_tables(
-    plans: Sequence[TablePlan], initial: InitialPoint, places: Mapping[TableName, Place]
+    plans: Sequence[TablePlan], tables: Sequence[Table], places: Mapping[TableName, Place]
 ) -> tuple[RunTable, ...]:
     """Return the tables of a run, each with its plan."""
     by_name = {plan.table: plan for plan in plans}
@@ -264,5 +271,5 @@ def _run_tables(
             plan.base,
             places.get(plan.copy_name),
         )
-        for table, plan in ((table, by_name[table.name]) for table in initial.tables)
+        for table, plan in ((table, by_name[table.name]) for table in tables)
     )

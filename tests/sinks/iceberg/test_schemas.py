@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from pyiceberg.types import LongType, StringType
 
+from airflow_provider_cdc.core.options.lake import LakeOptions
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import ConfigurationError
 from harness.lake_readers import opened_duckdb
+from harness.mysql_server import MysqlServer
+from harness.pipeline import Pipeline, settings_of
 from tests.seeds import some
 from tests.sinks.iceberg.runs import again_of, iceberg_table, rows_at, run_id_of, run_of
 from tests.sinks.test_contract import ORDERS, Lake
@@ -189,3 +195,38 @@ def test_odd_names_of_columns(lake: Lake, name: str) -> None:
     publish(lake, 3, rows)
     assert rows_at(lake, run_id_of(3)) == rows_at(lake, run_id_of(1)) == rows.to_pylist()
     assert by_duckdb(lake, "FROM {t}") == [(1, "v")]
+
+
+def test_a_table_that_iceberg_cannot_take_is_left_out_but_a_clash_of_names_stops_the_run(
+    mysql: MysqlServer, schema: str, tmp_path: Path
+) -> None:
+    no_spark = cast(Any, SimpleNamespace())
+
+    def begun(number: int, on_table_error: str, lake: LakeOptions | None = None) -> Run:
+        pipeline = Pipeline(
+            no_spark,
+            settings_of(mysql),
+            tmp_path.as_uri(),
+            [f"{schema}.*"],
+            run_id=run_id_of(number),
+            on_table_error=on_table_error,
+            lake=lake or LakeOptions("iceberg"),
+        )
+        pipeline.record()
+        return Run.load(pipeline.run)
+
+    for name in ("kept", "retyped"):
+        mysql.query(f"CREATE TABLE {schema}.{name} (id INT PRIMARY KEY, v INT)")
+    assert begun(1, "skip").manifest.skipped == {}
+    mysql.query(f"ALTER TABLE {schema}.retyped MODIFY v VARCHAR(9)")
+    with pytest.raises(ConfigurationError, match=r"v \(int became string\)"):
+        begun(2, "fail")
+    manifest = begun(2, "skip").manifest
+    assert [entry.table.name.name for entry in manifest.tables] == ["kept"]
+    assert "v (int became string)" in manifest.skipped[f"{schema}.retyped"]
+    mysql.query(f"DROP TABLE {schema}.kept")
+    with pytest.raises(ConfigurationError, match=r"v \(int became string\)"):
+        begun(3, "skip")
+    mysql.query(f"CREATE TABLE {schema}.kept (id INT PRIMARY KEY, v INT)")
+    with pytest.raises(ConfigurationError, match="table_name"):
+        begun(4, "skip", LakeOptions("iceberg", table_name="{schema}.one"))
