@@ -1,7 +1,8 @@
 """The command that removes what ended runs left behind: ``python -m airflow_provider_cdc.clean --help``.
 
-The command reads Airflow's connections, so it runs where Airflow is installed. It does not ask Airflow for the state of
-DAG runs, so it takes only those unpublished runs for ended that have written nothing for 7 days.
+The command reads Airflow's connections, so it runs where Airflow is installed. With --airflow-url, it asks this Airflow
+for the state of DAG runs, with the token in the environment variable CDC_AIRFLOW_TOKEN. Otherwise, it takes only those
+unpublished runs for ended that have written nothing for 7 days.
 """
 
 from __future__ import annotations
@@ -29,15 +30,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             parser.add_argument(flag, type=one.type, default=one.default, help=one.help)
     parser.add_argument("--json", action="store_true", help="Print the report as JSON.")
+    parser.add_argument("--airflow-url", default="", help="The Airflow that made the runs, such as https://host:8080.")
     values = vars(parser.parse_args(arguments))
-    as_json = values.pop("json")
+    as_json, airflow_url = values.pop("json"), values.pop("airflow_url")
+    from airflow_provider_cdc.core.liveness.proof import no_airflow
     from airflow_provider_cdc.hooks.storage import storage_access
     from airflow_provider_cdc.operators.clean import checked_clean, cleaner_of
+    from airflow_provider_cdc.operators.planning.airflow_api import states_by_api
 
     try:
         options = checked_clean(values)
+        state_of = states_by_api(airflow_url) if airflow_url else no_airflow
         with storage_access(options.storage_conn_id):
-            report = cleaner_of(options).clean(dry_run=options.dry_run)
+            report = cleaner_of(options, state_of).clean(dry_run=options.dry_run)
     except CdcError as error:
         print(error, file=sys.stderr)
         return 1

@@ -11,7 +11,7 @@ versions below.
 | `keeps_native_types` | apache-airflow 3.1.5 to 3.3.2 |
 | `supervisor_channel`, `runs_dag_code`, `PRE_EXECUTE_HOOK` | apache-airflow 3.1.5 to 3.3.2 |
 | `raise_undefined` | jinja2 3.1.6 |
-| `start_jvm`, `is_stopped` | pyspark 4.1.0 to 4.2.0 |
+| `start_jvm`, `is_stopped`, `executor_count` | pyspark 4.1.0 to 4.2.0 |
 """
 
 from __future__ import annotations
@@ -127,3 +127,11 @@ def is_stopped(spark_context: Any) -> bool:
     :param spark_context: a ``SparkContext``.
     """
     return bool(spark_context._jsc.sc().isStopped())
+
+
+def executor_count(spark_context: Any) -> int:
+    """Return the number of executors that a Spark application has. The driver is not counted.
+
+    :param spark_context: a ``SparkContext``.
+    """
+    return int(spark_context._jsc.sc().getExecutorMemoryStatus().size()) - 1

@@ -27,6 +27,7 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, TerminalEr
 from airflow_provider_cdc.jobs.verify.arguments import request_of
 from airflow_provider_cdc.jobs.verify.request import (
     DIFFERENT,
+    FOLDER,
     MARKDOWN,
     NOT_VERIFIED,
     RANGES,
@@ -38,7 +39,6 @@ from airflow_provider_cdc.jobs.verify.request import (
 )
 
 SAME, TRANSIENT, TERMINAL, DIFFERS, UNVERIFIED = 0, 1, 2, 3, 4
-FOLDER = "_verify"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -63,6 +63,7 @@ def _verified(given: argparse.Namespace) -> VerifyResult:
     from airflow_provider_cdc.jobs.runtime.driver import driver_jvm, to_environment
     from airflow_provider_cdc.jobs.runtime.session import open_session
     from airflow_provider_cdc.jobs.verify.step import verify
+    from airflow_provider_cdc.operators.spark.scratch import scratch
 
     install(storage_settings(given.storage_conn_id))
     request = _request(given)
@@ -72,8 +73,9 @@ def _verified(given: argparse.Namespace) -> VerifyResult:
             raise ConfigurationError("it is needed with --catalog-conn-id", where="--source-conn-id")
         os.environ.update(to_environment(settings, lake_settings(request.lake, given.source_conn_id).catalog))
     os.environ.update(driver_jvm())
-    with tempfile.TemporaryDirectory(prefix="cdc-verify-") as temporary:
-        place = Storage(request.target) if request.target else Storage(Path(temporary).as_uri())
+    # If this process is killed, a later command or task on this machine removes the temporary folder.
+    with scratch(Path(tempfile.gettempdir())) as temporary:
+        place = Storage(request.target) if request.target else Storage(temporary.as_uri())
         folder = place.folder(FOLDER, request.id)
         records.write(folder, REQUEST, request)
         spark = open_session("cdc verify")

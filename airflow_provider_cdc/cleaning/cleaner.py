@@ -14,6 +14,8 @@ from airflow_provider_cdc.cleaning.known_runs import KnownRuns, Rules
 from airflow_provider_cdc.cleaning.run_folders import RunFolders
 from airflow_provider_cdc.cleaning.server_objects import IsOfTarget, ServerObjects, leftovers_on_server
 from airflow_provider_cdc.cleaning.stray_files import SinkOf, StrayFiles
+from airflow_provider_cdc.cleaning.temporary_files import temporary_files
+from airflow_provider_cdc.cleaning.verifications import Verifications
 from airflow_provider_cdc.core.liveness.proof import StateOf, no_airflow
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.listing import clock_of
@@ -88,15 +90,19 @@ class Cleaner:
         # First list files and slots, and then read the runs again. So the run of each of them is known, or is gone. A
         # run that starts afterwards creates other files and slots.
         strays = StrayFiles(own, self.sink_of)
-        server = ServerObjects.listed(self.source, [*first.runs, *first.unreadable])
+        verifications = Verifications.listed(self.lake, rules)
+        server = ServerObjects.listed(self.source, [*first.runs, *first.unreadable, *verifications.run_ids])
         known = KnownRuns(self.scratch, rules)
         known.read()
         folders = RunFolders(known, server, strays, self.sink_of, f"clean-{uuid.uuid4().hex[:8]}")
-        on_server = [*leftovers_on_server(server, known, self.is_of_target)]
+        apart = server.without(verifications.run_ids)
+        on_server = [*leftovers_on_server(apart, known, self.is_of_target)]
         in_tables = [*strays.leftovers(known)]
         yield from folders.leftovers()
+        yield from verifications.leftovers(server)
         yield from on_server
         yield from in_tables
+        yield from temporary_files(self.lake, self.scratch, rules)
 
 
 def _attempt(remove: Callable[[], str]) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_cdc.counted import counted
 
-RUN, WORK_FILES, PLACED, FILE = "run", "work files", "half-placed copies", "file"
+RUN, WORK_FILES, PLACED, FILE, VERIFICATION = "run", "work files", "half-placed copies", "file", "verification"
 """The kinds of leftovers in the lake. Those on the server are in `sources.api.leftovers`."""
 
 SHOWN = 200
@@ -56,7 +56,7 @@ class Report:
     @property
     def bytes(self) -> int:
         """The size of the removed files. The log that a server keeps is not included."""
-        return sum(one.bytes for one in self.removed if one.kind in (RUN, WORK_FILES, PLACED, FILE))
+        return sum(one.bytes for one in self.removed if one.kind in (RUN, WORK_FILES, PLACED, FILE, VERIFICATION))
 
     def data(self) -> dict[str, Any]:
         """Return the report as JSON data."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from airflow_provider_cdc.cleaning.findings import Leftover, Removal
@@ -42,6 +42,10 @@ class ServerObjects:
             return cls(source, tuple(sorted(source.kept_objects(run_ids), key=lambda one: one.kind != SLOT)))
         except CdcError as error:
             return cls(problem=f"the slots of the server could not be listed: {error.message}")
+
+    def without(self, run_ids: Sequence[str]) -> ServerObjects:
+        """Return the objects of other runs."""
+        return replace(self, objects=tuple(one for one in self.objects if one.run_id not in run_ids))
 
     def of_run(self, run_id: str) -> list[KeptObject]:
         return [one for one in self.objects if one.run_id == run_id]

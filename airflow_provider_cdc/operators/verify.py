@@ -15,6 +15,7 @@ from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.jobs.verify.arguments import request_of
 from airflow_provider_cdc.jobs.verify.request import (
     DIFFERENT,
+    FOLDER,
     MARKDOWN,
     NOT_VERIFIED,
     RANGES,
@@ -35,9 +36,6 @@ from airflow_provider_cdc.sources.api.registry import open_source
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-FOLDER = "_verify"
-"""The folder in the target with a folder for each verification."""
 
 
 class VerifyOperator(SparkStepOperator):

@@ -52,6 +52,8 @@ def published_by(target: Target, number: int, **more: Any) -> list[Counter[Row]]
         ("", WEEK, 0, True),
         ("", HOUR, 0, False),
         ("", WEEK, 30, False),
+        # It wrote something after the clock was read.
+        ("failed", -HOUR, 0, False),
     ],
 )
 def test_a_run_goes_only_if_it_is_proven_to_have_ended(
@@ -212,6 +214,28 @@ def test_what_the_package_did_not_make_stays(target: Target) -> None:
     assert "another connection" in reason(report, 10)
     target.lake.delete_file(f"{NAMES[0]}/snapshot={night_id(1)}/notes.txt")
     assert target.published() == target.source.history.state(5)
+
+
+def test_temporary_files_of_killed_processes_go_after_a_day(target: Target) -> None:
+    target.night(1)
+    digits = "0123456789abcdef" * 2
+    killed = [
+        f"_probe-{digits}",
+        f"_runs/_probe-{digits}",
+        f"_runs/_probe-{digits}.{digits}.tmp",
+        f"_runs/_turns/_probe-{digits}",
+        f"{NAMES[0]}/_latest.json.{digits}.tmp",
+    ]
+    theirs = [f"{NAMES[0]}/notes.tmp", "_probe-mine", f"{NAMES[0]}/_latest.json.{digits}"]
+    for name in (*killed, *theirs):
+        target.lake.write_text(name, "x")
+    target.later = HOUR
+    assert target.clean().removed == ()
+    target.later = timedelta(days=1, hours=1)
+    report = target.clean()
+    assert {one.what for one in report.removed} == {target.lake.uri_of(name) for name in killed}
+    assert report.bytes == len(killed)
+    assert [name for name in (*killed, *theirs) if target.lake.exists(name)] == theirs
 
 
 def test_a_wrong_target_is_an_error(target: Target) -> None:

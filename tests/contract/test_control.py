@@ -23,6 +23,7 @@ from airflow_provider_cdc.jobs.control import controller
 from airflow_provider_cdc.sources.api.load import check_load
 from airflow_provider_cdc.sources.api.registry import open_source
 from harness.pipeline import Pipeline, published_counts
+from harness.s3_server import s3_environment
 from tests.contract.databases import Database, Row
 from tests.soon import SECONDS, soon
 
@@ -46,10 +47,28 @@ def shop(db: Database, monkeypatch: pytest.MonkeyPatch) -> Database:
     return db
 
 
-def make(db: Database, spark: SparkSession, folder: Path, consistency: str = "auto", **limits: Any) -> Pipeline:
+@pytest.fixture
+def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """The URI of a lake on a disk, or on S3, where the driver and Spark's workers find it by their environment."""
+    if getattr(request, "param", "disk") == "disk":
+        yield tmp_path.as_uri()
+        return
+    more = s3_environment(request.getfixturevalue("s3"))
+    workers = request.getfixturevalue("spark").sparkContext.environment
+    before = dict(workers)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in more.items():
+            patch.setenv(name, value)
+        workers.update(more)
+        yield f"s3://lake/{tmp_path.name}"
+    workers.clear()
+    workers.update(before)
+
+
+def make(db: Database, spark: SparkSession, lake: str, consistency: str = "auto", **limits: Any) -> Pipeline:
     tables = [str(db.name(name)) for name in TABLES]
     options: Any = {"consistency": consistency, "chunk_rows": 100, "limits": LimitOptions(**limits)}
-    return Pipeline(spark, db.settings, folder.as_uri(), tables, **options)
+    return Pipeline(spark, db.settings, lake, tables, **options)
 
 
 def write(db: Database, moment: int) -> None:
@@ -105,11 +124,12 @@ def published_of(db: Database, run: Pipeline) -> dict[str, Counter[Row]]:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("lake", ["disk", pytest.param("s3", marks=pytest.mark.long)], indirect=True)
 def test_a_run_under_load_is_limited_slowed_paused_and_resumed_and_is_exact(
-    shop: Database, spark: SparkSession, tmp_path: Path
+    shop: Database, spark: SparkSession, lake: str
 ) -> None:
     query = f"SELECT behind FROM {shop.schema}.ops"
-    run = make(shop, spark, tmp_path, max_rows_per_second=200, governor={query: 5})
+    run = make(shop, spark, lake, max_rows_per_second=200, governor={query: 5})
     try:
         run.record()
         expected = {name: shop.rows(name) for name in TABLES}
@@ -163,10 +183,8 @@ def test_a_run_under_load_is_limited_slowed_paused_and_resumed_and_is_exact(
 
 
 @pytest.mark.long
-def test_a_stopped_run_publishes_nothing_and_may_begin_anew(
-    shop: Database, spark: SparkSession, tmp_path: Path
-) -> None:
-    run = make(shop, spark, tmp_path, shop.at_one_position, max_rows_per_second=50)
+def test_a_stopped_run_publishes_nothing_and_may_begin_anew(shop: Database, spark: SparkSession, lake: str) -> None:
+    run = make(shop, spark, lake, shop.at_one_position, max_rows_per_second=50)
     try:
         run.record()
         with in_background(run) as step:

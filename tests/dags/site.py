@@ -27,10 +27,13 @@ class Site:
     def lake(self) -> Path:
         return self.folder / "lake"
 
-    def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
-        """The status and the answer of the REST API."""
+    def ask(self, path: str, body: Any = None, method: str = "POST") -> tuple[int, Any]:
+        """The status and the answer of the REST API.
+
+        :param method: the method of a request with a body.
+        """
         self.check()
-        request = urllib.request.Request(f"{self.url}{path}", method="GET" if body is None else "POST")
+        request = urllib.request.Request(f"{self.url}{path}", method="GET" if body is None else method)
         request.add_header("Content-Type", "application/json")
         if self.token:
             request.add_header("Authorization", f"Bearer {self.token}")

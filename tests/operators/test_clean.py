@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import closing
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,12 +15,16 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_cdc import clean
+from airflow_provider_cdc.cleaning import cleaner
 from airflow_provider_cdc.core.liveness.dag_run import DagRunNames, note_dag_run
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.results import RESULTS
 from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.listing import clock_of
+from airflow_provider_cdc.jobs.verify.request import FOLDER, REQUEST, CopyAsked, Request
 from airflow_provider_cdc.operators.base import run_id_for
 from airflow_provider_cdc.operators.clean import CleanOperator
 from airflow_provider_cdc.sources.postgres import PostgresSource
@@ -144,6 +148,29 @@ def test_the_slot_of_a_failed_run_goes_with_its_folder(
     assert [path.name for path in (tmp_path / "lake/_runs").iterdir()] == [running]
     manifest = Run.load(Storage((tmp_path / "lake/_runs" / running).as_uri())).manifest
     source.check_identity(manifest.identity, manifest.initial)
+
+
+def test_the_slot_of_a_killed_verification_goes_with_its_folder(
+    postgres: PostgresServer,
+    source: PostgresSource,
+    begin: Begin,
+    cleaning: Clean,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begin("base-one", published=True)
+    killed = begin("unknown", manifest=False, run_id="20260105T000000Z-0a0a0a0a")
+    folder = Storage((tmp_path / "lake").as_uri()).folder(FOLDER, killed)
+    records.write(folder, REQUEST, Request("source", killed, (CopyAsked("public.stock"),), source_conn_id="shop"))
+    folder.write_text(f"{killed}/chunks/part-0.parquet", "rows")
+    states = {"base-one": "success"}
+    assert any("may still work" in why for why in told(cleaning(states), killed))
+    assert len(kept(postgres, source)) == 2, "the slot and the publication of the verification"
+    monkeypatch.setattr(cleaner, "clock_of", lambda store: clock_of(store) + timedelta(days=8))
+    found = cleaning(states)
+    assert ("verification", killed) in {(one["kind"], one["run_id"]) for one in found["removed"]}
+    assert kept(postgres, source) == []
+    assert not (tmp_path / "lake" / FOLDER / killed).exists()
 
 
 def test_a_slot_in_use_keeps_its_run(

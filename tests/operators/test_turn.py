@@ -22,6 +22,7 @@ from airflow_provider_cdc.operators.preflight import PreflightOperator
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 from airflow_provider_cdc.triggers.pause import PauseTrigger
 from harness.mysql_server import MysqlServer
+from harness.s3_server import s3_environment
 from tests.runs import consolidate_result
 
 Begin = Callable[..., Any]
@@ -140,6 +141,25 @@ def test_a_second_run_waits_until_the_first_one_has_ended(
     assert naps == [0.05] * 3
     assert len(surveys) == 2, "the tables are surveyed again, because the wait may have been long"
     assert airflow.outputs["second"]["plan"]
+
+
+@pytest.mark.slow
+def test_runs_of_two_deployments_of_airflow_see_each_other_on_s3(
+    airflow: Deployment, s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in s3_environment(s3).items():
+        monkeypatch.setenv(name, value)
+    one, other = (Deployment(airflow.schema, f"s3://lake/{airflow.schema}") for _ in range(2))
+    first = one.begin("first", concurrent_runs="refuse")
+    with pytest.raises(AirflowFailException, match="Airflow does not know its DAG run, but the last write") as told:
+        other.preflight("second", concurrent_runs="refuse")
+    assert first.run_id in str(told.value)
+    with pytest.raises(AirflowFailException, match="under way"):
+        other.preflight("third", concurrent_runs="wait", concurrent_wait_seconds=0.1)
+    first.finish_step(CONSOLIDATE, consolidate_result())
+    other.preflight("fourth", concurrent_runs="wait")
+    with pytest.raises(AirflowFailException, match="Airflow does not know its DAG run"):
+        one.preflight("fifth", concurrent_runs="refuse")
 
 
 def test_a_wait_has_an_end(airflow: Deployment) -> None:

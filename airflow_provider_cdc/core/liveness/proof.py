@@ -67,6 +67,8 @@ def judge(names: DagRunNames | None, written: datetime, now: datetime, state_of:
     needed = wait if state.known else max(wait, LIFELESS)
     if silent >= needed:
         return Verdict(True, f"{told}, and nothing was written since {last}")
+    if silent < timedelta(0):
+        return Verdict(False, f"{told}, but it has written something since the check began")
     return Verdict(False, f"{told}, but the last write was at {last}, less than {_days(needed)} ago")
 
 

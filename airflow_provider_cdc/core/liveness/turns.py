@@ -78,7 +78,9 @@ class Turns:
 
     def waited(self, number: int) -> timedelta:
         """Return how long ago a run took its turn."""
-        return clock_of(self._scratch) - self._scratch.times(FOLDER)[_name(number)]
+        taken_at = self._scratch.times(FOLDER).get(_name(number))
+        # Another deployment of Airflow, which does not know this DAG run, takes it for dead after some days.
+        return clock_of(self._scratch) - taken_at if taken_at is not None else timedelta.max
 
     def before(self, number: int, turn: Turn) -> list[Other]:
         """Return the runs that are under way with some of the same tables, and that go first."""

@@ -78,17 +78,22 @@ class Batch:
                 Path(temporary).unlink()
 
 
+def shows_growing_files(filesystem: fs.FileSystem) -> bool:
+    """Return whether readers may see a file while it is written. Such files are written with another name, and then
+    renamed. Object stores make an object visible when its upload completes."""
+    return filesystem.type_name not in _OBJECT_STORES
+
+
 def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
     """Write a file atomically: readers see all of it or nothing. The file survives a crash once this function has
     returned."""
     make_folder(filesystem, posixpath.dirname(path))
     if not isinstance(filesystem, fs.LocalFileSystem):
-        # Object stores make an object visible when its upload completes. HDFS and others show a file while it grows.
-        whole = filesystem.type_name in _OBJECT_STORES
-        first = path if whole else f"{path}.{uuid.uuid4().hex}.tmp"
+        growing = shows_growing_files(filesystem)
+        first = f"{path}.{uuid.uuid4().hex}.tmp" if growing else path
         with filesystem.open_output_stream(first) as stream:
             stream.write(data)
-        if not whole:
+        if growing:
             filesystem.move(first, path)
         return
     Path(_temporary(path, data)).replace(path)

@@ -246,9 +246,20 @@ class Storage:
 
         :raises ManifestError: the file is not JSON.
         """
+        data = self._read(name)
+        while True:
+            try:
+                return self._json(data, name)
+            except ManifestError:
+                # On object stores, pyarrow.fs asks for the size of an object, and then reads so many bytes. If the
+                # object is replaced by a longer one in between, the end is missing.
+                data, before = self._read(name), data
+                if data == before:
+                    raise
+
+    def _read(self, name: str) -> bytes:
         with told(self.uri_of(name)), self._filesystem.open_input_stream(self.path(name)) as stream:
-            data = stream.read()
-        return self._json(data, name)
+            return bytes(stream.read())
 
     def _json(self, data: bytes, name: str) -> Any:
         try:

@@ -29,6 +29,8 @@ from airflow_provider_cdc.sources.api.source import Source
 POLL_SECONDS = 2.0
 REPEATED_SECONDS = 60.0
 """The time after which a paused step says again that it is paused, and what it holds."""
+CHECKED_SECONDS = 10.0
+"""How often the driver checks what the tasks may do. A try that was presumed dead may have overwritten it and ended."""
 _LOOK_SECONDS = 0.5
 _END_SECONDS = 5.0
 
@@ -114,6 +116,7 @@ class Controller:
         self._meter = Meter(source)
         self._readers = Readers(run.folder)
         self._published: Effective | None = None
+        self._checked = float("-inf")
         self._log = events.Log()
         self._unwritten = False
         self._trouble = ""
@@ -246,9 +249,15 @@ class Controller:
     def _publish(self, new: Effective) -> None:
         if self._published is None and new == effective.UNLIMITED and not self._run.folder.exists(effective.FILE):
             self._published = new
-        if new != self._published:
+        if new != self._published or self._is_overwritten():
             effective.publish(self._run.folder, new)
             self._published = new
+
+    def _is_overwritten(self) -> bool:
+        if time.monotonic() - self._checked < CHECKED_SECONDS:
+            return False
+        self._checked = time.monotonic()
+        return effective.read(self._run.folder) != self._published
 
     def _note(self, what: str, why: str) -> None:
         say(f"{self._step}: {what}: {why}")

@@ -7,6 +7,7 @@ import re
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -50,6 +51,8 @@ class _Worker:
     heard: float = float("-inf")
     reading: bool = False
     noting: threading.Thread | None = None
+    token: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    """Two containers on one machine may have the same host name and the same process ids."""
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -68,7 +71,7 @@ class Turn:
         self._folder = folder
         self._release = release
         self._worker = _workers.setdefault(folder.uri, _Worker())
-        self._name = re.sub(r"[^\w.-]", "_", f"{socket.gethostname()}-{os.getpid()}")
+        self._name = re.sub(r"[^\w.-]", "_", f"{socket.gethostname()}-{os.getpid()}-{self._worker.token}")
 
     @property
     def _note_name(self) -> str:

@@ -35,6 +35,7 @@ from airflow_provider_cdc.compat import is_stopped
 from airflow_provider_cdc.core.storage.access import StorageSettings, current, install
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.control.controller import look
+from airflow_provider_cdc.jobs.runtime.executors import look_for_executors
 from airflow_provider_cdc.jobs.runtime.retry import Patience, may_pass
 
 Order = TypeVar("Order")
@@ -163,6 +164,7 @@ class _Job:
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
             look()
+            look_for_executors(self._context, self._title)
             meanwhile()
             arrived = early.value
             outcomes_taken, new = len(arrived), arrived[outcomes_taken:]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.run import AS_DECLARED, TableOptions
 
+FOLDER = "_verify"
+"""The folder in the target with a folder for each verification."""
 REQUEST, RESULT, MARKDOWN = "request.json", "result.json", "result.md"
 SOURCE, FILES, COPIES = "source", "files", "copies"
 WHAT = (SOURCE, FILES, COPIES)

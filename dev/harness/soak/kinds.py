@@ -33,7 +33,7 @@ KERNELS = (
     "tests/sources/log/test_netting.py",
 )
 
-AIRFLOWS = ("backfill", "browser", "nightly")
+AIRFLOWS = ("backfill", "browser", "lost_airflow", "nightly")
 """Tests that start all components of Airflow, and take minutes."""
 
 PARTS = "test_parts_of_tables.py::test_no_row_of_a_part_differs_after_any_night"
@@ -136,18 +136,24 @@ KINDS: Mapping[str, Kind] = {
                 for name in ("chaos", "consistency", "contract", "dags", "harness", "sources", "wheel")
             ),
             "--ignore=tests/jobs/runtime/test_cluster.py",
+            "--ignore=tests/jobs/runtime/test_cluster_losses.py",
         ),
         tests=4,
     ),
     "cluster": Kind("executors on a cluster", ("tests/jobs/runtime/test_cluster.py",), tests=0, weight=1),
+    "cluster-losses": Kind(
+        "a cluster that loses a worker, its master or an executor",
+        ("tests/jobs/runtime/test_cluster_losses.py",),
+        weight=1,
+    ),
     "dags": Kind(
         "whole DAG runs",
         ("-m", "long", "tests/dags", *(f"--ignore=tests/dags/test_{name}.py" for name in AIRFLOWS)),
         weight=3,
     ),
     "airflow": Kind(
-        "nights and backfills in an Airflow with all components",
-        ("tests/dags/test_nightly.py", "tests/dags/test_backfill.py"),
+        "nights and backfills in an Airflow with all components, and the loss of its components in the middle of a run",
+        ("tests/dags/test_nightly.py", "tests/dags/test_backfill.py", "tests/dags/test_lost_airflow.py"),
         weight=1,
     ),
     "browser": Kind("a user of Airflow's UI, in a browser", ("tests/dags/test_browser.py",), tests=0, weight=1),

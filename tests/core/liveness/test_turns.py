@@ -143,3 +143,12 @@ def test_a_run_without_a_turn_is_seen_by_its_manifest(lake: Storage) -> None:
     assert runs.waits_for(mine) == ["05"]
     old.finish_step(CONSOLIDATE, consolidate_result())
     assert runs.waits_for(mine) == []
+
+
+def test_a_waiting_run_that_another_deployment_took_for_dead_has_waited_too_long(lake: Storage) -> None:
+    runs = Runs(lake)
+    first, second = runs.turn(1), runs.turn(2)
+    number, _ = runs.turns.take(first), runs.turns.take(second)
+    runs.states["1"] = FAILED
+    assert runs.waits_for(second) == []
+    assert runs.turns.waited(number) == timedelta.max

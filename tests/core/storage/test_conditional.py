@@ -15,7 +15,7 @@ import pytest
 from airflow_provider_cdc.core.storage import conditional, durable, obstore_objects
 from airflow_provider_cdc.core.storage.access import StorageSettings
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.errors import StorageUnavailable
+from airflow_provider_cdc.errors import ManifestError, StorageUnavailable
 from harness.http_faults import HANGS, LATE, LOST, REFUSED, Faults, http_faults
 from harness.s3_server import ADMIN, READER
 from tests.core.storage.increments import incremented
@@ -152,3 +152,25 @@ def test_a_writer_that_elects_meanwhile_does_not_win_too(folder: Storage, monkey
     assert not folder.create_json("x.json", {"run": "own"})
     assert waits == [durable.SETTLE_SECONDS]
     assert folder.read_json("x.json") == {"run": "elected"}
+
+
+@pytest.mark.parametrize("replacements", [1, 3])
+def test_a_record_that_is_replaced_while_it_is_read_is_read_again(
+    s3: str, faults: Faults, folder: Storage, replacements: int
+) -> None:
+    direct = Storage(folder.uri, settings_for(s3))
+    direct.write_json("head.json", {"run": 0})
+    left = [*range(1, replacements + 1)]
+
+    def replace(request: Any) -> str:
+        # The reader has asked for the size, and now asks for so many bytes.
+        if request.method == "GET" and left:
+            direct.write_json("head.json", {"run": 10 ** left.pop(0)})
+        return ""
+
+    faults.fault = replace
+    assert folder.read_json("head.json") == {"run": 10**replacements}
+    assert left == []
+    direct.write_text("head.json", '{"run": ')
+    with pytest.raises(ManifestError, match="not JSON"):
+        folder.read_json("head.json")

@@ -24,6 +24,7 @@ from airflow_provider_cdc.jobs.spool import spooler as spooler_module
 from airflow_provider_cdc.jobs.spool.spooler import Spooler
 from tests.jobs.conftest import MakeRunner
 from tests.jobs.history_source import HistorySource, random_history
+from tests.soon import soon
 
 
 @pytest.fixture
@@ -46,6 +47,16 @@ def test_an_unexpected_error_does_not_leave_a_run_paused(step: Step, monkeypatch
     act_on(step.folder, "pause", "ann")
     with controlled("snapshot", step.run, step.source, step.token):
         assert True, "the run was resumed"
+
+
+def test_what_an_earlier_try_published_before_its_end_does_not_stay(
+    step: Step, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "CHECKED_SECONDS", 0.0)
+    with controlled("snapshot", step.run, step.source, step.token):
+        # For example because a number of the source was above its threshold. Then this try was killed.
+        effective.publish(step.folder, effective.Effective(effective.HOLD))
+        soon(lambda: effective.read(step.folder), effective.UNLIMITED)
 
 
 def test_a_stop_ends_a_step_that_waits_for_its_spool(step: Step, monkeypatch: pytest.MonkeyPatch) -> None:
