@@ -16,6 +16,7 @@
     │   ├── RunStopped             an operator stopped the run
     │   ├── RunwayTooShort         the source will remove the log long before the run has read it
     │   ├── CopyDiffers            a verification found differences, or could not verify a table
+    │   ├── KeysCollide            several shards of a merged table have a row with the same key
     │   └── ExactnessError         an event in the window broke a condition of the proof
     │       ├── SchemaChanged      DDL or TRUNCATE on a copied table, or row images with other columns
     │       ├── LogGone            the log no longer reaches back to the initial position
@@ -191,6 +192,13 @@ class CopyDiffers(TerminalError):
     """A verification found differences, or could not verify a table."""
 
     code = "CDC-1092"
+
+
+class KeysCollide(TerminalError):
+    """Several shards of a merged table have a row with the same key at the run's position. Nothing of the merged table
+    is published."""
+
+    code = "CDC-1110"
 
 
 class ExactnessError(TerminalError):

@@ -11,6 +11,7 @@ from urllib.parse import unquote, urlsplit
 
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, ConsolidateResult
 from airflow_provider_cdc.core.run.run import Run, read_is_latest
+from airflow_provider_cdc.core.shards.copy_tables import copies_of
 from airflow_provider_cdc.core.tables.table import Table
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ if TYPE_CHECKING:
 
 
 def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None:
-    """Return the lineage of a run: each published table is an input, and the table's asset is an output. None: the run
-    is not published.
+    """Return the lineage of a run: each published table is an input, and the table's asset is an output. For a merged
+    table, its shards are inputs, and its own asset is an output. None: the run is not published.
 
     Each dataset lists its columns, and its version is the run's position. The dataset of an asset also has the number
     of rows, and the folder of its copies as a symlink. Columns have the types that the source declares. Source tables
@@ -51,13 +52,15 @@ def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None
     result, manifest, latest = run.found(ConsolidateResult), run.manifest, read_is_latest(run.folder)
     version = dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=run.position_text)
     inputs, outputs = [], []
-    for entry in manifest.tables:
-        table = entry.table
-        if (name := str(table.name)) not in result.published:
+    for copy in copies_of(manifest.tables):
+        if (name := str(copy.name)) not in result.published:
             continue
-        facets = {"schema": columns_of(table, [column.name for column in table.columns]), "version": version}
-        namespace, source = _at_source(settings, table, manifest.source.get("database", ""))
-        inputs.append(InputDataset(namespace=namespace, name=source, facets=dict(facets)))
+        facets = {"version": version}
+        for table in (entry.table for entry in copy.tables):
+            facets["schema"] = columns_of(table, [column.name for column in table.columns])
+            namespace, source = _at_source(settings, table, manifest.source.get("database", ""))
+            inputs.append(InputDataset(namespace=namespace, name=source, facets=dict(facets)))
+        table = copy.first.table
         facets["schema"] = columns_of(table, table.published_columns)
         place = _dataset(result.published[name].rpartition("/")[0])
         folder = symlinks_dataset.Identifier(namespace=place[0], name=place[1], type="LOCATION")

@@ -56,7 +56,7 @@ def announcement_of(context: Context, run: Run, source_conn_id: str, latest: Map
 
     :param latest: whether the run's copy is the latest copy of its folder, by the name of each published table.
     """
-    names = {str(entry.table.name): entry.table.copy_name for entry in run.manifest.tables}
+    names = {str(entry.table.copy_name): entry.table.copy_name for entry in run.manifest.tables}
     wanted_events = {
         table: Announced(copy_asset(source_conn_id, names[table], run.manifest.lake, latest=is_latest).uri, is_latest)
         for table, is_latest in latest.items()

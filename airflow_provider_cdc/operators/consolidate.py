@@ -11,6 +11,7 @@ from airflow_provider_cdc.core.copies.removal_record import Removed, read_remove
 from airflow_provider_cdc.core.run.announced import Told
 from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.run.run import Run, read_is_latest
+from airflow_provider_cdc.core.shards.copy_tables import copies_of
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import digest_of
 from airflow_provider_cdc.core.tables.table import Table
@@ -55,7 +56,7 @@ class ConsolidateOperator(SparkStepOperator):
     ``schema_digest`` changes if the columns, their types or the key change. If only a part of the table is copied,
     ``extra`` also has ``where`` and ``columns``. ``certificate`` has the digest of the copy's rows
     (``docs/certificate.md``). If the run could not be exact at the end of its interval, ``extra``
-    also has ``missed_as_of``.
+    also has ``missed_as_of``. The event of a merged table also has ``shards``: the number of rows of each shard.
     """
 
     step = "consolidate"
@@ -148,21 +149,23 @@ def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) 
             "rows": done.rows[name],
             "path": published[name],
             "latest": latest[name],
-            "schema_digest": digest_of(_shape(entry.table)),
+            "schema_digest": digest_of(_shape(copy.first.table)),
             **_certificate(done.rows[name], digests.get(name, "")),
+            **({"shards": done.shards[name]} if copy.merged else {}),
             **({"missed_as_of": run.manifest.missed_as_of} if run.manifest.missed_past is not None else {}),
-            **_part(entry.table),
+            **_part(copy.first.table),
         }
-        for entry in run.manifest.tables
-        if (name := str(entry.table.name)) in published
+        for copy in copies_of(run.manifest.tables)
+        if (name := str(copy.name)) in published
     }
 
 
 def _digests(run: Run) -> dict[str, str]:
     # Import PyArrow late, because DAG files are parsed continually.
     from airflow_provider_cdc.core.run.commit_record import decision_of
+    from airflow_provider_cdc.core.shards.published import digests_of_copies
 
-    return decision_of(run).digests if run.committed else {}
+    return digests_of_copies(run.manifest, decision_of(run)) if run.committed else {}
 
 
 def _certificate(rows: int, digest: str) -> dict[str, Any]:
@@ -178,4 +181,7 @@ def _part(table: Table) -> dict[str, Any]:
 
 
 def _shape(table: Table) -> list[Any]:
+    if table.shard is not None:
+        merged = [[column.name, column.type, column.nullable] for column in table.shard.columns]
+        return [merged, list(table.published_key), list(table.shard.origin_columns)]
     return [[[column.name, column.type, column.nullable] for column in table.columns], list(table.key)]

@@ -115,6 +115,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
         from airflow_provider_cdc.sinks.preparation import lake_format
         from airflow_provider_cdc.sources.planning.layouts import layouts
+        from airflow_provider_cdc.sources.planning.shards import lake_names
 
         # Preflight has checked that ``plan_only`` is a boolean, but a template may have rendered the boolean to text.
         if str(self.plan_only).lower() == "true":
@@ -136,11 +137,11 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         scratch = scratch_for(self.scratch, self.source_conn_id, lake)
         folder = run_folder(scratch, run_id)
         if not Run.exists(folder):
-            check_not_made_before(folder, sink, [plan.copy_name for plan in plans])
+            check_not_made_before(folder, sink, list(dict.fromkeys(plan.copy_name for plan in plans)))
         elif context["ti"].try_number == 1:
             check_not_of_a_deleted_dag_run(Run.load(folder), options)
 
-        laid_out = layouts([plan.table for plan in plans], list(self.skipped or {}), options.lake)
+        laid_out = layouts(lake_names(plans), list(self.skipped or {}), options.lake)
 
         def record(plans: Sequence[TablePlan], options: StepOptions, missed: MissedPast | None) -> Run:
             return begin(

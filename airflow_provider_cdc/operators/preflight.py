@@ -51,6 +51,7 @@ from airflow_provider_cdc.sources.api.load import check_load
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.planning.layouts import layouts
 from airflow_provider_cdc.sources.planning.selections import requested, select
+from airflow_provider_cdc.sources.planning.shards import lake_names, with_shards, without_vanished
 from airflow_provider_cdc.sources.planning.survey import Survey, survey, survey_past
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ class PreflightOperator(TargetOperator):
                 surveyed = self._survey(context, options, places)
             missed: MissedPast | None = None
             if surveyed is not None and places is not None and not problems and not options.plan_only:
-                names = [plan.copy_name for plan in surveyed[1].plans]
+                names = list(dict.fromkeys(plan.copy_name for plan in surveyed[1].plans))
                 if take_turn(self, context, options.concurrency, places.scratch, places.lake.uri, names):
                     surveyed = self._survey(context, options, places)
             if surveyed is not None:
@@ -224,11 +225,13 @@ def _planned(
     with collected(problems, "parameter where"):
         found = _selected(source, found, options)
     with collected(problems, "parameter partition_by"):
-        layouts([plan.table for plan in found.plans], list(found.skipped), options.steps.lake)
+        layouts(lake_names(found.plans), list(found.skipped), options.steps.lake)
     if places is not None:
-        names = [plan.copy_name for plan in found.plans]
+        names = list(dict.fromkeys(plan.copy_name for plan in found.plans))
         to_past = bool(options.steps.as_of)
         collect(LAKE, LakeContext(places.lake, places.sink, source, options.source_conn_id, names, to_past), problems)
+        with collected(problems, "parameter merge"):
+            found = without_vanished(places.sink, found, options.steps)
         if not problems:
             with collected(problems, "parameter refresh"):
                 found = replace(found, plans=choose(source, places.sink, places.scratch, found.plans, options.steps))
@@ -254,4 +257,5 @@ def _planned(
 
 def _selected(source: Source, found: Survey, options: RunOptions) -> Survey:
     """Return the survey, in which each plan has the part of its table that is copied (``where`` and ``columns``)."""
-    return replace(found, plans=select(source, found.plans, list(found.skipped), options.where, options.columns))
+    found = replace(found, plans=select(source, found.plans, list(found.skipped), options.where, options.columns))
+    return with_shards(source, found, options.steps, options.source_conn_id)

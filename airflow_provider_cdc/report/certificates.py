@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.certificate.certificate import Certificate, certificate_of
+from airflow_provider_cdc.core.certificate.certificate import Certificate, certificate_of_copy
+from airflow_provider_cdc.core.certificate.proof import Derivation
 from airflow_provider_cdc.core.certificate.sums import NAME
 from airflow_provider_cdc.core.run.commit_record import Decision, decision_of
 from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.shards.published import published_copies
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.report.facts import Report, Section
 
@@ -20,9 +22,7 @@ def certificates_of(run: Run) -> list[Certificate]:
     :raises ManifestError: the record of the copies is damaged.
     """
     decision: Decision = decision_of(run)
-    return [
-        certificate_of(run, decision, entry) for entry in run.manifest.tables if str(entry.table.name) in decision.files
-    ]
+    return [certificate_of_copy(run, decision, copy) for copy in published_copies(run.manifest, decision)]
 
 
 def certificate_section(run: Run) -> Section:
@@ -38,7 +38,12 @@ def certificate_section(run: Run) -> Section:
 
 def derived(certificate: Certificate) -> str:
     """Say what the total of a copy was checked against."""
-    derivation = certificate.derivation
+    if certificate.shards:
+        return "; ".join(sorted({_derived(part.derivation) for part in certificate.shards}))
+    return _derived(certificate.derivation)
+
+
+def _derived(derivation: Derivation | None) -> str:
     if derivation is None:
         return "its files: the table was read"
     if derivation.impossible:
@@ -69,6 +74,8 @@ def certificate_page(run: Run) -> Report:
 
 def _made(one: Certificate) -> Section:
     made, derivation = one.made, one.derivation
+    if one.shards:
+        return _merged(one)
     rows = [
         ("rows", f"{one.rows:,}"),
         ("digest", one.digest or UNKNOWN),
@@ -81,6 +88,22 @@ def _made(one: Certificate) -> Section:
     if derivation is not None and derivation.base and derivation.removed and derivation.added:
         for what, part in (("base", derivation.base), ("removed", derivation.removed), ("added", derivation.added)):
             rows.append((f"derivation: {what}", f"{counted(part.rows, 'row')}, {part.digest}"))
+    return Section(one.table, ("", ""), tuple(rows))
+
+
+def _merged(one: Certificate) -> Section:
+    rows = [
+        ("rows", f"{one.rows:,}"),
+        ("digest", one.digest or UNKNOWN),
+        ("key", ", ".join(one.key)),
+        ("made by", one.made.why),
+        *((("rows where", one.where),) if one.where else ()),
+    ]
+    for part in one.shards:
+        made = f"{part.made.mode} ({part.made.consistency}: {part.made.why})"
+        log = f"{part.made.direction}, {part.made.window_from} to {part.made.window_to}"
+        rows.append((f"shard {part.shard}", f"{counted(part.rows, 'row')}, {part.digest or UNKNOWN}; {made}; {log}"))
+        rows += [(f"shard {part.shard}: {policy}", str(value)) for policy, value in part.policies.items()]
     return Section(one.table, ("", ""), tuple(rows))
 
 

@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.run.manifest import Restart
 from airflow_provider_cdc.core.run.results import RESULTS, ConsolidateResult, DeltaResult, SnapshotResult, StepResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.timeline import Bar, read_timeline
+from airflow_provider_cdc.core.shards.copy_tables import copies_of
 from airflow_provider_cdc.counted import counted, duration
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.report.snippets import Snippet, snippets_of
@@ -151,33 +152,39 @@ def _restarted(restart: Restart) -> Iterator[str]:
 
 def _tables(run: Run, read: SnapshotResult, delta: DeltaResult, done: ConsolidateResult) -> Section:
     rows = []
-    for entry in run.manifest.tables:
-        name = str(entry.table.name)
+    for copy in copies_of(run.manifest.tables):
+        name = str(copy.name)
         if name not in done.published:
             continue
-        table_result = read.tables.get(name)
-        rows.append(
-            (
-                name,
-                f"{done.rows[name]:,}",
-                f"{table_result.bytes / 2**20:,.1f}" if table_result else "",
-                f"{table_result.chunks:,}" if table_result else "",
-                f"{delta.keys.get(name, 0):,}",
-                f"{done.rewound.get(name, 0):,}",
-                f"{entry.consistency}: {entry.reason}",
-                done.published[name],
+        if copy.merged:
+            merged = f"merged from {counted(len(copy.tables), 'shard')}"
+            counts = f"{done.rows[name]:,}", "", "", "", f"{done.rewound.get(name, 0):,}"
+            rows.append((name, *counts, merged, done.published[name]))
+        for entry in copy.tables:
+            own = str(entry.table.name)
+            table_result = read.tables.get(own)
+            rows.append(
+                (
+                    f"└ {own}" if copy.merged else own,
+                    f"{done.shards[name][own] if copy.merged else done.rows[name]:,}",
+                    f"{table_result.bytes / 2**20:,.1f}" if table_result else "",
+                    f"{table_result.chunks:,}" if table_result else "",
+                    f"{delta.keys.get(own, 0):,}",
+                    "" if copy.merged else f"{done.rewound.get(own, 0):,}",
+                    f"{entry.consistency}: {entry.reason}",
+                    "" if copy.merged else done.published[own],
+                )
             )
-        )
     header = ("table", "rows", "MiB read", "chunks", "keys in the window", "keys put back", "how it was read", "copy")
     return Section("Tables", header, tuple(rows))
 
 
 def _reading(run: Run, done: ConsolidateResult) -> Iterator[Section]:
     """Yield a section that shows how to read the published copies."""
-    table = next((entry.table for entry in run.manifest.tables if str(entry.table.name) in done.published), None)
+    table = next((entry.table for entry in run.manifest.tables if str(entry.table.lake_name) in done.published), None)
     if table is None:
         return
-    name = str(table.name)
+    name = str(table.lake_name)
     others = ", and the files of the other tables never change either" if len(done.published) > 1 else ""
     yield Section(
         f"Reading {name}",

@@ -26,7 +26,7 @@ def snippets_of(table: Table, lake: str, copy: str) -> Iterator[Snippet]:
     :param copy: the URI of the folder of the given copy.
     """
     part = table.selection
-    arguments = [repr(lake), repr(str(table.name))]
+    arguments = [repr(lake), repr(str(table.lake_name))]
     arguments += [f"where={part.condition!r}"] if part.condition else []
     arguments += [f"columns={list(part.columns)!r}"] if part.columns else []
     yield Snippet(

@@ -37,7 +37,8 @@ class TableChange:
     `Selection`. ``feed`` has the changes since the copy of ``base``; None: the changes are not published. ``history``
     is the result of `Manifest.history_of`. ``place`` is the result of `Sink.prepare`; if it is not None, the files are
     already at their final place. ``certificate`` is the JSON data of the copy's certificate
-    (`core.certificate.certificate`); empty: it has none.
+    (`core.certificate.certificate`); empty: it has none. ``shards`` has the names of the files of each shard, by the
+    shard's name; empty: the table is not merged.
     """
 
     table: TableName
@@ -50,10 +51,19 @@ class TableChange:
     history: Mapping[str, Any] = field(default_factory=dict)
     place: Place | None = None
     certificate: Mapping[str, Any] = field(default_factory=dict)
+    shards: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
         return sum(file.live_rows for file in (*self.added, *self.kept))
+
+    @property
+    def told_shards(self) -> tuple[dict[str, Any], ...]:
+        """The shards, as the copy's record names them."""
+        rows = {file.base_name: file.live_rows for file in (*self.added, *self.kept)}
+        return tuple(
+            {"shard": shard, "rows": sum(rows[name] for name in names)} for shard, names in sorted(self.shards.items())
+        )
 
 
 @dataclass(frozen=True)
@@ -112,6 +122,7 @@ class LatestCopy:
         not be; otherwise empty.
     :param history: the history of the source to which the copy belongs (``id``, ``number``), and the histories that
         ended before this one (``superseded``); empty: the record has no history.
+    :param shards: the shards of a merged table, each with its name (``shard``) and ``rows``; empty: it is not merged.
     """
 
     table: str
@@ -128,6 +139,7 @@ class LatestCopy:
     columns: tuple[str, ...] = ()
     history: Mapping[str, Any] = field(default_factory=dict)
     missed_as_of: str = ""
+    shards: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def of(cls, table: TableName, head: Copy, path: str, files: Sequence[str]) -> LatestCopy:
@@ -147,6 +159,7 @@ class LatestCopy:
             columns=head.columns,
             history=head.history,
             missed_as_of=head.missed_as_of,
+            shards=head.shards,
         )
 
     @property

@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ManifestError
-from airflow_provider_cdc.sinks.base import LakeFeed, Publication
+from airflow_provider_cdc.sinks.base import LakeFeed, Publication, TableChange
 
 FOLDER = "_changes"
 RECORD = "_feed.json"
@@ -73,6 +73,13 @@ def told(publication: Publication, feed: Feed) -> dict[str, Any]:
 def told_file(file: StagedFile) -> dict[str, Any]:
     """Return the record of a published file, for ``_latest.json`` and ``_feed.json``."""
     return {"name": file.base_name, "rows": file.rows, "bytes": file.bytes, "checksum": file.checksum}
+
+
+def told_files(change: TableChange) -> tuple[dict[str, Any], ...]:
+    """Return the records of all files of a copy, for ``_latest.json``. The files of a merged table name their shard."""
+    shard_of = {name: {"shard": shard} for shard, names in change.shards.items() for name in names}
+    files = sorted((*change.added, *change.kept), key=lambda file: file.base_name)
+    return tuple(told_file(file) | shard_of.get(file.base_name, {}) for file in files)
 
 
 def read_feed(lake: Storage, table: TableName, run_id: str) -> LakeFeed | None:

@@ -122,7 +122,7 @@ class ParquetSink:
         return {change.table: copy for change, copy in zip(publication.tables, copies, strict=True)}
 
     def prepare(self, run_id: str, tables: Sequence[Prepared]) -> dict[TableName, Place]:
-        # Readers list the folder of a copy, so files are moved to this folder when they are published.
+        # Readers list the folder of a copy, so publishing moves the files there.
         return {}
 
     def copy_folder(self, run_id: str, table: TableName) -> Storage:
@@ -150,8 +150,7 @@ class ParquetSink:
 
     def copies(self, table: TableName) -> list[str]:
         names = [name.rpartition("/")[2] for name in self._lake.folders(folder_name(table))]
-        run_ids = {name.partition("=")[2] for name in names if name.startswith((_COPY, _REMOVED))}
-        return sorted(run_ids)
+        return sorted({name.partition("=")[2] for name in names if name.startswith((_COPY, _REMOVED))})
 
     def certificate(self, run_id: str, table: TableName) -> Mapping[str, Any] | None:
         return read_certificate(self._lake, table, run_id)
@@ -380,7 +379,7 @@ def place_of(table: TableName, run_id: str) -> str:
 
 def record_of(publication: Publication, change: TableChange, uri: str) -> Copy:
     """Return the record of one table's copy for readers. The copy's files are at ``uri``."""
-    under_its_own_name: dict[str, Any] = {publication.position_key: publication.position}
+    position_key: dict[str, Any] = {publication.position_key: publication.position}
     return Copy(
         run_id=publication.run_id,
         path=uri,
@@ -393,8 +392,9 @@ def record_of(publication: Publication, change: TableChange, uri: str) -> Copy:
         where=change.where,
         columns=change.columns,
         published_at=publication.published_at,
-        files=tuple(map(feeds.told_file, sorted((*change.added, *change.kept), key=lambda file: file.base_name))),
+        files=feeds.told_files(change),
         changes={} if change.feed is None else feeds.told(publication, change.feed),
         history=dict(change.history),
-        **under_its_own_name,
+        shards=change.told_shards,
+        **position_key,
     )

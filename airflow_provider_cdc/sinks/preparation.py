@@ -45,13 +45,19 @@ def lake_format(
 
     def prepare(tables: Sequence[Table], selections: Mapping[TableName, Selection]) -> dict[TableName, Place]:
         selected = [replace(table, selection=selections[table.name]) for table in tables]
-        return sink.prepare(run_id, [_prepared(source, table, layouts.get(table.name, PLAIN)) for table in selected])
+        # The shards of a merged table share one table of the lake.
+        firsts = {table.copy_name: table for table in reversed(selected)}
+        tables = [table for table in selected if firsts[table.copy_name] is table]
+        return sink.prepare(run_id, [_prepared(source, table, layouts.get(table.lake_name, PLAIN)) for table in tables])
 
     return LakeFormat(name, prepare)
 
 
 def _prepared(source: Source, table: Table, layout: Layout) -> Prepared:
-    identities = source.column_identities(table) if isinstance(source, IdentifiesColumns) else {}
+    # Each shard gives its columns other identities, so the columns of a merged table are identified by their names.
+    identities: dict[str, str] = {}
+    if isinstance(source, IdentifiesColumns) and table.shard is None:
+        identities = source.column_identities(table)
     published = published_schema(table, source.arrow_schema(table))
     before = {one.name: one.was for one in table.eras[0].fields} if table.eras else {}
-    return Prepared(table.copy_name, published, table.key, identities, layout, before)
+    return Prepared(table.copy_name, published, table.published_key, identities, layout, before)

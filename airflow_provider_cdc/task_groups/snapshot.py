@@ -178,6 +178,16 @@ class SnapshotTaskGroup(TaskGroup):
         source's settings, the growth of the log and the progress of the run. The run warns in any case. ``stop`` stops
         the run if the log would be gone in less than a third of the time that the run still needs, and 30 minutes of
         warnings have not changed this. ``warn`` lets the run go on until the log is gone.
+    :param merge: Merged tables, each with its shards: the tables of the run whose rows it has, by name or pattern
+        (``{"shop.orders": ["shop_*.orders_*"]}``). The shards are published together, as one table, and not on their
+        own. ``tables`` must match the shards, too. All shards need the same key and the same columns.
+    :param origin_columns: Add the columns ``_source``, ``_schema`` and ``_table`` to merged tables: the connection, the
+        schema and the table from which a row was copied.
+    :param on_collision: What happens if several shards of a merged table have a row with the same key at the run's
+        position. ``fail``: the merged table fails, and the error names keys and shards. ``origin_in_key``: such rows
+        are different rows, because the origin columns are part of the merged table's key. Requires ``origin_columns``.
+    :param vanished_shards: Tables that were shards of the last copy of a merged table, and that may be missing now.
+        Without this confirmation, a missing shard stops the merged table, because its rows would disappear.
     :param concurrent_runs: What ``preflight`` does if another run of the same ``target`` and ``scratch`` copies some of
         the same tables, and is under way. ``allow``: the run works beside it. Both copies are exact, and the one with
         the later position becomes the latest one. ``wait``: ``preflight`` waits until the other run is published or has
@@ -250,6 +260,10 @@ class SnapshotTaskGroup(TaskGroup):
         on_schema_change: str = "restart_table",
         spool: str = "auto",
         on_short_log: str = "stop",
+        merge: Mapping[str, Sequence[str]] | str | None = None,
+        origin_columns: bool | str = False,
+        on_collision: str = "fail",
+        vanished_shards: Sequence[str] | str | None = None,
         concurrent_runs: str = "allow",
         concurrent_wait_seconds: float | str = 0.0,
         plan_only: bool | str = False,
@@ -308,7 +322,7 @@ class SnapshotTaskGroup(TaskGroup):
                     on_table_error,
                     self.copies,
                     target=target,
-                    in_part=bool(where or columns),
+                    in_part=bool(where or columns or merge),
                 ),
                 **on_spark,
             )

@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.copies.base_selection import choose
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.limits import LimitOptions
+from airflow_provider_cdc.core.options.merge import MergeOptions
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.run.initial_position import begin
 from airflow_provider_cdc.core.run.plan import MissedPast, TablePlan
@@ -32,6 +33,8 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.planning.layouts import layouts
 from airflow_provider_cdc.sources.planning.selections import requested, select
+from airflow_provider_cdc.sources.planning.shards import lake_names, with_shards, without_vanished
+from airflow_provider_cdc.sources.planning.survey import Survey
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import SUPERUSER, PostgresServer
 
@@ -67,6 +70,7 @@ class Pipeline:
         columns: Mapping[str, Sequence[str]] | None = None,
         lake: LakeOptions | None = None,
         format: str = "parquet",
+        merging: MergeOptions | None = None,
     ) -> None:
         self.target = Storage(target)
         self.run = Storage(scratch or scratch_of(target)).folder(run_id)
@@ -92,6 +96,7 @@ class Pipeline:
             lake=lake or LakeOptions(format),
             on_table_error=on_table_error,
             on_schema_change=on_schema_change,
+            merging=merging or MergeOptions(),
         )
         self._run_id = run_id
         self._may_miss_past = False
@@ -103,6 +108,8 @@ class Pipeline:
         """Execute preflight, the first part of `record`."""
         plans = self.source.preflight(self._tables, self._table_options, requested(*self._selected))
         plans = select(self.source, plans, [], *self._selected)
+        found = with_shards(self.source, Survey(plans, {}), self._options, self._settings.kind)
+        plans = without_vanished(self.sink, found, self._options).plans
         self.plans = choose(self.source, self.sink, self.run.parent().uri, plans, self._options)
         check_point(self.source, self.plans, self._options)
         return self.plans
@@ -120,7 +127,7 @@ class Pipeline:
         return self._begin(self.plans, self._options, None).manifest.initial_position
 
     def _begin(self, plans: Sequence[TablePlan], options: StepOptions, missed_past: MissedPast | None) -> Run:
-        laid_out = layouts([plan.table for plan in plans], [], options.lake)
+        laid_out = layouts(lake_names(plans), [], options.lake)
         return begin(
             self.source,
             plans,

@@ -42,3 +42,38 @@ def test_a_part_is_copied_announced_and_found_again(
     assert refused.state == "failed"
     assert "line 1, column 1" in refused.log
     assert set(refused.states.values()) <= {"failed", "upstream_failed"}
+
+
+@pytest.mark.long
+def test_merged_tables_are_published_announced_and_refused(
+    dag_runner: DagRunner, mysql: MysqlServer, schema: str, tmp_path: Path
+) -> None:
+    for shard in (1, 2):
+        mysql.query(f"CREATE TABLE {schema}.orders_{shard} (id INT PRIMARY KEY, v INT)")
+        mysql.query(f"INSERT INTO {schema}.orders_{shard} VALUES ({shard}, 5)")
+    source = {"conn_type": "cdc_mysql", "host": mysql.host, "port": mysql.port, "login": "root"}
+    lake = (tmp_path / "lake").as_uri()
+    conf = {
+        "source_conn_id": "shop",
+        "tables": [f"{schema}.*"],
+        "target": lake,
+        "merge": {"shop.orders": [f"{schema}.orders_*"]},
+        "origin_columns": True,
+        "refresh": "auto",
+    }
+    for night in range(2):
+        result = dag_runner.run("copy_tables", conf, connections={"shop": source})
+        assert result.state == "success", result.log[-5000:]
+        copy = read_latest(lake, "shop.orders")
+        assert copy is not None
+        rows = open_dataset(copy).to_table()
+        assert sorted(rows["id"].to_pylist()) == [1, 2, *([3] if night else [])]
+        assert set(rows["_source"].to_pylist()) == {"shop"}
+        assert [shard["shard"] for shard in copy.shards] == [f"{schema}.orders_1", f"{schema}.orders_2"]
+        assert result.xcoms["consolidate"]["published"] == {"shop.orders": copy.path}
+        assert f"└ {schema}.orders_2  {'forward' if night else 'watermark'}" in result.log
+        mysql.query(f"REPLACE INTO {schema}.orders_2 VALUES (3, {night})")
+    mysql.query(f"INSERT INTO {schema}.orders_1 VALUES (2, 9)")
+    refused = dag_runner.run("copy_tables", conf, connections={"shop": source})
+    assert refused.state == "failed"
+    assert "1 key is in more than one shard" in refused.log

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.options.limits import LimitOptions
+from airflow_provider_cdc.core.options.merge import MergeOptions
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions, checked
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.operators.preflight import PreflightOperator
@@ -61,6 +62,10 @@ RIGHT: dict[str, Any] = {
     "concurrent_wait_seconds": 0,
     "spool": "auto",
     "on_short_log": "stop",
+    "merge": None,
+    "origin_columns": False,
+    "on_collision": "fail",
+    "vanished_shards": None,
     "plan_only": False,
 }
 
@@ -123,6 +128,10 @@ WRONG: dict[str, list[Any]] = {
     "concurrent_wait_seconds": [-1, "5", None],
     "spool": ["Auto", "", None, True],
     "on_short_log": ["Stop", "", None, "fail"],
+    "merge": [["shop.orders"], {"shop.orders": "shop_1.orders"}, {"shop.orders": []}, {"": ["shop_1.orders"]}],
+    "origin_columns": ["true", 1, None],
+    "on_collision": ["Fail", "", None, "origin"],
+    "vanished_shards": ["shop_1.orders", [1], {"shop.orders": 1}],
     "plan_only": ["true", 1, None],
 }
 
@@ -137,7 +146,8 @@ def test_each_value_arrives_where_it_is_used() -> None:
     found = checked({**given, "conf": {"spark.x": "1"}})
     assert found.table == TableOptions("lock", "error")
     limits = LimitOptions(0, 0, {"threads_running": 40.0, "SELECT 1": 0.5})
-    assert found.steps == StepOptions(1, 0, limits=limits, lock=LockPolicy(1, 3, 0.5, False, 7), keep_slot=True)
+    lock, merging = LockPolicy(1, 3, 0.5, False, 7), MergeOptions({}, vanished_shards=[])
+    assert found.steps == StepOptions(1, 0, limits=limits, lock=lock, merging=merging, keep_slot=True)
     assert found.spark_conf == {"spark.x": "1"}
 
 

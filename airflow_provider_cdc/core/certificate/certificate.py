@@ -7,7 +7,7 @@ this package may have written them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_provider_cdc.core.certificate.files import total_of
@@ -18,6 +18,7 @@ from airflow_provider_cdc.core.run.commit_record import Decision
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.shards.copy_tables import CopyTables
 from airflow_provider_cdc.core.storage import records
 
 FORMAT = 1
@@ -30,7 +31,7 @@ class File:
     ``digest`` is the digest of all of its rows; empty: it is not known. ``deleted_rows`` and ``deleted_digest`` are of
     the rows that are deleted by position (Iceberg). ``keys`` has the least and the greatest value of the first key
     column, or is empty. ``kept`` says whether the file is from the base copy. Such a file was last known to be whole at
-    ``whole_at`` (ISO 8601).
+    ``whole_at`` (ISO 8601). ``shard`` names the shard of a merged table.
     """
 
     name: str
@@ -43,6 +44,7 @@ class File:
     keys: tuple[str, ...] = ()
     kept: bool = False
     whole_at: str = ""
+    shard: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,12 +66,26 @@ class Making:
 
 
 @dataclass(frozen=True)
+class ShardPart:
+    """The part of a merged table's copy that is one shard: the number and the digest of its rows, and how it was
+    made."""
+
+    shard: str
+    rows: int
+    digest: str
+    made: Making
+    derivation: Derivation | None = None
+    policies: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Certificate:
     """The certificate of one table's copy.
 
     ``definition`` names the definition of the digests, ``digest`` is the digest of all ``rows``; empty: it is not
     known. ``policies`` has the rules that had an effect on this copy, such as ``nulled``, the number of values that
-    became null, by column. ``versions`` are the versions of the programs that made the copy.
+    became null, by column. ``versions`` are the versions of the programs that made the copy. ``shards`` has the shards
+    of a merged table. Its ``derivation`` and the details of how it was ``made`` are those of the shards.
     """
 
     table: str
@@ -93,6 +109,7 @@ class Certificate:
     versions: dict[str, str] = field(default_factory=dict)
     scrubbed: int = 0
     scrubbed_bytes: int = 0
+    shards: tuple[ShardPart, ...] = ()
     definition: str = NAME
     format: int = FORMAT
 
@@ -141,6 +158,33 @@ def certificate_of(run: Run, decision: Decision, entry: RunTable) -> Certificate
         versions=decision.versions,
         scrubbed=proof.scrubbed,
         scrubbed_bytes=proof.scrubbed_bytes,
+    )
+
+
+def certificate_of_copy(run: Run, decision: Decision, copy: CopyTables) -> Certificate:
+    """Return the certificate of a copy: of one table, or of a merged table."""
+    parts = [certificate_of(run, decision, entry) for entry in copy.tables]
+    if not copy.merged:
+        return parts[0]
+    names = [str(entry.table.name) for entry in copy.tables]
+    total = total_of(file for name in names for file in (*decision.files[name], *decision.kept.get(name, ())))
+    files = [replace(file, shard=part.table) for part in parts for file in part.files]
+    why = f"merged from {len(parts):,} shards"
+    return replace(
+        parts[0],
+        table=str(copy.name),
+        made=Making("merge", "", why, "", "", parts[0].position, copy.base),
+        key=copy.first.table.published_key,
+        rows=sum(part.rows for part in parts),
+        digest="" if total is None else total.hex,
+        files=tuple(sorted(files, key=lambda file: file.name)),
+        derivation=None,
+        policies={},
+        scrubbed=sum(part.scrubbed for part in parts),
+        scrubbed_bytes=sum(part.scrubbed_bytes for part in parts),
+        shards=tuple(
+            ShardPart(part.table, part.rows, part.digest, part.made, part.derivation, part.policies) for part in parts
+        ),
     )
 
 

@@ -146,6 +146,7 @@ def choose(
             since = run.manifest.identity, run.position
             more = {"keys_only": keys_only, "bases": len(fit), "evolutions": evolutions}
             refused |= source.refusals_since(*since, tables, to, options, **more)
+            refused |= _altered_shards(plans, evolutions)
         except TerminalError as error:
             if isinstance(error, PreflightError) and (options.changes or options.refresh == CHANGES):
                 # The run's position is unavailable. The cause is not the copy of a table, so reading the tables in full
@@ -172,6 +173,18 @@ def choose(
         else replace(plan, reason=f"read in full: {refused[plan.table]}; {plan.reason}")
         for plan in plans
     ]
+
+
+def _altered_shards(
+    plans: Sequence[TablePlan], evolutions: Mapping[TableName, Evolution] | None
+) -> dict[TableName, str]:
+    """Return the shards that were altered since the last copy. They are read in full, because all shards of a merged
+    table have the same columns."""
+    return {
+        plan.table: f"it was altered since the copy: {evolutions[plan.table].eras[0].statement}"
+        for plan in plans
+        if plan.shard is not None and evolutions and plan.table in evolutions
+    }
 
 
 def _by_cause(refused: Mapping[TableName, str], what: tuple[str, str], hint: str) -> list[Problem]:
@@ -293,6 +306,8 @@ def _candidate(
     name = str(plan.table)
     if run.manifest.kind != getattr(source, "kind", "") or run.position_text != head.position:
         raise _NotFit("the record of the last copy does not match the run that made it")
+    if name not in decision.files and plan.shard is not None:
+        raise _NotFit(f"it was no shard of {plan.shard.merged} in the last copy")
     if name not in decision.files:
         raise _NotFit("the last copy is incomplete: the commit of its run does not list it")
     if what := copies.foreign_change(plan.copy_name):
@@ -302,6 +317,8 @@ def _candidate(
     # Reject a removed copy now. Otherwise, a later step of this run and of every following run would reject the copy.
     check_not_removed(run, [plan.copy_name])
     table = _base_table(run, plan.table)
+    if table.shard != plan.shard:
+        raise _NotFit("the last copy was merged in another way, or had other columns")
     if table.selection != plan.selection:
         raise _NotFit("the last copy is of another part of the table")
     if table.options.unrepresentable != plan.unrepresentable:

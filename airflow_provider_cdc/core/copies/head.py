@@ -28,8 +28,9 @@ class Copy:
     ``bytes``, and ``checksum`` (CRC-32). For a copy of a part of a table, ``where`` and ``columns`` name the part, as
     in `Selection`. Records of earlier versions have only the run's id and the initial position. ``changes`` is the
     record of the changes between the previous copy and this copy, as `sinks.feeds` writes it. ``history`` is the result
-    of `core.copies.history.told`. ``more`` has the fields that a later version added. These fields are kept when the
-    record is written again.
+    of `core.copies.history.told`. ``shards`` has one object for each shard of a merged table, with its name (``shard``)
+    and ``rows``; the objects in ``files`` then also name their ``shard``. ``more`` has the fields that a later version
+    added. These fields are kept when the record is written again.
     """
 
     run_id: str
@@ -48,6 +49,7 @@ class Copy:
     files: tuple[dict[str, Any], ...] = ()
     changes: dict[str, Any] = field(default_factory=dict)
     history: dict[str, Any] = field(default_factory=dict)
+    shards: tuple[dict[str, Any], ...] = ()
     more: dict[str, Any] = field(default_factory=dict)
 
 

@@ -43,6 +43,8 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ManifestError, PreflightError, Problem
 
 _ANEW = "clear the task `preflight` and all tasks after it: the table is then read in full"
+_IS_MERGED = "the target has a merged table with this name, which this copy would replace"
+_RENAME = "use another target, or give the merged table another name"
 _DIGITS = 16
 _READERS = 8
 _TAKEN_OVER = Finding(
@@ -100,6 +102,8 @@ def histories_of(
     histories = {}
     for plan in plans:
         copy = before[plan.table]
+        if copy is not None and copy.shards and plan.shard is None:
+            raise PreflightError([Problem(str(plan.table), _IS_MERGED, _RENAME, str(plan.table))])
         finding = by_trace[shown[plan.table]] if plan.table in shown else _TAKEN_OVER
         if copy is not None and finding.relation is Relation.SAME and _is_of_another_timeline(copy, present):
             finding = _PROMOTED

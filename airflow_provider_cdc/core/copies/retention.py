@@ -29,6 +29,8 @@ from airflow_provider_cdc.core.copies.removal_marks import MARKS, has_marks, mar
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.run import FILE, Run, is_published, run_id_in, was_told
 from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.shards.copy_tables import copy_names
+from airflow_provider_cdc.core.shards.published import files_of_copy, published_copies
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.core.tables.table import TableName
@@ -202,7 +204,7 @@ def made_by(run: Run, table: TableName) -> Expired:
     published the copy."""
     decision = decision_of(run)
     feed = decision.feeds.get(str(table))
-    return Expired(run, table, decision.files_of(str(table)), feed.files if feed else ())
+    return Expired(run, table, files_of_copy(run, decision, table), feed.files if feed else ())
 
 
 def is_latest(run: Run, table: TableName, lake: Lake) -> bool:
@@ -274,7 +276,7 @@ def remove_folder(run: Run, by: str) -> None:
     with suppress(ManifestError):
         if Run.load(run.folder).digest != run.digest:
             return
-    for table in tables_of(run) if is_published(run) else [entry.table.copy_name for entry in run.manifest.tables]:
+    for table in tables_of(run) if is_published(run) else copy_names(run.manifest.tables):
         mark(run, table, by)
     # A folder without a manifest is not a run, so the manifests are deleted first.
     for name in [name for name in run.folder.files() if name.startswith("manifest") and name != FILE]:
@@ -308,8 +310,7 @@ def copy_of(run: Run, table: TableName) -> Copy:
 def tables_of(run: Run) -> list[TableName]:
     """Return the names of the copies that a run has published. A copy has the name of a table, or of a part of a
     table."""
-    files = decision_of(run).files
-    return [entry.table.copy_name for entry in run.manifest.tables if str(entry.table.name) in files]
+    return [copy.name for copy in published_copies(run.manifest, decision_of(run))]
 
 
 def _made(run: Run) -> list[TableName] | None:

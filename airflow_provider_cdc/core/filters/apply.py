@@ -11,19 +11,24 @@ from collections.abc import Mapping, Sequence
 import pyarrow as pa
 
 from airflow_provider_cdc.core.filters.evaluator import holds
+from airflow_provider_cdc.core.shards.rows import merged_rows, merged_schema
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.table import Table
 
 
 def published_schema(table: Table, schema: pa.Schema) -> pa.Schema:
     """Return the schema of the published copy of ``table``. The rows of the table have ``schema``."""
+    if table.shard is not None:
+        return merged_schema(table.shard, schema)
     if not table.selection.columns:
         return schema
     return pa.schema([schema.field(name) for name in table.published_columns])
 
 
 def published_columns(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Return ``rows`` without the columns that are not published."""
+    """Return ``rows`` without the columns that are not published, in the form of the copy."""
+    if table.shard is not None:
+        return merged_rows(table.shard, rows)
     return rows.select(table.published_columns) if table.selection.columns else rows
 
 

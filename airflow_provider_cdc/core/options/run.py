@@ -45,6 +45,7 @@ from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.limits import LimitOptions
 from airflow_provider_cdc.core.options.lock import LockPolicy as LockPolicy
 from airflow_provider_cdc.core.options.log import LogOptions
+from airflow_provider_cdc.core.options.merge import MergeOptions
 from airflow_provider_cdc.core.options.scrub import ScrubOptions as ScrubOptions
 from airflow_provider_cdc.errors import PreflightError, Problem
 
@@ -104,7 +105,6 @@ class TableOptions:
         "values. `string` publishes the columns of such values as text, and invalid bytes as `0x…`.",
         example="error (recommended)",
     )
-
     arrays: str = option(
         TEXT,
         accepts=one_of((TEXT, LIST), ("text: as the text of the array", "list: as lists")),
@@ -243,7 +243,6 @@ class StepOptions:
         "tables out, names them in the logs, and lists them with the reasons in the XCom `skipped`.",
         example="fail or skip",
     )
-
     on_schema_change: str = option(
         RESTART_TABLE,
         accepts=one_of(
@@ -266,6 +265,7 @@ class StepOptions:
         example="restart_table or fail",
     )
     log: LogOptions = field(default_factory=LogOptions)
+    merging: MergeOptions = field(default_factory=MergeOptions)
 
     @property
     def skips(self) -> bool:

@@ -23,6 +23,7 @@ from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.plan import InitialPoint, MissedPast, TablePlan
 from airflow_provider_cdc.core.run.prepared_places import prepare_places
 from airflow_provider_cdc.core.run.run import Run, scratch_of
+from airflow_provider_cdc.core.shards.fit import with_merged_names, with_shards
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.selection import Selection
@@ -94,7 +95,7 @@ def begin(
         return current
     created_at = datetime.now(UTC).isoformat(timespec="seconds")
     try:
-        initial = record()
+        initial = with_shards(source, plans, record())
         bases = bases_of(source, plans, initial, Storage(scratch), past=bool(options.as_of))
         initial = with_known_of_bases(plans, initial, Storage(scratch))
         histories = {}
@@ -126,7 +127,7 @@ def begin(
         tables=_run_tables(plans, tables, places),
         options=options,
         source_conn_id=source_conn_id,
-        skipped={**(skipped or {}), **refused},
+        skipped={**(skipped or {}), **with_merged_names(plans, refused)},
         bases=bases,
         histories=histories,
         missed_past=missed_past,

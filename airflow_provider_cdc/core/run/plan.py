@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from airflow_provider_cdc.core.options.run import TEXT, TableOptions
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
-from airflow_provider_cdc.core.tables.table import CopyName, Evolution, Table, TableName
+from airflow_provider_cdc.core.tables.table import CopyName, Evolution, Shard, Table, TableName
 
 FEW_KEYS = 10_000
 """If a table has at most this number of touched keys, they are looked up only in the exported snapshot. This number of
@@ -25,6 +25,7 @@ class TablePlan:
     a run. ``base`` is the id of the run whose copy is rolled forward. It is empty if the table is read.
     ``base_position`` is the position of that copy, as text because a plan is stored as a record. ``selection`` is the
     part of the table that is copied. ``evolution`` has the schema changes since that copy; None: there are none.
+    ``shard`` is set if the rows are published in a merged table.
     """
 
     table: TableName
@@ -39,11 +40,17 @@ class TablePlan:
     selection: Selection = WHOLE
     arrays: str = TEXT
     evolution: Evolution | None = None
+    shard: Shard | None = None
+
+    @property
+    def lake_name(self) -> TableName:
+        """The name of the table of the lake, as in `Table.lake_name`."""
+        return self.table if self.shard is None else self.shard.merged
 
     @property
     def copy_name(self) -> TableName:
         """The name of the table's copies in the lake."""
-        return CopyName.of(self.table, self.selection)
+        return CopyName.of(self.lake_name, self.selection)
 
     @property
     def locked(self) -> bool:

@@ -84,7 +84,8 @@ class ConsolidateResult:
     earlier steps skipped. ``changes`` is the number of row changes in the feeds. It is None if the table has no feed,
     because there was no earlier copy at which the feed could begin. ``superseded`` has the tables whose source was set
     back to an earlier state after the previous copy, each with the evidence for this. The copies of these tables begin
-    a new history. ``scrubbed`` is the number of unchanged files that were read again, to find damage.
+    a new history. ``scrubbed`` is the number of unchanged files that were read again, to find damage. ``shards`` has
+    the number of rows of each shard, by the name of the merged table and the name of the shard.
     """
 
     published: dict[str, str]
@@ -100,6 +101,7 @@ class ConsolidateResult:
     changes: dict[str, int | None] = field(default_factory=dict)
     superseded: dict[str, str] = field(default_factory=dict)
     scrubbed: int = 0
+    shards: dict[str, dict[str, int]] = field(default_factory=dict)
 
 
 StepResult = SnapshotResult | DeltaResult | ConsolidateResult

@@ -91,6 +91,8 @@ class CopyName(TableName):
         return f"CopyName{(self.schema, self.name, self._part)!r}"
 
 
+ORIGIN = ("_source", "_schema", "_table")
+"""The origin columns of a merged table: the connection, the schema and the table from which a row was copied."""
 KNOWN_AT_POSITION = "known_at_position"
 """A key in `Table.details`. The value is facts that the source found at the table's position, in the source's own
 notation. These facts stay true as long as the log has no event that prevents rolling a copy forward."""
@@ -144,6 +146,41 @@ class Evolution:
 
 
 @dataclass(frozen=True)
+class MergedColumn:
+    """A column of a merged table.
+
+    ``type`` is the type as the source declares it, and ``published`` the Arrow type as text. ``collation`` is the
+    collation of a key column, if the source has one. ``nullable``: every column outside of the key may be null.
+    """
+
+    name: str
+    type: str
+    published: str
+    nullable: bool
+    collation: str = ""
+
+
+@dataclass(frozen=True)
+class Shard:
+    """The merged table in which a table's rows are published, together with the rows of other tables (its shards).
+
+    All shards of a merged table have the same ``columns`` and the same ``key``, in this order. ``origin`` has the
+    values of the origin columns (`ORIGIN`) of this shard's rows, or is empty. ``origin_in_key`` says whether the origin
+    columns belong to the key of the merged table.
+    """
+
+    merged: TableName
+    columns: tuple[MergedColumn, ...]
+    key: tuple[str, ...]
+    origin: dict[str, str] = field(default_factory=dict)
+    origin_in_key: bool = False
+
+    @property
+    def origin_columns(self) -> tuple[str, ...]:
+        return ORIGIN if self.origin else ()
+
+
+@dataclass(frozen=True)
 class Table:
     """A table's schema at the initial position, and the estimates of its size.
 
@@ -155,7 +192,7 @@ class Table:
     ``cascades_from`` are the tables (maybe including this table) whose changes cascade to this table's rows without an
     entry in the log. The ``key`` of such a table has the columns that foreign keys refer to. ``selection`` is the part
     of the table that is copied. ``eras`` are the schema changes between the base copy and the position, for a table
-    that is rolled forward over them.
+    that is rolled forward over them. ``shard`` is set if the rows are published in a merged table.
     """
 
     name: TableName
@@ -169,11 +206,23 @@ class Table:
     cascades_from: tuple[Table, ...] = ()
     selection: Selection = WHOLE
     eras: tuple[Era, ...] = ()
+    shard: Shard | None = None
+
+    @property
+    def lake_name(self) -> TableName:
+        """The name of the table of the lake: of the merged table, or of the table itself."""
+        return self.name if self.shard is None else self.shard.merged
 
     @property
     def copy_name(self) -> TableName:
-        """The name of the table's copies in the lake."""
-        return CopyName.of(self.name, self.selection)
+        """The name of the table's copies in the lake. The shards of a merged table have one copy together."""
+        return CopyName.of(self.lake_name, self.selection)
+
+    @property
+    def published_key(self) -> tuple[str, ...]:
+        """The columns of the key of the table's copies."""
+        in_key = self.shard is not None and self.shard.origin_in_key
+        return (*self.key, *(ORIGIN if in_key else ()))
 
     @property
     def of_base(self) -> Table:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.filters.apply import matching, published_keys
+from airflow_provider_cdc.core.shards.rows import merged_rows
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
@@ -29,8 +30,10 @@ def decode_published(
     :raises ValueNotRepresentable: no Arrow type can hold a published value.
     """
     if not table.selection.columns:
-        return source.decode_images(table, images, nulled)
-    return source.decode_images(table, images, nulled, table.published_columns)
+        rows = source.decode_images(table, images, nulled)
+    else:
+        rows = source.decode_images(table, images, nulled, table.published_columns)
+    return rows if table.shard is None else merged_rows(table.shard, rows)
 
 
 def copied(

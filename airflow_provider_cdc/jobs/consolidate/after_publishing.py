@@ -6,6 +6,7 @@ from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.release import release
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.run import Run, read_is_latest
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.jobs.runtime.progress import say
@@ -36,13 +37,14 @@ def record_copies(run: Run, settings: ConnectionSettings) -> bool:
         return True
     try:
         source = open_source(settings).of_run(run.expected_identity(), manifest.initial)
-        parts = {str(entry.table.name): entry.table.copy_name.part for entry in manifest.tables}
+        is_latest = read_is_latest(run.folder)
         incarnation = run.found(SnapshotResult).incarnation if manifest.at_upper else ""
-        # The last copy of a part of a table is recorded separately from the last copy of the whole table.
-        copies: dict[str, dict[str, Position]] = {part: {} for part in sorted({*parts.values()})}
-        for table_name, is_latest in read_is_latest(run.folder).items():
-            if is_latest:
-                copies[parts[table_name]][table_name] = run.position
+        # The last copy of a part of a table, or of a shard, is recorded separately from the last copy of the table.
+        copies: dict[str, dict[str, Position]] = {}
+        for entry in manifest.tables:
+            of_part = copies.setdefault(_part(entry.table), {})
+            if is_latest.get(str(entry.table.copy_name)):
+                of_part[str(entry.table.name)] = run.position
         of_lakes = {
             f"{manifest.lake}#{part}" if part else manifest.lake: table_copies for part, table_copies in copies.items()
         }
@@ -51,6 +53,12 @@ def record_copies(run: Run, settings: ConnectionSettings) -> bool:
         say(f"consolidate: WARNING: could not record this run's copies on the standing slot: {error}")
         return False
     return True
+
+
+def _part(table: Table) -> str:
+    """Return what distinguishes the copies of a table from the copies of the whole table on its own; empty: nothing."""
+    merged = f"merged={table.lake_name}" if table.shard is not None else ""
+    return "#".join(filter(None, (table.copy_name.part, merged)))
 
 
 def release_past(run: Run, settings: ConnectionSettings) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.certificate.certificate import certificate_of
+from airflow_provider_cdc.core.certificate.certificate import certificate_of_copy
 from airflow_provider_cdc.core.run.commit_record import Decision
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import Staging
+from airflow_provider_cdc.core.shards.copy_tables import CopyTables, copy_names
+from airflow_provider_cdc.core.shards.published import published_copies
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.step import sink_of
@@ -19,22 +21,7 @@ def publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
     publication = Publication(
         run_id=run.run_id,
         staging=Staging(run.folder),
-        tables=tuple(
-            TableChange(
-                entry.table.copy_name,
-                decision.files[name],
-                decision.kept.get(name, ()),
-                entry.base,
-                entry.table.selection.condition,
-                entry.table.selection.columns,
-                decision.feeds.get(name),
-                manifest.history_of(entry.table.name),
-                entry.place,
-                certificate_of(run, decision, entry).encoded(),
-            )
-            for entry in manifest.tables
-            if (name := str(entry.table.name)) in decision.files
-        ),
+        tables=tuple(_change(run, decision, copy) for copy in published_copies(manifest, decision)),
         position_key=manifest.position_key,
         position=run.position_text,
         recorded_at=manifest.created_at,
@@ -45,7 +32,7 @@ def publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
         group=manifest.group,
         skipped=(
             *(TableName.parse(name) for name in manifest.skipped),
-            *(entry.table.copy_name for entry in manifest.tables if str(entry.table.name) not in decision.files),
+            *copy_names(entry for entry in manifest.tables if str(entry.table.name) not in decision.files),
         ),
     )
     copies = sink_of(manifest).publish(publication)
@@ -57,3 +44,21 @@ def publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
             )
     run.note_latest({str(name): copy.is_latest for name, copy in copies.items()})
     return copies
+
+
+def _change(run: Run, decision: Decision, copy: CopyTables) -> TableChange:
+    entry, names = copy.first, [str(one.table.name) for one in copy.tables]
+    own = {name: (*decision.files[name], *decision.kept.get(name, ())) for name in names}
+    return TableChange(
+        copy.name,
+        tuple(file for name in names for file in decision.files[name]),
+        tuple(file for name in names for file in decision.kept.get(name, ())),
+        copy.base,
+        entry.table.selection.condition,
+        entry.table.selection.columns,
+        None if copy.merged else decision.feeds.get(names[0]),
+        run.manifest.history_of(entry.table.name),
+        entry.place,
+        certificate_of_copy(run, decision, copy).encoded(),
+        {name: frozenset(file.base_name for file in files) for name, files in own.items()} if copy.merged else {},
+    )

@@ -24,6 +24,8 @@ from airflow_provider_cdc.core.run.commit_record import Decision, decision_of
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, ConsolidateResult, DeltaResult
 from airflow_provider_cdc.core.run.run import Commit, Run
 from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.shards.copy_tables import copy_names, rows_of_shards, sums, with_merged, with_siblings
+from airflow_provider_cdc.core.shards.published import published_copies
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import counted
@@ -46,6 +48,7 @@ from airflow_provider_cdc.jobs.runtime.skipped import check_some_left, say_skipp
 from airflow_provider_cdc.jobs.runtime.step import Step, clean, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
+from airflow_provider_cdc.jobs.shards.collisions import check_collisions
 from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record
 from airflow_provider_cdc.jobs.snapshot.survivors import check_survivors, surviving
 from airflow_provider_cdc.jobs.snapshot.table_files import read_table_files
@@ -93,7 +96,7 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
 def _consolidate(step: Step) -> ConsolidateResult:
     run = step.run
     run.found(DeltaResult)
-    step.sink.check_source([entry.table.copy_name for entry in step.tables], step.manifest.source, run.position)
+    step.sink.check_source(copy_names(step.tables), step.manifest.source, run.position)
     commit = run.commit or _commit(step)
     if commit.abandoned:
         raise ManifestError(
@@ -106,21 +109,25 @@ def _consolidate(step: Step) -> ConsolidateResult:
     if commit.token != step.token and CONSOLIDATE not in run.steps:
         _check_commit(step, decision)
     copies = publish(run, decision)
+    own = published_copies(run.manifest, decision)
     result = ConsolidateResult(
         published={str(name): copy.uri for name, copy in copies.items()},
-        rows=decision.rows,
-        rewound=decision.rewound,
+        rows=sums(own, decision.rows),
+        rewound=sums(own, decision.rewound),
         nulled=decision.nulled,
         files_rewritten=decision.files_rewritten,
         files_adopted=decision.files_adopted,
         published_at=decision.published_at,
-        skipped={**run.manifest.skipped, **decision.skipped},
+        skipped={**run.manifest.skipped, **with_merged(step.tables, decision.skipped)},
         position=run.position_text,
         changes=_feed_rows(run, decision),
         superseded=_superseded(run, decision),
         scrubbed=sum(proof.scrubbed for proof in decision.proofs.values()),
+        shards=rows_of_shards(own, decision.rows),
     )
-    rows = [(name, result.rows[name], result.rewound[name], len(decision.files_of(name))) for name in decision.files]
+    rows = [
+        (name, decision.rows[name], decision.rewound[name], len(decision.files_of(name))) for name in decision.files
+    ]
     say_skipped(result.skipped)
     say(table(("table", "rows", "keys touched", "files"), rows))
     say_nulled("consolidate: restored as null", result.nulled)
@@ -202,7 +209,7 @@ def stage(step: Step) -> Decision:
     change = read_net_change(step.run)
     read = read_table_files(step.run)
     names = [str(entry.table.name) for entry in step.tables]
-    skipped = dict(step.run.found(DeltaResult).skipped)
+    skipped = with_siblings(step.tables, step.run.found(DeltaResult).skipped)
     files = [() if name in skipped else read[name].files for name in names]
     checked = [Checked(file, "the net change of the window") for file in change.files]
     windows = read_changes(step.run)
@@ -218,10 +225,11 @@ def stage(step: Step) -> Decision:
         skipped |= {names[index]: why for index, why in surviving(step.folder, change.files, odd).items()}
     else:
         check_survivors(step.folder, change.files, odd)
+    skipped = with_siblings(step.tables, skipped)
     copied = [index for index, name in enumerate(names) if name not in skipped]
     with noting_damage(step):
         scrubbed = scrub(step, look_at_bases(step))
-    bases, skipped = scrubbed.bases, skipped | scrubbed.refused
+    bases, skipped = scrubbed.bases, with_siblings(step.tables, skipped | scrubbed.refused)
     copied = [index for index in copied if names[index] not in skipped]
     check_some_left([names[index] for index in copied], skipped)
     orders = _orders(step, change, files, layers, [index for index in copied if index not in bases])
@@ -241,11 +249,17 @@ def stage(step: Step) -> Decision:
     )
     skipped |= {names[outcome.table]: outcome.refused for outcome in outcomes if outcome.refused}
     feeds, refused = stage_feeds(step, windows, [index for index in copied if names[index] not in skipped])
-    skipped |= {names[index]: why for index, why in refused.items()}
+    skipped = with_siblings(step.tables, skipped | {names[index]: why for index, why in refused.items()})
     copied = [index for index in copied if names[index] not in skipped]
     check_some_left([names[index] for index in copied], skipped)
     outcomes = [outcome for outcome in outcomes if outcome.table in copied]
     final, kept_files = _final_files(step, files, layers, bases, outcomes, copied)
+    if collisions := check_collisions(step, final, kept_files):
+        skipped |= collisions
+        copied = [index for index in copied if names[index] not in skipped]
+        check_some_left([names[index] for index in copied], skipped)
+        outcomes = [outcome for outcome in outcomes if outcome.table in copied]
+        final, kept_files = ({index: one[index] for index in copied if index in one} for one in (final, kept_files))
     with noting_damage(step, bases):
         proofs = prove(step, change, scrubbed, final, kept_files)
     replaced = sum(outcome.replaced for outcome in outcomes)

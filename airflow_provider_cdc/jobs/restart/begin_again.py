@@ -23,6 +23,8 @@ from airflow_provider_cdc.core.run.manifest import EarlierReads, Manifest, Resta
 from airflow_provider_cdc.core.run.plan import InitialPoint, MissedPast, TablePlan
 from airflow_provider_cdc.core.run.results import Nulled
 from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.shards.copy_tables import with_merged, with_siblings
+from airflow_provider_cdc.core.shards.fit import with_shards
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
@@ -90,7 +92,9 @@ def begin_again(
                 and table_name not in skipped
                 and len(entries) > 1
             ):
-                skipped[table_name] = error.message
+                skipped = with_siblings(step.tables, {**skipped, table_name: error.message})
+                if len(skipped) == len(step.tables):
+                    raise
                 say(f"WARNING: {table_name} is SKIPPED and will not be published: {error.message}")
             else:
                 raise
@@ -163,12 +167,12 @@ def _manifest(
             kept.source.check_continued([entry.table for entry in kept.entries])
         scratch = Storage(old.scratch)
         bases = bases_of(source, plans, point, scratch, past=False)
-        point = with_known_of_bases(plans, point, scratch)
+        point = with_shards(source, plans, with_known_of_bases(plans, point, scratch))
         tables = {table.name: table for table in point.tables}
         _check_parts(source, [entry for entry in planned if not entry.read_in], tables)
         live = {entry.table.name: entry.table.selection for entry in planned if entry.live}
         format = old.options.lake.format
-        laid_out = layouts([entry.table.name for entry in planned], [], old.options.lake)
+        laid_out = layouts(list(dict.fromkeys(entry.table.lake_name for entry in planned)), [], old.options.lake)
         prepare = lake_format(format, step.sink, old.run_id, source, laid_out).prepare
         try:
             places = prepare([tables[name] for name in live], live)
@@ -199,7 +203,7 @@ def _manifest(
         identity=dict(point.identity),
         created_at=now,
         tables=tuple(entries),
-        skipped={**old.skipped, **skipped},
+        skipped={**old.skipped, **with_merged(step.tables, skipped)},
         bases=bases,
         earlier_reads={key: value for key, value in earlier_reads.items() if key in used},
         restarts=(*old.restarts, Restart(dict(altered), old.initial_position, now, step.run.digest)),
@@ -233,6 +237,7 @@ def _plan(manifest: Manifest, entry: RunTable) -> TablePlan:
         selection=entry.table.selection,
         arrays=options.arrays,
         evolution=Evolution(entry.table.eras, entry.table.columns) if entry.base and entry.table.eras else None,
+        shard=entry.table.shard,
     )
 
 

@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.staging import StagedFile, difference
 from airflow_provider_cdc.core.storage.errors import told
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, CopyMismatch, FileDamaged
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
@@ -213,7 +214,16 @@ def note(step: Step, entry: RunTable, error: FileDamaged) -> None:
 def base_folders(step: Step) -> dict[int, Storage]:
     """Return the folders of the base copies of the tables that are rolled forward, by the table's index."""
     # Tasks get folders and not the sink: a sink may hold the secrets of a catalog.
-    return {index: _base_folder(step, entry) for index, entry in enumerate(step.tables) if entry.base}
+    # The shards of a merged table share a folder, and a catalog may have to be asked for it.
+    folders: dict[tuple[str, TableName], Storage] = {}
+    found = {}
+    for index, entry in enumerate(step.tables):
+        if entry.base:
+            copy = entry.base, entry.table.copy_name
+            if copy not in folders:
+                folders[copy] = _base_folder(step, entry)
+            found[index] = folders[copy]
+    return found
 
 
 def _base_folder(step: Step, entry: RunTable) -> Storage:

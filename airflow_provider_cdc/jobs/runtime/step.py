@@ -23,6 +23,8 @@ from airflow_provider_cdc.core.run.results import CONSOLIDATE, StepResult
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.run.table_files import TableFiles, table_files
+from airflow_provider_cdc.core.shards.copy_tables import copy_names
+from airflow_provider_cdc.core.shards.published import files_of_copy
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError
@@ -254,7 +256,5 @@ def clean(run: Run) -> None:
 def _clean_places(run: Run) -> None:
     """Remove the data files that the run wrote at their final place and did not publish."""
     decision, sink = decision_of(run), sink_of(run.manifest)
-    for entry in run.manifest.tables:
-        name = str(entry.table.name)
-        files = decision.files_of(name) if name in decision.files else ()
-        sink.clean(run.run_id, entry.table.copy_name, [part for file in files for part in file.parts])
+    for name in copy_names(run.manifest.tables):
+        sink.clean(run.run_id, name, [part for file in files_of_copy(run, decision, name) for part in file.parts])

@@ -45,6 +45,10 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.optional_capabilities import TellsHistory
 
 _WAIT_SECONDS = 1.0
+_MERGED = (
+    "the copy is merged from several tables, which are not compared with the source: verify its files with its "
+    "certificate (`files`), or compare it with another copy (`copies`)"
+)
 Meanwhile = Callable[[], None]
 
 
@@ -88,6 +92,9 @@ def _groups(request: Request, results: dict[str, TableResult]) -> list[Group]:
                 opened = open_copy(request, asked)
             except (ManifestError, FileDamaged) as error:
                 results[asked.table] = TableResult(asked.table, DIFFERENT, str(error))
+                continue
+            if opened.latest is not None and opened.latest.shards:
+                results[asked.table] = TableResult(asked.table, NOT_VERIFIED, _MERGED, opened.position)
                 continue
             options = opened.entry.table.options if opened.entry is not None else options
             if not at and opened.made_by is not None and opened.entry is not None and opened.entry.at_upper:

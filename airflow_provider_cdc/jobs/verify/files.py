@@ -17,6 +17,7 @@ from airflow_provider_cdc.core.copies.head import Copy, position_of
 from airflow_provider_cdc.core.run.commit_record import decision_of, published_run
 from airflow_provider_cdc.core.run.run import scratch_of
 from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.shards.published import files_of_copy
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import FileDamaged, ManifestError
@@ -101,7 +102,8 @@ def _recorded(request: Request, head: Copy, name: TableName, certificate: Certif
             return [StagedFile(one.name, one.rows, one.bytes, one.checksum) for one in certificate.files]
         return [StagedFile(one["name"], one["rows"], one["bytes"], one["checksum"]) for one in head.files]
     scratch = Storage(request.scratch or scratch_of(request.target))
-    return decision_of(published_run(scratch, head.run_id)).files_of(str(name))
+    run = published_run(scratch, head.run_id)
+    return files_of_copy(run, decision_of(run), name)
 
 
 def _extra(sink: Sink, head: Copy, name: TableName, folder: Storage, parts: Sequence[StagedFile]) -> list[str]:

@@ -112,7 +112,7 @@ def _verify_copies(
 
 
 def _key_of(copy: OpenedCopy) -> tuple[str, ...]:
-    return copy.entry.table.key if copy.entry is not None else ()
+    return copy.entry.table.published_key if copy.entry is not None else ()
 
 
 def _signs_of_life(started: float) -> Callable[[], None]:

@@ -298,6 +298,25 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         ),
     ),
     Check(
+        "run.merge",
+        "The shards of a merged table have the same columns and the same key, and no shard of its latest copy is "
+        "missing.",
+        (),
+        "correct the option `merge`, or the tables, as the message says",
+        raised_by=(
+            Raised(Moment.PREFLIGHT, "sources.planning.shards:with_shards"),
+            Raised(Moment.PREFLIGHT, "sources.planning.shards:without_vanished"),
+            Raised(Moment.POSITION_FIXED, "core.shards.fit:with_shards"),
+        ),
+    ),
+    Check(
+        "run.collisions",
+        "No key is in several shards of a merged table at the run's position, unless the origin is part of its key.",
+        (),
+        "remove the rows from all but one of the shards, or set `origin_columns`, and `on_collision` = `origin_in_key`",
+        raised_by=(Raised(Moment.BEFORE_COMMIT, "jobs.shards.collisions:check_collisions"),),
+    ),
+    Check(
         "run.layouts",
         "The options partition_by and sort_by belong to tables that are copied to Iceberg, and name columns, or "
         "transforms of columns.",

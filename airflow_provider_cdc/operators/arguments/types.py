@@ -125,6 +125,10 @@ class OptionArguments(TypedDict, total=False):
     on_schema_change: str
     spool: str
     on_short_log: str
+    merge: Mapping[str, Sequence[str]] | str | None
+    origin_columns: bool | str
+    on_collision: str
+    vanished_shards: Sequence[str] | str | None
     missing_past: str
     concurrent_runs: str
     concurrent_wait_seconds: float | str

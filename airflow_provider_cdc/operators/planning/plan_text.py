@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.run.results import ConsolidateResult, DeltaResult, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sources.api.optional_capabilities import TellsRunway
@@ -37,11 +38,26 @@ of rows, its speed is used instead of the assumed speed.
 
 def readable(plans: Sequence[TablePlan]) -> str:
     """Return a text table with one line for each planned table: how the table is read, its rows and size, and the
-    reason."""
-    rows = [
-        ("table", "method", "rows (about)", "MB", "reason"),
-        *((str(plan.table), _way(plan), f"{plan.rows:,}", f"{plan.bytes / 1e6:,.1f}", plan.reason) for plan in plans),
-    ]
+    reason. The shards of a merged table are below its own line."""
+    by_copy: dict[TableName, list[TablePlan]] = {}
+    for plan in plans:
+        by_copy.setdefault(plan.copy_name, []).append(plan)
+    rows = [("table", "method", "rows (about)", "MB", "reason")]
+    for name, own in by_copy.items():
+        merged = own[0].shard is not None
+        if merged:
+            size, count = sum(plan.bytes for plan in own), sum(plan.rows for plan in own)
+            rows.append((str(name), "merge", f"{count:,}", f"{size / 1e6:,.1f}", counted(len(own), "shard")))
+        rows += [
+            (
+                f"└ {plan.table}" if merged else str(plan.table),
+                _way(plan),
+                f"{plan.rows:,}",
+                f"{plan.bytes / 1e6:,.1f}",
+                plan.reason,
+            )
+            for plan in own
+        ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join(
         f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}"

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from harness.documents.checks import CHECK_TABLES
 from harness.documents.errors import error_table
+from harness.documents.merging import merge_table
 from harness.documents.metrics import metric_table
 from harness.documents.options import clean_table, option_table
 from harness.documents.packages import package_map
@@ -30,6 +31,7 @@ PARTS: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
     "settings": setting_table,
     "errors": error_table,
     "metrics": metric_table,
+    "merging": merge_table,
     "iceberg types": iceberg_types,
     "mysql types": mysql_types,
     "postgres types": postgres_types,

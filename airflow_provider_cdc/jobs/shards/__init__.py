@@ -1,0 +1,1 @@
+"""Merged tables: keys that occur in several shards."""

@@ -1,0 +1,93 @@
+"""What each option does with merged tables. The page about merged tables shows this table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+Row = tuple[Any, ...]
+BOTH = ("mysql", "postgres")
+
+
+@dataclass(frozen=True)
+class Case:
+    """An option, as the page names it, and its ``result``.
+
+    ``options`` are those of a `Pipeline`, in which ``{schema}`` stands for the schema of the shards. ``refused`` is a
+    part of the error of preflight; empty: the copies are right. ``seen`` returns what is published of a row of a shard;
+    None: nothing.
+    """
+
+    option: str
+    result: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    kinds: tuple[str, ...] = BOTH
+    format: str = "parquet"
+    refused: str = ""
+    seen: Callable[[Row], Row | None] = lambda row: row
+
+    def options_for(self, schema: str) -> dict[str, Any]:
+        return {name: _placed(value, schema) for name, value in self.options.items()}
+
+
+def _placed(value: Any, schema: str) -> Any:
+    if isinstance(value, str):
+        return value.replace("{schema}", schema)
+    if isinstance(value, dict):
+        return {_placed(name, schema): _placed(one, schema) for name, one in value.items()}
+    return value
+
+
+MATRIX = (
+    Case("`format` = `parquet`", "works: one folder, whose record names the shard of each file"),
+    Case("`format` = `iceberg`", "works: one table, one snapshot per run, in the run's cut", format="iceberg"),
+    Case("`consistency` = `lock`", "works, for each shard", {"consistency": "lock"}, ("mysql",)),
+    Case("`consistency` = `watermark`", "works, for each shard", {"consistency": "watermark"}),
+    Case("`consistency` = `exported`", "works, for each shard", {"consistency": "exported"}, ("postgres",)),
+    Case("`consistency` = `again`", "works, for each shard", {"consistency": "again"}, ("postgres",)),
+    Case(
+        "`where`",
+        "works, if all shards have the same condition",
+        {"where": {"{schema}.orders_*": "k < 30"}},
+        seen=lambda row: row if row[0] < 30 else None,
+    ),
+    Case(
+        "`where`, with different conditions",
+        "refused",
+        {"where": {"{schema}.orders_1": "k < 30"}},
+        refused="different parts of its shards would be copied",
+    ),
+    Case(
+        "`columns`",
+        "works, if all shards have the same columns",
+        {"columns": {"{schema}.orders_*": ["tag"]}},
+        seen=lambda row: (row[0], row[1], row[3]),
+    ),
+    Case("`unrepresentable`", "works, for each shard", {"unrepresentable": "string"}),
+    Case("`arrays` = `list`", "works, for each shard", {"arrays": "list"}, ("postgres",)),
+    Case("`keep`", "works: a merged copy is removed as a whole", {"keep": 1}),
+    Case(
+        "`changes`",
+        "refused: the changes of shards are not united",
+        {"changes": True, "refresh": "auto"},
+        refused="changes are not published for merged tables",
+    ),
+)
+"""The options with a run of their own in `test_shards.test_each_option`."""
+
+ELSEWHERE = (
+    ("`refresh` = `auto`, `changes`", "work: each shard is rolled forward from its files in the last copy"),
+    ("`as_of`", "works: all shards at one position"),
+    ("`partition_by`, `sort_by`", "work, by the name of the merged table"),
+    ("`on_table_error` = `skip`", "works: a shard that cannot be copied leaves out its merged table, with all shards"),
+    (
+        "`on_schema_change`",
+        "works: an altered shard is read again, in a roll-forward in full; its merged table fails if it no longer fits",
+    ),
+    ("`VerifyOperator`: `files`, `copies`", "work"),
+    ("`VerifyOperator`: `source`", "not verified, with the reason"),
+    ("tables without a key", "refused: rows of different shards could not be told apart"),
+    ("all other options", "work as for other tables"),
+)
+"""Further options, which other tests cover."""
