@@ -224,7 +224,7 @@ def _check_changes(plans: Sequence[TablePlan], options: StepOptions) -> None:
 
 def _rolled(plan: TablePlan, base: Run, evolution: Evolution | None) -> TablePlan:
     reason = f"the copy of run {base.run_id} is rolled forward"
-    if evolution is not None:
+    if evolution is not None and evolution.eras:
         reason += f", over {'; '.join(f'{era.statement} ({era.begins})' for era in evolution.eras)}"
     if plan.at_upper:
         reason += ": rows that the log shows as touched since are read again, the last of them in a snapshot of seconds"

@@ -236,7 +236,7 @@ def _plan(manifest: Manifest, entry: RunTable) -> TablePlan:
         base_position=manifest.bases[entry.base].position if entry.base else "",
         selection=entry.table.selection,
         arrays=options.arrays,
-        evolution=Evolution(entry.table.eras, entry.table.columns) if entry.base and entry.table.eras else None,
+        evolution=Evolution(entry.table.eras, entry.table.columns) if entry.base else None,
         shard=entry.table.shard,
     )
 

@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
-from airflow_provider_cdc.core.tables.table import Evolution, Parts, Table, TableName, whole_tables
+from airflow_provider_cdc.core.tables.table import Era, Evolution, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.idle import ClosesIdle
@@ -42,7 +42,7 @@ from airflow_provider_cdc.sources.api.optional_capabilities import (
     ToldInPart,
 )
 from airflow_provider_cdc.sources.api.rereading import LogTail, ReadsAgain
-from airflow_provider_cdc.sources.api.rolling_forward import RollsForward
+from airflow_provider_cdc.sources.api.rolling_forward import CarriesSchemaChanges, RollsForward
 from airflow_provider_cdc.sources.api.source import ChunkReader, SegmentReader, Source
 from airflow_provider_cdc.sources.api.spooling import SpoolsLog, Waiting
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
@@ -148,7 +148,14 @@ class PostgresSource:
         evolutions: dict[TableName, Evolution] | None = None,
     ) -> dict[TableName, str]:
         start = Lsn.expect(position)
-        return roll_forward.refusals_since(self.settings, identity, start, tables, to, options, keys_only, bases)
+        return roll_forward.refusals_since(
+            self.settings, identity, start, tables, to, options, keys_only, bases, evolutions
+        )
+
+    def new_columns(self, table: Table, era: Era) -> pa.RecordBatch:
+        from airflow_provider_cdc.sources.postgres.decode.new_columns import new_columns
+
+        return new_columns(table, era)
 
     def check_since(self, identity: Mapping[str, str], position: Position) -> None:
         roll_forward.check_since(self.settings, identity, Lsn.expect(position))
@@ -384,6 +391,7 @@ if TYPE_CHECKING:
         ChecksServer,
         ReadsAgain,
         RollsForward,
+        CarriesSchemaChanges,
         KeepsWindow,
         ToldInPart,
         DropsLeft,
@@ -396,4 +404,4 @@ if TYPE_CHECKING:
         TellsNeededLog,
         SpoolsLog,
     ]:
-        return (source,) * 22
+        return (source,) * 23

@@ -65,6 +65,10 @@ KINDS: Mapping[str, Kind] = {
         "nights on MySQL with random schema changes, which are carried or refused",
         ("tests/sources/mysql/steps/test_random_schema_changes.py",),
     ),
+    "postgres-schema-changes": Kind(
+        "nights on PostgreSQL with random schema changes, which are carried or refused",
+        ("tests/sources/postgres/steps/test_random_schema_changes.py",),
+    ),
     "model-histories": Kind(
         "runs, chains of nights, changes and retention on random histories of a model source",
         (

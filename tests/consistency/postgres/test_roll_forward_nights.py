@@ -17,8 +17,8 @@ from airflow_provider_cdc.errors import CopyMismatch, ExactnessError, PreflightE
 from airflow_provider_cdc.jobs.snapshot import reread_passes
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.server.session import session
-from airflow_provider_cdc.sources.postgres.slots.standing_record import load, states_of, store
-from harness.pipeline import settings_of
+from airflow_provider_cdc.sources.postgres.slots.standing_record import frames_of, load, states_of, store
+from harness.pipeline import Pipeline, settings_of
 from tests.conftest import PostgresFactory
 from tests.consistency.postgres.nights import FULL, Nights
 from tests.consistency.postgres.servers import ENDS
@@ -178,6 +178,7 @@ def test_a_run_rests_on_what_it_was_begun_with_whatever_happens_later(nights: Ni
 
 @pytest.mark.slow
 def test_a_change_that_the_log_lost_stops_the_run(nights: Nights) -> None:
+    """Also over a schema change: the row of the copy and the old row in the log become rows of the present table."""
     nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"))
     nights.do("INSERT INTO stock VALUES (1, 10), (2, 20)")
     nights.first()
@@ -189,15 +190,21 @@ def test_a_change_that_the_log_lost_stops_the_run(nights: Nights) -> None:
     with session(settings) as connection:
         record = load(connection, name)
         assert record is not None
-        states = states_of(connection, name, read_tables(connection, [TableName("public", "stock")]))
-        tables = {table: replace(joined, state=states[table]) for table, joined in record.tables.items()}
+        now = read_tables(connection, [TableName("public", "stock")])
+        states, frames = states_of(connection, name, now), frames_of(connection, name, now)
+        tables = {
+            table: replace(joined, state=states[table], frame=frames[table]) for table, joined in record.tables.items()
+        }
         store(connection, name, replace(record, tables=tables))
-    run = nights.night()
-    run.record()
-    run.snapshot()
-    run.extract_delta()
-    with pytest.raises(CopyMismatch, match="differs from the old row"):
-        run.consolidate()
+    for ddl in ("", "ALTER TABLE stock RENAME v TO w; ALTER TABLE stock ADD n int DEFAULT 7; UPDATE stock SET w = 9"):
+        nights.do(*filter(None, ddl.split("; ")))
+        run = nights.night()
+        run.record()
+        assert ("RENAME v TO w" in run.plans[0].reason) == bool(ddl)
+        run.snapshot()
+        run.extract_delta()
+        with pytest.raises(CopyMismatch, match="differs from the old row"):
+            run.consolidate()
 
 
 @pytest.mark.parametrize("asked", [{"refresh": "changes"}, {"refresh": "auto", "changes": True}])
@@ -372,4 +379,85 @@ def test_a_table_that_is_altered_after_preflight_is_read_in_full_and_the_others_
         "public.b": True,
     }
     nights.check(run.finish()["published"])
+    nights.rolled()
+
+
+@pytest.mark.slow
+def test_schema_changes_are_carried(postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path) -> None:
+    """On the last nights, no row of a table changes, and a table is altered whose copy was itself carried."""
+    # This server has test_decoding.
+    nights = Nights(postgres_factory(None, ENDS[0]), spark, tmp_path)
+    nights.do(
+        "CREATE TABLE stock (id int PRIMARY KEY, a int, b varchar(20), c numeric(6, 2) NOT NULL, d text)",
+        "INSERT INTO stock VALUES (1, 1, 'one', 1, 'I'), (2, 2, NULL, 2, 'II'), (3, 3, 'three', 3, 'III')",
+        "CREATE TABLE notes (text varchar(9), n int)",
+        "INSERT INTO notes VALUES ('a', 1), ('a', 2), ('b', 3), (NULL, NULL)",
+        "CREATE TABLE other (id int PRIMARY KEY, a int)",
+        "INSERT INTO other VALUES (1, 1)",
+        "CREATE TABLE nothing (id int PRIMARY KEY)",
+        *(FULL.format(name) for name in ("stock", "notes", "other", "nothing")),
+    )
+    nights.first()
+    nights.do(
+        "UPDATE stock SET a = 20 WHERE id = 2",
+        "ALTER TABLE stock ADD n int NOT NULL DEFAULT 7",
+        "ALTER TABLE stock ALTER n SET DEFAULT 8",
+        "ALTER TABLE stock RENAME b TO e",
+        "UPDATE stock SET a = 30 WHERE id = 3",
+        "INSERT INTO stock VALUES (4, 4, 'four', 4, 'IV')",
+        "UPDATE other SET a = 2",
+        "ALTER TABLE stock DROP d",
+        "INSERT INTO notes VALUES ('z', 9)",
+        "DELETE FROM notes WHERE text = 'b'",
+        "ALTER TABLE notes DROP n",
+        "DELETE FROM notes WHERE text = 'z'",
+        "DELETE FROM notes WHERE ctid = (SELECT ctid FROM notes LIMIT 1)",
+        "ALTER TABLE stock ADD d varchar(20)",
+        "UPDATE stock SET d = 'new' WHERE id = 1",
+        "ALTER TABLE nothing ADD n int",
+        "GRANT SELECT ON other TO pg_monitor",
+    )
+    nights.rolled()
+    nights.do(
+        "ALTER TABLE stock ALTER c TYPE numeric(9, 2), ALTER c DROP NOT NULL, ALTER d TYPE text",
+        "ALTER TABLE notes ADD m int DEFAULT 5",
+    )
+    nights.rolled()
+    nights.do("INSERT INTO notes VALUES ('c', 5)", "UPDATE stock SET c = 1e6", "INSERT INTO nothing VALUES (1, 2)")
+    nights.rolled()
+
+
+@pytest.mark.long
+def test_schema_changes_and_later_positions(
+    postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The oracle is the server's own rows. A schema change after the position does not matter, and a run that reads
+    another table again carries the schema change to its later position."""
+    nights = Nights(postgres_factory(None, ENDS[0]), spark, tmp_path)
+    server = nights.server
+
+    def published(run: Pipeline, columns: str) -> None:
+        wanted = sorted(server.query(f"SELECT {columns} FROM stock"))
+        nights.do(*after)
+        folder = Path(run.finish()["published"]["public.stock"].removeprefix("file://"))
+        assert sorted(tuple(row.values()) for row in pq.read_table(folder).to_pylist()) == wanted
+
+    nights.do("CREATE TABLE stock (id int PRIMARY KEY, a int, b text)", FULL.format("stock"))
+    nights.do("INSERT INTO stock VALUES (1, 1, 'I'), (2, 2, 'II')")
+    nights.first()
+    nights.do("UPDATE stock SET a = 5 WHERE id = 1", "ALTER TABLE stock DROP a, ADD n int DEFAULT 5")
+    nights.do("UPDATE stock SET n = 6 WHERE id = 2", "INSERT INTO stock VALUES (3, 'III', 3)")
+    run = nights.night()
+    run.record()
+    after = ["ALTER TABLE stock ADD late int DEFAULT 9", "UPDATE stock SET n = 0"]
+    published(run, "*")
+    nights.do("ALTER TABLE stock DROP b", "CREATE TABLE fresh (id int PRIMARY KEY)", FULL.format("fresh"))
+    nights.do("INSERT INTO fresh VALUES (1)")
+    run = nights.night("auto")
+    run.record()
+    nights.do("ALTER TABLE fresh ADD m int", "UPDATE stock SET late = 100", "INSERT INTO fresh VALUES (2, 2)")
+    after = []
+    published(run, "*")
+    entries = Run.load(run.run).manifest.tables
+    assert {entry.table.name.name: bool(entry.base) for entry in entries} == {"stock": True, "fresh": False}
     nights.rolled()

@@ -21,7 +21,7 @@ from airflow_provider_cdc.core.kernels.compile import (
 )
 from airflow_provider_cdc.sources.log.netting import Net, key_place
 from airflow_provider_cdc.sources.postgres.decode.tuple_data import NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE
-from airflow_provider_cdc.sources.postgres.log.walk_state import BAD_TUPLE, SHAPE
+from airflow_provider_cdc.sources.postgres.log.walk_state import BAD_TUPLE, CONSTANT, NOT_READ, SHAPE
 
 
 @inner
@@ -94,10 +94,18 @@ def put_row(target: Bytes, start: int, data: Bytes, columns: int, places: Int64s
 
 @inner
 def reorder(
-    data: Bytes, at: int, end: int, columns: int, orders: Int32s, order: int, places: Int64s, row: Bytes
+    data: Bytes,
+    at: int,
+    end: int,
+    columns: int,
+    orders: Int32s,
+    order: int,
+    constants: Bytes,
+    places: Int64s,
+    row: Bytes,
 ) -> int:
     """Write the tuples in ``data[at:end]`` to ``row``, with their fields in the table's order. Fields of columns that
-    are not read become NULL.
+    are not read become NULL. Columns that were added later get their constants.
 
     :returns: the size of the tuples that were written, or a negated error code.
     """
@@ -112,13 +120,18 @@ def reorder(
         store8(row, target + 2, columns)
         target += 3
         for column in range(columns):
-            place = 2 * int(orders[order + 1 + column])
-            if place < 0:
+            place = int(orders[order + 1 + column])
+            if place == NOT_READ:
                 store8(row, target, NULL_VALUE)
                 target += 1
-                continue
-            copy_bytes(row, target, data, places[place], places[place + 1])
-            target += places[place + 1]
+            elif place < NOT_READ:
+                constant = CONSTANT - place
+                size = 5 + load32be(constants, constant + 1)
+                copy_bytes(row, target, constants, constant, size)
+                target += size
+            else:
+                copy_bytes(row, target, data, places[2 * place], places[2 * place + 1])
+                target += places[2 * place + 1]
     return target
 
 

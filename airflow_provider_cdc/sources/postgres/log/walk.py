@@ -277,6 +277,7 @@ def walk(
     state: Int64s,
     relations: Int64s,
     orders: Int32s,
+    constants: Bytes,
     row: Bytes,
     tables: Int64s,
     key_columns: Int32s,
@@ -289,9 +290,11 @@ def walk(
 
     :param ends: the position in ``data`` at which each message begins, followed by the end of the last message. The
         positions increase, and are within ``data``.
-    :param row: buffer for rows whose columns are in another order or are not all read. If there are such rows, the
-        buffer has room for the longest message, plus one byte for each column of two rows.
-    :param places, new_places: work arrays, ``int64[2 * columns]`` for the largest number of columns of any table.
+    :param constants: the fields of columns in tuples from before they were added.
+    :param row: buffer for rows whose columns are in another order, are not all read, or were added later. If there are
+        such rows, the buffer has room for the longest message, plus one byte for each column of two rows, plus the
+        constants of two rows.
+    :param places, new_places: work arrays, ``int64[2 * columns]`` for the largest number of columns of any tuple.
     :returns: a code of ``walk_state``.
     """
     while state[AT] < len(ends) - 1:
@@ -338,7 +341,7 @@ def walk(
                 change, start, stop = data, at + 5, end
                 if order >= 0:
                     columns = tables[table * TABLE_WORDS + COLUMNS]
-                    stop = reorder(data, start, end, columns, orders, order, places, row)
+                    stop = reorder(data, start, end, columns, orders, order, constants, places, row)
                     if stop < 0:
                         return -stop
                     change, start = row, 0

@@ -43,9 +43,11 @@ BETWEEN, OPEN = 0, 1
 # or left out, the upper half of the index is 1 plus a place in ``orders``; otherwise it is 0. A partition may have
 # another column order than its root, and some columns of a table may not be read. At that place, ``orders`` first has
 # the number of the relation's columns. For each column of the table, it then has the column's place in the relation, or
-# `NOT_READ`.
+# `NOT_READ`. A number below `NOT_READ` stands for a constant field, for a column that was added later: `CONSTANT` minus
+# the number is the field's place in ``constants``.
 UNTRACKED = -1
 NOT_READ = -1
+CONSTANT = -2
 
 # `tables`: `TABLE_WORDS` words for each tracked table.
 TABLE_WORDS = 6

@@ -28,7 +28,9 @@ from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.log.changes import ChangeLog
 from airflow_provider_cdc.sources.log.net_change import NetChange
 from airflow_provider_cdc.sources.postgres.catalog.schema import columns_of, leaves
+from airflow_provider_cdc.sources.postgres.decode.tuple_data import constant_field
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
+from airflow_provider_cdc.sources.postgres.log.relation_columns import RelationColumns, UnknownColumns
 from airflow_provider_cdc.sources.postgres.log.tuples import find_relation
 from airflow_provider_cdc.sources.postgres.log.walk import MOST_RECORDS, walk
 from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark
@@ -74,18 +76,21 @@ class LogWalker:
             if leaf.oid != _oid(table)
         }
         self._orders: Int32s = np.empty(0, np.int32)
+        self._constants: Bytes = np.empty(0, np.uint8)
+        self._eras = {index: RelationColumns(table) for index, table in enumerate(self._tables) if table.eras}
+        self._constant_places = {index: self._lay_out_constants(self._tables[index]) for index in self._eras}
         self._row: Bytes = np.empty(0, np.uint8)
         self._keys_only = {index for index, tracked_table in enumerate(tracked) if tracked_table.keys_only}
         self._columns_read = [{column.name for column in table.as_read.columns} for table in self._tables]
         self._puts_together = any(leaf.order for _, leaf in self._leaves.values()) or any(
-            table.selection.columns for table in self._tables
+            table.selection.columns or table.eras for table in self._tables
         )
         self._names = {table.name: index for index, table in enumerate(self._tables)}
         self._words: Int64s = np.zeros(walk_state.TABLE_WORDS * len(tracked), np.int64)
         self._key_columns = self._lay_out(tracked)
         self._relations: Int64s = np.zeros(2 * _FIRST_RELATIONS, np.int64)
         self._registered = 0
-        most = max((len(table.columns) for table in self._tables), default=0)
+        most = max([0, *(len(table.columns) for table in self._tables), *(era.most for era in self._eras.values())])
         self._places: Int64s = np.zeros(2 * most, np.int64)
         self._new_places: Int64s = np.zeros(2 * most, np.int64)
         self.change = NetChange(np.array([table.keyless for table in self._tables], np.uint8))
@@ -118,7 +123,8 @@ class LogWalker:
         data = bytes_of(values)
         ends: Int32s = bytes_of(offsets).view(np.int32)[messages.offset :][: len(messages) + 1]
         if self._puts_together and len(messages):
-            self._row = np.empty(max(len(self._row), int(np.diff(ends).max()) + len(self._places)), np.uint8)
+            longest = int(np.diff(ends).max()) + len(self._places) + 2 * len(self._constants)
+            self._row = np.empty(max(len(self._row), longest), np.uint8)
         self.state[walk_state.AT] = 0
         while True:
             code = self._walk(data, ends)
@@ -157,8 +163,8 @@ class LogWalker:
     def _walk(self, data: Bytes, ends: Int32s) -> int:
         return int(
             walk(
-                data, ends, self.state, self._relations, self._orders, self._row, self._words, self._key_columns,
-                self._places, self._new_places, self.change.arrays, self.changes.arrays,
+                data, ends, self.state, self._relations, self._orders, self._constants, self._row, self._words,
+                self._key_columns, self._places, self._new_places, self.change.arrays, self.changes.arrays,
             )
         )  # fmt: skip
 
@@ -218,6 +224,10 @@ class LogWalker:
                     where=f"{table.name} at {self.where}",
                     hint=_LEAVE_ALONE,
                 )
+            if index in self._eras and found.name == table.name:
+                self._check_identity(found, index, str(table.name))
+                self._register(found.oid, index | self._carried(found, index))
+                return
             self._check(found, index, table.name, table.columns, str(table.name))
         elif found.oid in self._leaves:
             index, leaf = self._leaves[found.oid]
@@ -240,11 +250,42 @@ class LogWalker:
         names = [column.name for column in self._tables[index].columns]
         told = {name: place for place, (name, *_) in enumerate(found.columns)}
         places = [told[name] if name in self._columns_read[index] else walk_state.NOT_READ for name in names]
-        if places == [*range(len(found.columns))]:
+        return self._ordered(len(found.columns), places)
+
+    def _ordered(self, fields: int, places: Sequence[int]) -> int:
+        if places == [*range(fields)]:
             return 0
         begins = (len(self._orders) + 1) << 32
-        self._orders = np.append(self._orders, np.array([len(found.columns), *places], np.int32))
+        self._orders = np.append(self._orders, np.array([fields, *places], np.int32))
         return begins
+
+    def _carried(self, found: pgoutput.Relation, index: int) -> int:
+        """Return the number of `_order_of` for a table whose columns were changed since its base copy. The kernel then
+        makes rows of the present table."""
+        commit, xid = Lsn(int(self.state[walk_state.COMMIT])), int(self.state[walk_state.XID])
+        try:
+            places = self._eras[index].places(found, commit, xid)
+        except UnknownColumns as error:
+            table = self._tables[index]
+            raise SchemaChanged(str(error), where=f"{table.name} at {self.where}", hint=_LEAVE_ALONE) from None
+        constants = self._constant_places[index]
+        return self._ordered(
+            len(found.columns),
+            [constant if place is None else place for place, constant in zip(places, constants, strict=True)],
+        )
+
+    def _lay_out_constants(self, table: Table) -> list[int]:
+        """Add the constants of a table's new columns to ``constants``. Return what stands for each present column in
+        ``orders`` if a tuple does not have the column."""
+        places = []
+        for one in table.eras[0].fields:
+            if one.constant is None:
+                places.append(walk_state.NOT_READ)
+                continue
+            places.append(walk_state.CONSTANT - len(self._constants))
+            field: Bytes = np.frombuffer(constant_field(one), np.uint8)
+            self._constants = np.append(self._constants, field)
+        return places
 
     def _check(
         self, found: pgoutput.Relation, index: int, name: TableName, columns: Sequence[Column], what: str

@@ -47,11 +47,21 @@ GROUP BY 1
 @dataclass(frozen=True)
 class Asked:
     """The question whether ``table`` already had its present definition at ``position``. Since it ``joined`` the
-    standing slot, it must be unchanged."""
+    standing slot, it must be unchanged.
+
+    ``labels_at``: the position at which the labels of its enums must already have had their present names. None:
+    ``position``. ``only_labels``: ask only about the labels.
+    """
 
     table: Table
     joined: Joined
     position: Lsn
+    labels_at: Lsn | None = None
+    only_labels: bool = False
+
+    @property
+    def named_at(self) -> Lsn:
+        return self.position if self.labels_at is None else self.labels_at
 
 
 def already_so(
@@ -76,8 +86,12 @@ def already_so(
         if table.details["kind"] != "r" or not joined.shape or position < Lsn.parse(joined.shape_position):
             continue
         labels = label_oids(table.columns)
-        arguments = {"table": table.details["oid"], "labels": labels, "slot": slot, "position": str(position)}
-        late = dict(query(connection, _LATE, arguments))
+        arguments = {"table": table.details["oid"], "labels": labels, "slot": slot, "position": str(question.named_at)}
+        late = {
+            xid: is_label
+            for xid, is_label in query(connection, _LATE, arguments)
+            if is_label or not question.only_labels
+        }
         if late or labels:
             open_questions.append((question, late, bool(labels)))
         else:
@@ -88,7 +102,7 @@ def already_so(
     wanted = {xid for _, late, _ in open_questions for xid in late}
     ends: dict[str, Lsn] = {}
     # Maps each position to the lowest `begin` of the commits after the position.
-    begins: dict[Lsn, Lsn] = {question.position: _NEVER for question, _, has_labels in open_questions if has_labels}
+    begins: dict[Lsn, Lsn] = {question.named_at: _NEVER for question, _, has_labels in open_questions if has_labels}
     # A transaction that commits after a table joined the standing slot also began after the table joined.
     last = max(question.position for question, _, _ in open_questions)
     if begins:
@@ -110,8 +124,9 @@ def already_so(
         # If the transaction that changed a label is not in the log, the label was changed before the position of the
         # slot.
         labels_since = max([confirmed, *(ends.get(xid, _NEVER) for xid, is_label in late.items() if is_label)])
-        if all(ends.get(xid, _NEVER) <= question.position for xid in late) and (
-            not has_labels or begins[question.position] >= labels_since
+        bounds = {xid: question.named_at if is_label else question.position for xid, is_label in late.items()}
+        if all(ends.get(xid, _NEVER) <= bound for xid, bound in bounds.items()) and (
+            not has_labels or begins[question.named_at] >= labels_since
         ):
             unchanged.add(question.table.name)
     return unchanged

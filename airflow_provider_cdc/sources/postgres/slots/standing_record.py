@@ -46,6 +46,7 @@ class Joined:
     - ``why``: the reason, in words, why the past of the table begins at ``position``.
     - ``shape``: the digest of `shapes_of`. It has been the same since ``shape_position``, which was fixed before the
       time ``shape_at``. Empty: an earlier version of the provider wrote the record.
+    - ``frame``: the digest of `frames_of`. It has been the same since ``frame_position``. Empty: as for ``shape``.
     """
 
     position: str
@@ -55,6 +56,8 @@ class Joined:
     shape: str = ""
     shape_position: str = ""
     shape_at: int = 0
+    frame: str = ""
+    frame_position: str = ""
 
 
 @dataclass(frozen=True)
@@ -284,6 +287,17 @@ def shapes_of(connection: Connection, name: str, tables: Sequence[Table]) -> dic
     return _digests(connection, name, [shaped(table) for table in tables])
 
 
+def frames_of(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
+    """Return a digest of each table without its columns, by table name.
+
+    The digest changes whenever the table's file, key, replica identity, partitions, name or place in the publication
+    changes, even if the change is undone (except for the name and the replica identity). As long as the digest is the
+    same, the log has all changes of the rows, and no statement rewrote the table.
+    """
+    framed = [replace(table, columns=(), details={**table.details, "version": ""}) for table in tables]
+    return _digests(connection, name, framed)
+
+
 def _digests(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
     oids = {leaf.oid for table in tables for leaf in leaves(table)} | {table.details["oid"] for table in tables}
     around = dict(query(connection, _AROUND, (name, list(oids))))
@@ -291,7 +305,7 @@ def _digests(connection: Connection, name: str, tables: Sequence[Table]) -> dict
     states = {}
     for table in tables:
         kinds = [column.details for column in table.columns]
-        has_money = any(kind["definition"] or kind["base_oid"] in _MONEY for kind in kinds)
+        has_money = not kinds or any(kind["definition"] or kind["base_oid"] in _MONEY for kind in kinds)
         # Keys other than the recorded row key may be added and dropped. The entries ``via_root`` and ``as_root`` depend
         # on the publication, which some callers do not read.
         left_out = ("keys", "via_root", "as_root")

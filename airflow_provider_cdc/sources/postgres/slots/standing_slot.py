@@ -41,12 +41,14 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, transaction_waits
 from airflow_provider_cdc.sources.postgres.slots.commits import advance
 from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at
+from airflow_provider_cdc.sources.postgres.slots.slot_cost import tell_cost
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     Join,
     Joined,
     Mark,
     Standing,
     alone,
+    frames_of,
     ground,
     load,
     name_of,
@@ -58,8 +60,6 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import (
 )
 
 _TRIES = 3
-_A_DAY = 26 * 3600
-"""The number of seconds for which a slot may be idle if only nightly runs use it."""
 _HOUR = 3_600_000_000
 
 _log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
                 except CdcError as also:
                     _log.warning("The slot %s may be left on the server: %s", name, also)
             raise
-        _tell_cost(connection, name, record)
+        tell_cost(connection, name, record)
 
 
 def usable(connection: Connection, name: str) -> Standing | None:
@@ -301,18 +301,23 @@ def _join(
     position and the time of the join."""
     names = [plan.table for plan in plans]
     tables = joining(connection, read_tables(connection, names))
+    # Read the frames first: if a table has its recorded state afterwards, its frame is that of the recorded state.
+    frames = frames_of(connection, name, tables)
     states = states_of(connection, name, tables)
     recorded_states = record.tables if record is not None else {}
     held = {name for name, joined in recorded_states.items() if states.get(name) == joined.state}
     new = [table for table in tables if str(table.name) not in held]
-    if record is not None and not new:
-        return record
+    if record is not None:
+        record = _with_frames(connection, name, record, {table: frames[table] for table in held})
+        if not new:
+            return record
     if record is None and not run_publication.publication_state(connection, name):
         run_publication.create_publication(connection, name, [], options.lock)
     run_publication.add_tables(connection, name, new, options.lock)
     for _ in range(_TRIES):
         there = read_tables(connection, [table.name for table in new])
         before, shapes = states_of(connection, name, there), shapes_of(connection, name, there)
+        frames = frames_of(connection, name, there)
         position = _point(settings, connection, name if record is None else "", options)
         at = now(connection)
         if before == states_of(connection, name, read_tables(connection, [table.name for table in new])):
@@ -334,10 +339,25 @@ def _join(
         why = "it joined the standing slot then" if old is None else f"it was altered between {said(old.at)} and then"
         shape = shapes[str(table.name)]
         since = (old.shape_position, old.shape_at) if old is not None and old.shape == shape else (str(position), at)
-        joined[str(table.name)] = Joined(str(position), at, before[str(table.name)], why, shape, *since)
+        frame = frames[str(table.name)]
+        framed = old.frame_position if old is not None and old.frame == frame else str(position)
+        joined[str(table.name)] = Joined(str(position), at, before[str(table.name)], why, shape, *since, frame, framed)
         _log.info("%s: the standing slot covers the table from %s, %s on: %s", table.name, position, said(at), why)
     record = replace(record, tables=joined, joins=(*record.joins, Join(str(position), at)))
     store(connection, name, record)
+    return record
+
+
+def _with_frames(connection: Connection, name: str, record: Standing, frames: Mapping[str, str]) -> Standing:
+    """Add the frames of tables that joined under an earlier version of the provider, and have not changed since."""
+    added = {
+        table: replace(record.tables[table], frame=frame, frame_position=record.tables[table].position)
+        for table, frame in frames.items()
+        if not record.tables[table].frame
+    }
+    if added:
+        record = replace(record, tables={**record.tables, **added})
+        store(connection, name, record)
     return record
 
 
@@ -357,44 +377,3 @@ def _point(settings: ConnectionSettings, connection: Connection, slot: str, opti
     with session(here, replication=True) as leader:
         position, _ = transaction_waits.consistent_point(settings, leader, sql, options.lock.slot_wait_seconds)
     return position
-
-
-def _tell_cost(connection: Connection, name: str, record: Standing) -> None:
-    """Report how much of the server's log the standing slot keeps. Warn of settings that would invalidate the slot, or
-    that leave the size of the kept log unlimited."""
-    slot = slots.state(connection, name)
-    if slot is None:
-        return
-    marks = record.since(slot.confirmed)
-    _log.info(
-        "The standing slot %s keeps %.1f MB of log (wal_status %s) and dead rows of the catalog; the past reaches back "
-        "to %s, %s. If the slot is no longer needed: SELECT pg_drop_replication_slot('%s'); DROP PUBLICATION %s;",
-        name,
-        (slot.kept_bytes or 0) / 1e6,
-        slot.wal_status,
-        slot.confirmed,
-        said(marks[0].latest) if marks else "an unknown time",
-        name,
-        quote(name),
-    )
-    slots.warn_if_short(slot)
-    limits = dict(
-        query(
-            connection,
-            "SELECT name, setting::bigint FROM pg_settings "
-            "WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')",
-        )
-    )
-    if limits["max_slot_wal_keep_size"] < 0:
-        _log.warning(
-            "max_slot_wal_keep_size is -1, so the log that the standing slot %s keeps has no limit. If no run is "
-            "published for a long time, the log fills the server's disk. Set the limit to what the disk can spare",
-            name,
-        )
-    if 0 < (idle := limits.get("idle_replication_slot_timeout", 0)) < _A_DAY:
-        _log.warning(
-            "idle_replication_slot_timeout is %d s: the server removes the log of the standing slot %s if no run is "
-            "published for that long",
-            idle,
-            name,
-        )

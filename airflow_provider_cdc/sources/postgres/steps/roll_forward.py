@@ -12,14 +12,14 @@ standing slot do not affect the run and its retries.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, PreflightError, Problem, SourceReplaced
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
@@ -33,7 +33,7 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, ses
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
 from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, already_so
 from airflow_provider_cdc.sources.postgres.slots.standing_record import KNOWN_DAYS, parents_among, said, states_of
-from airflow_provider_cdc.sources.postgres.steps import past
+from airflow_provider_cdc.sources.postgres.steps import past, schema_changes
 
 _SLOTS, _SLOTS_AGAIN = 3, 5
 """Number of slots that a run has at once: the run's own slot, the slot at the position of the copies, and a temporary
@@ -56,6 +56,7 @@ def refusals_since(
     options: StepOptions,
     keys_only: bool,
     bases: int,
+    evolutions: dict[TableName, Evolution] | None = None,
 ) -> dict[TableName, str]:
     """`RollsForward.refusals_since`."""
 
@@ -79,7 +80,8 @@ def refusals_since(
             return all_for("the standing slot does not exist yet, or it was lost (see the log): this run creates it")
         if why := _beyond(standing, start):
             return all_for(why)
-        if to is not None and past.resolve(settings, connection, standing, to, options, final=False) < start:
+        end = None if to is None else past.resolve(settings, connection, standing, to, options, final=False)
+        if end is not None and end < start:
             return all_for("the copy is at a later position")
         # Each additional position needs one more slot. If rows are read again, it also needs a temporary copy of this
         # slot.
@@ -92,7 +94,13 @@ def refusals_since(
         now = read_tables(connection, [table.name for table in tables])
         starts = dict.fromkeys((table.name for table in now), start)
         made_by = dict.fromkeys(starts, slots.without_token(identity.get("slot", "")))
-        return _altered(settings, connection, standing, starts, made_by, now, to, keys_only)
+        refused, altered = _altered(settings, connection, standing, starts, made_by, now, to is not None, keys_only)
+        if evolutions is None or keys_only or not altered:
+            return refused
+        since = schema_changes.SinceCopy(settings, connection, standing, start, end)
+        pairs = [pair for pair in zip(tables, now, strict=True) if pair[1].name in altered]
+        not_carried = schema_changes.carry(since, pairs, evolutions)
+        return {name: why for name, why in refused.items() if name not in altered} | not_carried
 
 
 def check_since(settings: ConnectionSettings, identity: Mapping[str, str], start: Lsn) -> None:
@@ -122,8 +130,14 @@ def keep_window(
             # position. So the log has all changes of the table up to the run's position.
             tables, keys_only = read_tables(connection, list(starts)), any(plan.at_upper for plan in plans)
             made_by = {plan.table: slots.name_of(plan.base) for plan in plans if plan.base}
-            if altered := _altered(settings, connection, standing, starts, made_by, tables, None, keys_only):
-                raise PreflightError([Problem(str(table), why, _ANEW, str(table)) for table, why in altered.items()])
+            refused, altered = _altered(
+                settings, connection, standing, starts, made_by, tables, bounded=False, keys_only=keys_only
+            )
+            carried = {plan.table for plan in plans if plan.evolution is not None and not keys_only} & altered
+            refused = {name: why for name, why in refused.items() if name not in carried}
+            refused |= _not_carried(settings, connection, standing, starts, tables, carried, plans, point)
+            if refused:
+                raise PreflightError([Problem(str(table), why, _ANEW, str(table)) for table, why in refused.items()])
             identity = slots.with_forward_slots(point.identity, slot_names, standing.name)
             if keys_only:
                 # The snapshot step also reads the log, through the standing slot's publication. So record the state of
@@ -182,13 +196,15 @@ def _altered(
     starts: Mapping[TableName, Lsn],
     made_by: Mapping[TableName, str],
     tables: Sequence[Table],
-    to: AsOf | None,
+    bounded: bool,
     keys_only: bool,
-) -> dict[TableName, str]:
+) -> tuple[dict[TableName, str], set[TableName]]:
     """Return the reasons why copies of tables cannot be rolled forward from ``starts``, by the standing slot's record.
+    Also return the tables whose only reason is that they were altered.
 
     :param made_by: prefixes of the slot names of the runs that made the copies.
     :param tables: the current definitions of the tables.
+    :param bounded: whether the position to which the copies are rolled forward is in the past.
     :param keys_only: whether only the keys of changed rows are needed from the log.
     """
     told = (
@@ -200,11 +216,12 @@ def _altered(
     # The partitions of a tree are known at two points: at the position of the copy, and now. At a position in between,
     # the partitions are unknown, unless the tree has no room for more partitions.
     parents: set[str] = set()
-    if to is not None:
+    if bounded:
         parents = {str(table.name) for table in tables if table.details["kind"] == "p"}
         parents |= parents_among(connection, tables)
         parents -= without_room(connection, tables)
-    reasons, joined_later = {}, []
+    reasons: dict[TableName, str] = {}
+    joined_later, altered = [], set()
     for table in tables:
         name = str(table.name)
         joined = standing.record.tables.get(name)
@@ -226,6 +243,7 @@ def _altered(
                 "`consolidate` then logged a warning)"
             )
         elif joined.state != states[name]:
+            altered.add(table.name)
             reasons[table.name] = (
                 f"it, its schema or the publication was altered since {said(joined.at)}, or a privilege on it was "
                 "granted or revoked"
@@ -233,11 +251,32 @@ def _altered(
         elif starts[table.name] < Lsn.parse(joined.position):
             joined_later.append(Asked(table, joined, starts[table.name]))
     unchanged = already_so(settings, connection, standing.name, standing.confirmed, joined_later)
-    return reasons | {
-        question.table.name: (
-            f"the standing slot covers the table only since {question.joined.position} ({question.joined.why}), but "
-            f"the copy is at {question.position}"
-        )
-        for question in joined_later
-        if question.table.name not in unchanged
-    }
+    for question in joined_later:
+        if question.table.name not in unchanged:
+            altered.add(question.table.name)
+            reasons[question.table.name] = (
+                f"the standing slot covers the table only since {question.joined.position} ({question.joined.why}), "
+                f"but the copy is at {question.position}"
+            )
+    return reasons, altered
+
+
+def _not_carried(
+    settings: ConnectionSettings,
+    connection: Connection,
+    standing: Past,
+    starts: Mapping[TableName, Lsn],
+    tables: Sequence[Table],
+    altered: Collection[TableName],
+    plans: Sequence[TablePlan],
+    point: InitialPoint,
+) -> dict[TableName, str]:
+    """Return the reasons why the schema changes of ``altered`` tables, which the plans have, cannot be carried."""
+    evolutions = {plan.table: plan.evolution for plan in plans if plan.evolution is not None}
+    refused: dict[TableName, str] = {}
+    for start in {*starts.values()}:
+        carried = [table for table in tables if table.name in altered and starts[table.name] == start]
+        if carried:
+            since = schema_changes.SinceCopy(settings, connection, standing, start, Lsn.expect(point.position))
+            refused |= schema_changes.still_carried(since, carried, evolutions)
+    return refused

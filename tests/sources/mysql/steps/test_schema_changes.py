@@ -144,6 +144,11 @@ def test_a_table_with_a_similar_name_is_another_table(start: Start) -> None:
 
 CARRIED: Mapping[str, list[str]] = {
     "added": ["ALTER TABLE {t} ADD n INT NOT NULL DEFAULT 7 AFTER a", "ALTER TABLE {t} ALTER n SET DEFAULT 8"],
+    "defaults": [
+        "ALTER TABLE {t} ADD n INT DEFAULT 7, ADD m VARCHAR(9) DEFAULT 'first'",
+        "ALTER TABLE {t} ALTER n SET DEFAULT NULL, ALTER m SET DEFAULT 'second'",
+        "ALTER TABLE {t} ALTER m SET DEFAULT 'third', ADD o INT, ALTER n SET DEFAULT 9",
+    ],
     "nulls": ["ALTER TABLE {t} ADD COLUMN n JSON, ADD INDEX (a)"],
     "texts": ["ALTER TABLE {t} ADD n VARCHAR(300) NOT NULL DEFAULT 'seven' FIRST, ADD m CHAR(3) NOT NULL DEFAULT ''"],
     "numbers": [
