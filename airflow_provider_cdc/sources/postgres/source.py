@@ -61,6 +61,7 @@ from airflow_provider_cdc.sources.postgres.slots import (
 )
 from airflow_provider_cdc.sources.postgres.steps import chunk_reader, past, preflight, roll_forward, snapshot
 from airflow_provider_cdc.sources.postgres.steps import has_reached as reach
+from airflow_provider_cdc.sources.postgres.steps import log_retention as retention
 from airflow_provider_cdc.sources.postgres.steps.check_identity import check_identity, check_published
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
@@ -71,8 +72,7 @@ _ALTERED_SECONDS = 60.0
 class PostgresSource:
     """`sources.api.source.Source` for PostgreSQL. Each method calls a function of the module for its subject.
 
-    Modules that decode the log are imported where they are used, because their kernels take a second to load. Steps
-    that only check, plan and record do not need these modules.
+    Modules that decode the log are imported where they are used, because their kernels take a second to load.
 
     :param view: the exported snapshot for reads with ``exported``. `share_reads` yields a source with such a snapshot.
     """
@@ -147,10 +147,8 @@ class PostgresSource:
         bases: int = 1,
         evolutions: dict[TableName, Evolution] | None = None,
     ) -> dict[TableName, str]:
-        start = Lsn.expect(position)
-        return roll_forward.refusals_since(
-            self.settings, identity, start, tables, to, options, keys_only, bases, evolutions
-        )
+        at, bounds = Lsn.expect(position), (keys_only, bases, evolutions)
+        return roll_forward.refusals_since(self.settings, identity, at, tables, to, options, *bounds)
 
     def new_columns(self, table: Table, era: Era) -> pa.RecordBatch:
         from airflow_provider_cdc.sources.postgres.decode.new_columns import new_columns
@@ -201,14 +199,10 @@ class PostgresSource:
             self._kept.close()
 
     def runway(self) -> Runway:
-        from airflow_provider_cdc.sources.postgres.steps import log_retention as runway
-
-        return runway.runway(self.settings)
+        return retention.runway(self.settings)
 
     def needed_log(self, identity: Mapping[str, str], since: Sequence[Mapping[str, str]]) -> NeededLog:
-        from airflow_provider_cdc.sources.postgres.steps import log_retention
-
-        return log_retention.needed_log(self.settings, identity)
+        return retention.needed_log(self.settings, identity)
 
     def waiting(self, initial: Position, identity: Mapping[str, str], place: LogEnd) -> Waiting:
         from airflow_provider_cdc.sources.postgres.log import pieces
@@ -323,9 +317,8 @@ class PostgresSource:
         return snapshot.bound_reads(self.settings)
 
     def stays(self, table: Table) -> str:
-        if table.needs_one_position:
-            return "it was read in a snapshot of its own, and the replication slot begins before this snapshot"
-        return ""
+        why = "it was read in a snapshot of its own, and the replication slot begins before this snapshot"
+        return why if table.needs_one_position else ""
 
     def check_continued(self, tables: Sequence[Table]) -> None:
         self.check_tables(tables)

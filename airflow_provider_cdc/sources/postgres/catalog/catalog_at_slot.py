@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.sources.postgres.catalog import view_definitions
+from airflow_provider_cdc.sources.postgres.catalog.views import view_definitions
 from airflow_provider_cdc.sources.postgres.server.session import Connection, literal, query
 
 _RELATIONS = """

@@ -9,8 +9,9 @@ from itertools import chain
 
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.sources.postgres.catalog import publication_scope, view_definitions
+from airflow_provider_cdc.sources.postgres.catalog import publication_scope
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import read_types
+from airflow_provider_cdc.sources.postgres.catalog.views import view_definitions
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
 
 HAS_NO_NULL = """(a.attnotnull AND NOT EXISTS (

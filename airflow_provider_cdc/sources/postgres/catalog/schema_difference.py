@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.sources.postgres.catalog import publication_scope, view_definitions
+from airflow_provider_cdc.sources.postgres.catalog import publication_scope
 from airflow_provider_cdc.sources.postgres.catalog.schema import (
     HINT,
     LOGGED,
@@ -17,6 +17,7 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import (
     leaves,
     read_tables,
 )
+from airflow_provider_cdc.sources.postgres.catalog.views import view_definitions
 from airflow_provider_cdc.sources.postgres.server.session import Connection, quote
 
 AT_UPPER = "at_upper"

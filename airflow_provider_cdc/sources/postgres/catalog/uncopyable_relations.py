@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.postgres.catalog.safe_views import view_problems
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
-from airflow_provider_cdc.sources.postgres.catalog.view_definitions import VIEW
+from airflow_provider_cdc.sources.postgres.catalog.views.safe_views import view_problems
+from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import VIEW
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 

@@ -74,8 +74,8 @@ READERS: tuple[Check[None], ...] = (
         (),
         "the message lists parts of the view: remove these parts, or leave the view out",
         raised_by=(
-            Raised(Moment.PREFLIGHT, "sources.postgres.catalog.safe_views:view_problems"),
-            Raised(Moment.POSITION_FIXED, "sources.postgres.catalog.safe_views:view_problems"),
+            Raised(Moment.PREFLIGHT, "sources.postgres.catalog.views.safe_views:view_problems"),
+            Raised(Moment.POSITION_FIXED, "sources.postgres.catalog.views.safe_views:view_problems"),
         ),
     ),
     Check(
@@ -85,7 +85,7 @@ READERS: tuple[Check[None], ...] = (
         (),
         _NEW_RUN,
         raised_by=(
-            Raised(Moment.READING, "sources.postgres.catalog.view_reads:check_view_read"),
+            Raised(Moment.READING, "sources.postgres.catalog.views.view_reads:check_view_read"),
             Raised(Moment.READS_ENDED, "sources.postgres.catalog.schema_difference:check_unchanged"),
         ),
     ),

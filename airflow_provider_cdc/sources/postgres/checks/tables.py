@@ -12,7 +12,7 @@ from airflow_provider_cdc.sources.postgres.catalog.inheritance import inheritanc
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import identity_problem
 from airflow_provider_cdc.sources.postgres.catalog.types import leaving_out, unmapped
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
-from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.checks.context import TablesContext, UserContext
 from airflow_provider_cdc.sources.postgres.server.session import Connection, quote
 

@@ -21,7 +21,7 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CopyMismatch
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
-from airflow_provider_cdc.sources.postgres.catalog.view_definitions import VIEW
+from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import VIEW
 from airflow_provider_cdc.sources.postgres.chunking import key_ranges
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 

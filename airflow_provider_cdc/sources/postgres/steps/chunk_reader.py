@@ -23,8 +23,8 @@ from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.postgres.catalog import users_code
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, RENAMED, REWRITTEN, Leaf, columns_of, leaves
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
-from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
-from airflow_provider_cdc.sources.postgres.catalog.view_reads import check_view_read
+from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.catalog.views.view_reads import check_view_read
 from airflow_provider_cdc.sources.postgres.chunking.chunks import place
 from airflow_provider_cdc.sources.postgres.chunking.key_lookup import ONE_BY_ONE, KeyLookup
 from airflow_provider_cdc.sources.postgres.chunking.pushed_conditions import pushed_condition

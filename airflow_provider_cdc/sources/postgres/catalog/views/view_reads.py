@@ -13,8 +13,8 @@ from typing import Any
 
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.postgres.catalog import view_definitions
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, Leaf
+from airflow_provider_cdc.sources.postgres.catalog.views import view_definitions
 
 # The functions in this query return the present state. The rows of catalog tables show the state as of the exported
 # snapshot.

@@ -15,7 +15,7 @@ import psycopg
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.postgres.catalog.types import NAMES_OF_OBJECTS
-from airflow_provider_cdc.sources.postgres.catalog.view_definitions import (
+from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import (
     FIRST_OWN_OID,
     MATERIALIZED,
     VIEW,

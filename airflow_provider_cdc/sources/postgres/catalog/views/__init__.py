@@ -1,0 +1,1 @@
+"""Database views: what they read, and whether all sessions of a run see the same rows"""
