@@ -96,6 +96,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
         ("memory", [], {"worker_200_rows", "worker_2000_rows"}, {"vs_tenth"}),
         (
+            "resume",
+            ["--kills=1", "--parts=8"],
+            {"mysql_whole_run", "postgres_whole_run"},
+            {"mysql_kept", "postgres_kept"},
+        ),
+        (
             "source-impact",
             ["--alone-seconds=0.5"],
             {"writers_alone", "writers_ours", "writers_ours_lock", "writers_mysqldump", "writers_mysqldump_locked"},

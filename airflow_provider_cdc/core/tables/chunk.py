@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from airflow_provider_cdc.core.tables.value_range import ValueRange
+
 KeyValue = int | str | bytes
 """The value of one column in a bound. Decimals, dates and similar values are text here. The source compares them by
 their own type."""
@@ -35,13 +37,15 @@ Edge = tuple[int | str | KeyBytes, ...]
 class Chunk:
     """The keys from ``lower`` (included) to ``upper`` (excluded); None: unbounded. `bounds` converts both to bounds.
 
-    ``rows`` is an estimate, used only for the order of work and the progress display.
+    ``rows`` is an estimate, used only for the order of work and the progress display. ``within`` is the range of values
+    that the chunk has, if a keyless table is divided by values.
     """
 
     number: int
     lower: Edge | None = None
     upper: Edge | None = None
     rows: int = 0
+    within: ValueRange | None = None
 
     @property
     def bounds(self) -> tuple[Bound | None, Bound | None]:
@@ -49,6 +53,8 @@ class Chunk:
         return _bound(self.lower), _bound(self.upper)
 
     def __str__(self) -> str:
+        if self.within is not None:
+            return f"chunk {self.number} {self.within}"
         lower, upper = self.bounds
         low = "-∞" if lower is None else ", ".join(map(str, lower))
         high = "∞" if upper is None else ", ".join(map(str, upper))

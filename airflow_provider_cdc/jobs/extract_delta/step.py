@@ -126,7 +126,7 @@ def _extracted(step: Step) -> DeltaResult:
         with _noting_damage(step, window):
             window_records, decisions = _read_window(step, window)
         changes.append(_compose(step, window, window_records, decisions))
-        if wanted := [one.index for one in window.tables if one.changes]:
+        if wanted := [one.index for one in window.tables if one.changes and one.index not in window.units]:
             single.append(window_changes(wanted, window_records, decisions))
         read += window_records
     for one in read:
@@ -218,7 +218,9 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_c
         assert isinstance(source, LogsStatements)
         check = partial(source.check_writes, [record.summary for record in read])
         persist("extract_delta: check what was logged as statements", check)
-    return with_counts(step, window.tables, read, decisions) if window.spooled else read, decisions
+    if window.spooled or window.units:
+        read = with_counts(step, window.tables, read, decisions, window.units)
+    return read, decisions
 
 
 def _decide(window: Window, read: Sequence[SegmentRecord]) -> tuple[net_change_files.Decisions, dict[str, str]]:
@@ -286,7 +288,17 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
         step.spark,
         "read the log",
         missing,
-        ReadSegment(step.staging, plan.id, step.source, window.name, window.start, window.tables, skips, alone),
+        ReadSegment(
+            step.staging,
+            plan.id,
+            step.source,
+            window.name,
+            window.start,
+            window.tables,
+            skips,
+            alone,
+            tuple(window.units),
+        ),
         finished,
         meanwhile=meanwhile,
     )
@@ -308,8 +320,9 @@ def _compose(
     segments = [(record.segment, record.files) for record in read if record.files]
     pending = any(record.pending for record in read)
     parts = any(record.summary.parts > 1 for record in read)
+    is_counted = bool(window.spooled or window.units)
     composed: Sequence[SegmentRecord | net_change_files.NetChange] = read
-    if segments and (len(segments) > 1 or window.spooled or pending or parts or needs_composing(window.tables)):
+    if segments and (len(segments) > 1 or is_counted or pending or parts or needs_composing(window.tables)):
         held = sum(record.held for record in read)
         ranges = _bucket_ranges(step, [file for _, files in segments for file in files], held)
         keyless = tuple(index for index, entry in enumerate(step.tables) if entry.table.keyless)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from airflow_provider_cdc.core.kinds import parse_position
+from airflow_provider_cdc.core.positions.as_of import reaches
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import SnapshotResult
@@ -16,6 +17,7 @@ from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.table_files import TableFiles, read_table_files
 from airflow_provider_cdc.jobs.spool.adopt import Adopted, adopt
+from airflow_provider_cdc.jobs.spool.keyless import UnitsByPosition, by_position
 from airflow_provider_cdc.sources.api.calls import rolling_forward
 from airflow_provider_cdc.sources.api.optional_capabilities import ContinuesReads
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
@@ -30,7 +32,8 @@ class Window:
     """A part of the log that is applied to some tables: from ``start`` up to the position that each table requires.
 
     ``name`` is the prefix of the names of its files. ``spooled`` has the segments at the beginning of the window that
-    were read before, in this number of ``pieces``. ``segments`` returns the other segments.
+    were read before, in this number of ``pieces``. ``segments`` returns the other segments. ``units`` has the keyless
+    tables whose ranges were read at several positions, by index. Of these tables, the log is read change by change.
     """
 
     name: str
@@ -39,6 +42,7 @@ class Window:
     segments: Callable[[], list[LogSegment]]
     spooled: tuple[SegmentRecord, ...] = ()
     pieces: int = 0
+    units: Mapping[int, UnitsByPosition] = field(default_factory=dict)
 
     @property
     def plan_name(self) -> str:
@@ -66,15 +70,22 @@ def windows_of(step: Step) -> list[Window]:
             windows.append(Window(f"forward-{number}", start, tables, segments))
     read = read_table_files(step.run)
     windows += _windows_of_earlier_reads(step, read)
-    tracked = tuple(
-        TrackedTable(index, entry.table, _upper(manifest, read[str(entry.table.name)]))
+    live = {
+        index: read[str(entry.table.name)]
         for index, entry in enumerate(step.tables)
         if entry.live and str(entry.table.name) not in snapshot.skipped | step.altered
+    }
+    units = {index: by_position(manifest.kind, one.units) for index, one in live.items() if one.units}
+    tracked = tuple(
+        TrackedTable(index, step.tables[index].table, _last(units[index]), forward=True, changes=True)
+        if index in units
+        else TrackedTable(index, step.tables[index].table, _upper(manifest, one))
+        for index, one in live.items()
     )
     if tracked:
         segments = partial(source.log_segments, manifest.initial, snapshot.log_end, manifest.identity, step.slots)
         adopted = adopt(step, tracked) or Adopted((), segments, 0)
-        windows.append(Window(BACK, manifest.initial, tracked, adopted.rest, adopted.records, adopted.pieces))
+        windows.append(Window(BACK, manifest.initial, tracked, adopted.rest, adopted.records, adopted.pieces, units))
     return windows
 
 
@@ -100,6 +111,12 @@ def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFiles]) -> lis
 def _upper(manifest: Manifest, read: TableFiles) -> Position | None:
     """Return the exact position at which a table was read; None: the table does not need an exact position."""
     return parse_position(manifest.kind, read.upper) if read.upper else None
+
+
+def _last(units: UnitsByPosition) -> Position:
+    """Return the position that contains all others at which a table was read. The positions are of one server, so one
+    of them does."""
+    return next(upper for upper, _ in units if all(reaches(upper, other) for other, _ in units))
 
 
 def check_bases(step: Step) -> None:

@@ -70,6 +70,8 @@ def begin_again(
     if read and has_let_log_go(step):
         say("all tables are read again, because the source has removed the log since the run began (`spool`)")
         read = {}
+    # No position is the one from which all rows of such a table could be brought forward.
+    read = {name: table_files for name, table_files in read.items() if not table_files.units}
     reads: EarlierReads | None = None
     if bound is not None and read:
         record = records.write_named(step.folder, FILES, dict(read))

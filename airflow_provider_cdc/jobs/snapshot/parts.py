@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 from airflow_provider_cdc.core.parquet.writer import FILE_BYTES
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.tables.chunk import Chunk
+from airflow_provider_cdc.core.tables.value_range import ValueRange
 from airflow_provider_cdc.errors import naming
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
@@ -40,6 +42,12 @@ class Part:
     @property
     def name(self) -> str:
         return f"part-{self.number:06}"
+
+    @property
+    def within(self) -> ValueRange | None:
+        """The values that the part has, if a keyless table is divided by values."""
+        first, last = self.chunks[0].within, self.chunks[-1].within
+        return None if first is None or last is None else first.up_to(last)
 
 
 def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int) -> list[Part]:
@@ -79,7 +87,8 @@ def _bounded(entry: RunTable, chunk_rows: int, total: int) -> int:
 def bundle(parts: Sequence[Part], tables: Sequence[RunTable], slots: int) -> list[int]:
     """Return, for each Spark task, how many neighbouring ``parts`` it reads. Only small parts are read together.
 
-    A part that may wait for a lock has its own task, so that no other part waits for the lock.
+    A part that may wait for a lock has its own task, so that no other part waits for the lock. But all ranges of
+    values of a table are read by one task, which takes the lock once.
     """
     most = -(-len(parts) // (slots * PARTS_PER_SLOT))
     sizes: list[int] = []
@@ -90,7 +99,9 @@ def bundle(parts: Sequence[Part], tables: Sequence[RunTable], slots: int) -> lis
         alone = any(
             joined_part is None or tables[joined_part.table].consistency == "lock" for joined_part in (before, part)
         )
-        if alone or weight > SMALLEST_PART_BYTES or sizes[-1] >= most:
+        same_table = before is not None and before.table == part.table
+        in_one_lock = same_table and part.within is not None and tables[part.table].consistency == "lock"
+        if not in_one_lock and (alone or weight > SMALLEST_PART_BYTES or sizes[-1] >= most):
             sizes.append(0)
             weight = part.weight
         sizes[-1] += 1
@@ -103,7 +114,8 @@ def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], sl
     would have to wait for it.
 
     A table that must be read at one exact position (it has no key, or the log lacks changes) is one part, which one
-    session reads, unless several sessions share one exported snapshot (``exported``).
+    session reads, unless several sessions share one exported snapshot (``exported``). If it is divided by values, each
+    part has whole ranges, so that a later try may read the other parts at another position (`units`).
 
     :param chunks: the chunks of each table, in key order.
     :param slots: the number of tasks that run at the same time.
@@ -115,21 +127,41 @@ def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], sl
     for index, entry in enumerate(tables):
         if not entry.live:
             continue
-        if entry.table.needs_one_position and entry.consistency != "exported":
+        by_value = bool(chunks[index]) and chunks[index][0].within is not None
+        if entry.table.needs_one_position and entry.consistency != "exported" and not by_value:
             groups.append((sum(weights[index]), index, tuple(chunks[index])))
             continue
         together: list[Chunk] = []
         weight = 0
         for chunk, chunk_weight in zip(chunks[index], weights[index], strict=True):
-            if together and weight + chunk_weight > limit:
+            inside = chunk.within is not None and chunk.within == together[-1].within if together else False
+            if together and not inside and weight + chunk_weight > limit:
                 groups.append((weight, index, tuple(together)))
                 together, weight = [], 0
             together.append(chunk)
             weight += chunk_weight
         groups.append((weight, index, tuple(together)))
-    # Read tables with unlogged cascades first, because the run stops if a parent table changes before the read.
-    groups.sort(key=lambda group: (not tables[group[1]].table.cascades_from, -group[0]))
+    groups.sort(key=partial(_turn, tables))
     return [Part(number, index, chunk_weight, weight) for number, (weight, index, chunk_weight) in enumerate(groups)]
+
+
+def _turn(tables: Sequence[RunTable], group: tuple[int, int, tuple[Chunk, ...]]) -> tuple[int, int, float]:
+    """Return the place of a part in the order of the reads.
+
+    Tables with unlogged cascades come first, because the run stops if a parent table changes before the read. The parts
+    of a table that one task reads under a lock come together, and early, because no other task can help it. Tables
+    that count only as a whole come last, and one after the other. So if the run is killed, as little as possible of
+    what it has read is of a table that is not finished.
+    """
+    weight, index, chunks = group
+    table = tables[index].table
+    if table.cascades_from:
+        return 0, 0, -weight
+    if tables[index].consistency == "lock" and chunks[0].within is not None:
+        return 0, index, chunks[0].number
+    if tables[index].consistency == "exported" and table.keyless and chunks[0].within is None:
+        return 2, index, -weight
+    return 1, 0, -weight
 
 
 def _weights(entry: RunTable, chunks: Sequence[Chunk]) -> list[int]:

@@ -138,6 +138,9 @@ class ReadPart:
             )
         record = replace(record, began=round(began, 3), lane=f"{socket.gethostname()}:{os.getpid()}")
         records.write(self.staging.folder, f"{DONE}/{part.name}.json", record)
+        if part.within is not None:
+            # This task may read a whole table, range by range.
+            self.staging.folder.settle()
         return record
 
     def _let_go(self) -> None:

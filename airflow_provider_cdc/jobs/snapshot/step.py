@@ -17,7 +17,6 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.options.limits import chunk_rows_within
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.results import SNAPSHOT, SnapshotResult, TableRead
-from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.run.timeline import Bar, write_timeline
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -41,8 +40,8 @@ from airflow_provider_cdc.jobs.snapshot.piece_progress import PARTS, Piece, forg
 from airflow_provider_cdc.jobs.snapshot.piece_progress import Watch as PieceWatch
 from airflow_provider_cdc.jobs.snapshot.read_part import DONE, PartRecord, ReadPart
 from airflow_provider_cdc.jobs.snapshot.reread_passes import Seen, read_again
-from airflow_provider_cdc.jobs.snapshot.survivors import OddRow
 from airflow_provider_cdc.jobs.snapshot.table_files import FILES, TableFiles
+from airflow_provider_cdc.jobs.snapshot.units import drop_half_read, files_by_table, tell_wholes
 from airflow_provider_cdc.jobs.spool.spooler import pause_spool, spooled
 from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
@@ -89,6 +88,7 @@ def read_tables(step: Step) -> SnapshotResult:
             raise
         raise begin_again(step, step.altered, {}, None, {}) from error
     parts = plan.orders
+    tell_wholes(step.tables, parts)
     done = step.finished(plan, PartRecord, {part.number: f"{DONE}/{part.name}.json" for part in parts})
     folders = [step.files_of(index).folder for index in range(len(step.tables))]
     done_files = {number: record.files for number, record in done.items()}
@@ -128,7 +128,7 @@ def read_tables(step: Step) -> SnapshotResult:
             extents[part.table] += done[part.number].extents
     for index, entry in enumerate(step.tables):
         check_key_order(entry.table, extents[index])
-    files = _by_table(step, parts, done)
+    files = files_by_table(step.tables, parts, done) | files_read_earlier(step)
     nulled_now = [(_name(step, part), done[part.number].nulled) for part in parts if part.number in done]
     nulled = add_nulled([*nulled_earlier(step), *nulled_now])
     restarted = step.altered | undone(step, bound)
@@ -245,7 +245,9 @@ def _waits_for_view(step: Step, part: Part) -> bool:
 
 
 def _nothing_read(step: Step) -> SnapshotResult:
-    record = records.write_named(step.folder, "chunks/files", _by_table(step, [], {}))
+    record = records.write_named(
+        step.folder, "chunks/files", files_by_table(step.tables, [], {}) | files_read_earlier(step)
+    )
     return SnapshotResult(
         snapshot_upper=step.manifest.initial_position,
         log_end=LogEnd(""),
@@ -263,7 +265,7 @@ def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
     patience = Patience("snapshot: read in one exported snapshot")
     watch = Watch(step)
     while True:
-        _drop_half_read(step, plan.orders, done)
+        drop_half_read(step.tables, plan.orders, done)
         missing = [
             part
             for part in plan.orders
@@ -357,36 +359,8 @@ def _read_missing(
     )
 
 
-def _drop_half_read(step: Step, parts: Sequence[Part], done: dict[int, PartRecord]) -> None:
-    """Drop the records of tables that need one exact position and were not read in full, because the next try has
-    another position."""
-    uppers: dict[int, set[str | None]] = defaultdict(set)
-    for part in parts:
-        uppers[part.table].add(done[part.number].upper if part.number in done else None)
-    for part in parts:
-        if step.tables[part.table].table.needs_one_position and len(uppers[part.table]) > 1:
-            done.pop(part.number, None)
-
-
 def _name(step: Step, part: Part) -> str:
     return str(step.tables[part.table].table.name)
-
-
-def _by_table(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord]) -> dict[str, TableFiles]:
-    files: dict[str, list[StagedFile]] = {str(entry.table.name): [] for entry in step.tables}
-    uppers = dict.fromkeys(files, "")
-    odd: dict[str, list[OddRow]] = {name: [] for name in files}
-    for part in sorted(parts, key=lambda part: (part.table, part.chunks[0].number)):
-        if part.number not in done:
-            # The table was altered, so it is read again under another manifest.
-            continue
-        record = done[part.number]
-        files[_name(step, part)] += record.files
-        if step.tables[part.table].table.needs_one_position:
-            uppers[_name(step, part)] = record.upper
-        odd[_name(step, part)] += record.odd
-    read = {name: TableFiles(tuple(table_files), uppers[name], tuple(odd[name])) for name, table_files in files.items()}
-    return read | files_read_earlier(step)
 
 
 def _summarize(found: SnapshotResult) -> None:

@@ -8,6 +8,7 @@ from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.tables.value_range import ValueRange
 from airflow_provider_cdc.jobs.snapshot.survivors import OddRow
 
 FILES = "chunks/files"
@@ -15,14 +16,23 @@ FILES = "chunks/files"
 
 
 @dataclass(frozen=True)
+class Unit:
+    """A range of a keyless table, and the exact position of its read, as text."""
+
+    within: ValueRange
+    upper: str
+
+
+@dataclass(frozen=True)
 class TableFiles:
     """The files with the rows that were read from one table. ``upper`` is the exact position of the read, as text;
-    empty: the table does not need an exact position. ``odd`` are the rows with values that no Arrow type holds
-    (`survivors`)."""
+    empty: the table does not need an exact position, or its ranges were read at several positions (``units``). ``odd``
+    are the rows with values that no Arrow type holds (`survivors`)."""
 
     files: tuple[StagedFile, ...]
     upper: str
     odd: tuple[OddRow, ...] = ()
+    units: tuple[Unit, ...] = ()
 
     @property
     def rows(self) -> int:

@@ -18,7 +18,7 @@ from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
-from airflow_provider_cdc.jobs.spool.keyless import CountChanges
+from airflow_provider_cdc.jobs.spool.keyless import CountChanges, UnitsByPosition
 from airflow_provider_cdc.jobs.spool.piece import Piece
 from airflow_provider_cdc.sources.api.spooling import SpoolsLog
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
@@ -46,7 +46,8 @@ def adopt(step: Step, tracked: Sequence[TrackedTable]) -> Adopted | None:
     links = Chain(step.folder, step.run.digest).refresh()
     if not links or not isinstance(source, SpoolsLog):
         return None
-    links = _used(source, links, snapshot.log_end, inside=any(one.forward for one in tracked))
+    inside = any(one.forward and not one.table.keyless for one in tracked)
+    links = _used(source, links, snapshot.log_end, inside=inside)
     if not links:
         return None
     last, identity, initial = links[-1], step.run.expected_identity(), step.manifest.initial
@@ -85,16 +86,22 @@ def _rest(source: SpoolsLog, last: Link, end: LogEnd, identity: Mapping[str, str
 
 
 def with_counts(
-    step: Step, tracked: Sequence[TrackedTable], read: Sequence[SegmentRecord], decisions: Decisions
+    step: Step,
+    tracked: Sequence[TrackedTable],
+    read: Sequence[SegmentRecord],
+    decisions: Decisions,
+    units: Mapping[int, UnitsByPosition],
 ) -> list[SegmentRecord]:
-    """Return the records of a window, with the net changes of keyless tables in the spooled segments. The pieces have
-    the single changes of these tables. Now it is known up to which position these changes count."""
+    """Return the records of a window, with the net changes of keyless tables in the segments that have the single
+    changes of these tables: the spooled segments, and all segments for the tables in ``units``. Now it is known up to
+    which position these changes count."""
     keyless = tuple(one for one in tracked if one.table.keyless)
     spooled = [record for record in read if record.changes]
     if not keyless or not spooled:
         return list(read)
     orders = {commit.order: commit.position for record in read for commit in record.summary.commits.values()}
     skips, alone = step.manifest.options.skips, len(tracked) == len(step.tables)
-    work = CountChanges(step.staging, step.source, keyless, decisions, orders, skips, alone and len(tracked) == 1)
-    counted_records = {one.segment: one for one in run_tasks(step.spark, "count spooled changes", spooled, work)}
+    alone = alone and len(tracked) == 1
+    work = CountChanges(step.staging, step.source, keyless, decisions, orders, skips, alone, units)
+    counted_records = {one.segment: one for one in run_tasks(step.spark, "count single changes", spooled, work)}
     return [counted_records.get(record.segment, record) for record in read]

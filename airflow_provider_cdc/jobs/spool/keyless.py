@@ -1,27 +1,34 @@
-"""Counts the spooled changes of keyless tables.
+"""Counts the single changes of keyless tables.
 
 Changes of a keyless table count up to the exact position at which the table was read. This position is known only after
-the read, so a piece has single changes, each with the position of its commit.
+the read, so a piece has single changes, each with the position of its commit. If ranges of a table were read at several
+positions, the range of an image tells up to which of them it counts.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.value_range import ValueRange
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import selected_changes
+from airflow_provider_cdc.jobs.changes.value_classes import images_within
 from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
 from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
+from airflow_provider_cdc.jobs.snapshot.table_files import Unit
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.spooling import SpoolsLog
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, DELTA_SCHEMA, TrackedTable
@@ -31,15 +38,28 @@ _GATHERED_BYTES = 64 * 2**20
 """The size of the rows that are netted at once, in bytes."""
 
 
+UnitsByPosition = tuple[tuple[Position, tuple[ValueRange, ...]], ...]
+"""The positions at which a keyless table was read, each with the ranges that were read there."""
+
+
+def by_position(kind: str, units: Sequence[Unit]) -> UnitsByPosition:
+    """Group the ranges of a table by their positions."""
+    ranges: dict[str, list[ValueRange]] = {}
+    for unit in units:
+        ranges.setdefault(unit.upper, []).append(unit.within)
+    return tuple((parse_position(kind, upper), tuple(own)) for upper, own in ranges.items())
+
+
 @dataclass(frozen=True)
 class CountChanges:
-    """A task that adds the net changes of keyless tables to the record of a spooled segment. Spark sends this object to
-    executors.
+    """A task that adds the net changes of keyless tables to the record of a segment with single changes. Spark sends
+    this object to executors.
 
     ``decisions`` are the commits of prepared transactions. ``positions`` has the position of each such commit in the
     spooled segments, by its order. A commit without a position is after these segments, and its reader has already
     compared it with the position of the table. ``skips`` says whether a table that cannot be copied is left out.
-    ``alone`` says whether the run has only one table, which is never left out.
+    ``alone`` says whether the run has only one table, which is never left out. ``units`` has the tables whose ranges
+    were read at several positions, by index.
     """
 
     staging: Staging
@@ -49,6 +69,7 @@ class CountChanges:
     positions: Mapping[int, str]
     skips: bool = False
     alone: bool = True
+    units: Mapping[int, UnitsByPosition] = field(default_factory=dict)
 
     def __call__(self, record: SegmentRecord) -> SegmentRecord:
         """Write the net changes, and return the record with their files."""
@@ -74,56 +95,71 @@ class CountChanges:
                 format="parquet",
                 filesystem=folder.filesystem,
             )
-            gathered: dict[int, list[pa.Table]] = {index: [] for index in indices}
+            gathered: dict[tuple[int, int], list[pa.Table]] = defaultdict(list)
             size = 0
 
             def write() -> None:
                 for one in tables:
-                    rows = selected_changes(self.source, [one], self._net(one, gathered[one.index]))
-                    rows = net_change_files.without_effect_dropped(rows, indices)
-                    if rows.num_rows:
-                        writer.write(net_change_files.in_buckets(rows))
-                    gathered[one.index] = []
+                    for number, (_, ranges) in enumerate(self._read_at(one)):
+                        net = self._net(one, gathered.pop((one.index, number), []), ranges)
+                        rows = selected_changes(self.source, [one], net)
+                        rows = net_change_files.without_effect_dropped(rows, indices)
+                        if rows.num_rows:
+                            writer.write(net_change_files.in_buckets(rows))
 
             for batch in dataset.to_batches(batch_size=_ROWS):
                 for one in tables:
                     changes = batch.filter(pc.equal(batch["table"], one.index))
-                    images = _images(changes.filter(self._counts(one, record.segment, changes)))
-                    gathered[one.index].append(images)
-                    size += images.nbytes
+                    for number, (upper, _) in enumerate(self._read_at(one)):
+                        images = _images(changes.filter(self._counts(one, upper, record.segment, changes)))
+                        gathered[one.index, number].append(images)
+                        size += images.nbytes
                 if size >= _GATHERED_BYTES:
                     write()
                     size = 0
             write()
         return replace(record, files=(*record.files, *writer.files), changes=())
 
-    def _counts(self, one: TrackedTable, segment: int, changes: pa.RecordBatch) -> pa.BooleanArray:
-        """Return a mask of the changes that count: they are committed, and within the position of the table."""
+    def _read_at(self, one: TrackedTable) -> UnitsByPosition:
+        """Return the positions at which a table was read. No ranges: the whole table was read at the position."""
+        return self.units.get(one.index) or ((one.known_upper(), ()),)
+
+    def _counts(self, one: TrackedTable, upper: Position, segment: int, changes: pa.RecordBatch) -> pa.BooleanArray:
+        """Return a mask of the changes that count: they are committed, and within the position of the read."""
         positions = changes["position"].dictionary_encode()
-        within = pa.array([self._within(one, text) for text in positions.dictionary.to_pylist()], pa.bool_())
+        within = pa.array([self._within(text, upper) for text in positions.dictionary.to_pylist()], pa.bool_())
         pending = changes["pending"].dictionary_encode()
-        decided = pa.array([self._decided(one, segment, xid) for xid in pending.dictionary.to_pylist()], pa.bool_())
+        decided = pa.array([self._decided(segment, xid, upper) for xid in pending.dictionary.to_pylist()], pa.bool_())
         return pc.coalesce(_taken(decided, pending), _taken(within, positions), pa.scalar(False))
 
-    def _within(self, one: TrackedTable, position: str) -> bool:
+    def _within(self, position: str, upper: Position) -> bool:
         assert isinstance(self.source, SpoolsLog)
-        return self.source.is_within(position, one.known_upper())
+        return self.source.is_within(position, upper)
 
-    def _decided(self, one: TrackedTable, segment: int, xid: str) -> bool:
+    def _decided(self, segment: int, xid: str, upper: Position) -> bool:
         order = self.decisions.get((segment, xid))
         if order is None:
             return False
-        return order not in self.positions or self._within(one, self.positions[order])
+        return order not in self.positions or self._within(self.positions[order], upper)
 
-    def _net(self, one: TrackedTable, images: Sequence[pa.Table]) -> pa.Table:
+    def _net(self, one: TrackedTable, images: Sequence[pa.Table], ranges: Sequence[ValueRange]) -> pa.Table:
         """Return how often each row was added minus how often it was removed, in `DELTA_SCHEMA`. Leave out the rows for
         which both numbers are equal before any value is decoded: a value that no Arrow type can hold does not matter
-        if it came and went."""
+        if it came and went.
+
+        :param ranges: leave out the rows outside these ranges. Empty: leave out none.
+        """
         if not images:
             return DELTA_SCHEMA.empty_table()
         net = pa.concat_tables(images).group_by("image", use_threads=False).aggregate([("count", "sum")])
         net = net.filter(pc.not_equal(net["count_sum"], 0))
-        parts = [self._rows(one, part) for part in net.combine_chunks().to_batches(max_chunksize=_ROWS)]
+        batches = net.combine_chunks().to_batches(max_chunksize=_ROWS)
+        if ranges:
+            batches = [
+                one_batch.filter(images_within(self.source, one.table, one_batch["image"], ranges))
+                for one_batch in batches
+            ]
+        parts = [self._rows(one, part) for part in batches]
         return pa.Table.from_batches(parts, DELTA_SCHEMA)
 
     def _rows(self, one: TrackedTable, net: pa.RecordBatch) -> pa.RecordBatch:

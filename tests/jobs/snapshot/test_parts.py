@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import groupby
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +12,7 @@ from airflow_provider_cdc.core.parquet.writer import FILE_BYTES
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.tables.chunk import Chunk, partition
 from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.tables.value_range import ValueRange
 from airflow_provider_cdc.jobs.snapshot.parts import SMALLEST_PART_BYTES, bundle, plan_parts
 
 MIB = 2**20
@@ -101,3 +105,33 @@ def test_hundreds_of_tiny_tables_are_few_tasks_and_still_enough_for_all_cores() 
     tables = [entry(str(at), 16 * 1024) for at in range(500)]
     parts = plan_parts(tables, [chunks([2]) for _ in tables], slots=4)
     assert 8 <= len(bundle(parts, tables, slots=4)) <= 20
+
+
+def test_tables_that_count_as_a_whole_are_read_last_and_one_by_one() -> None:
+    wholes = [replace(entry(name, 500 * MIB, rows=10, key=()), consistency="exported") for name in ("one", "two")]
+    ranges = [replace(chunk, within=ValueRange("at")) for chunk in chunks([1] * 10)]
+    entries = [wholes[0], entry("keyed", 50 * MIB, rows=10), wholes[1], replace(wholes[0], reason="in ranges")]
+    parts = plan_parts(entries, [chunks([1] * 10), chunks([1] * 10), chunks([1] * 10), ranges], slots=2)
+    assert [table for table, _ in groupby(part.table for part in parts)][-3:] == [1, 0, 2]
+
+
+def test_a_range_of_values_is_in_one_part_with_all_of_its_partitions() -> None:
+    ranges = [ValueRange("at", number or None, number + 1 if number < 5 else None) for number in range(6)]
+    cut = [Chunk(number, rows=10**5, within=ranges[number // 3]) for number in range(18)]
+    table = replace(entry("events", 2000 * MIB, rows=18 * 10**5, key=()), consistency="exported")
+    parts = plan_parts([table], [cut], slots=2)
+    assert len(parts) > 1
+    for part in parts:
+        assert len(part.chunks) % 3 == 0
+        assert part.within == ValueRange("at", part.chunks[0].within.least, part.chunks[-1].within.beyond)  # type: ignore[union-attr]
+
+
+def test_ranges_of_values_share_one_lock_and_parts_of_a_keyed_table_do_not() -> None:
+    keyed = replace(entry("keyed", 2000 * MIB, rows=10**6), consistency="lock")
+    divided = replace(entry("divided", 2000 * MIB, rows=10**6, key=()), consistency="lock")
+    ranges = [Chunk(number, rows=10**5, within=ValueRange("at", number, number + 1)) for number in range(10)]
+    parts = plan_parts([keyed, divided], [chunks([10**5] * 10), ranges], slots=2)
+    sizes = bundle(parts, [keyed, divided], slots=2)
+    of_ranges = sum(part.table == 1 for part in parts)
+    assert of_ranges > 1
+    assert sizes == [of_ranges, *[1] * (len(parts) - of_ranges)]

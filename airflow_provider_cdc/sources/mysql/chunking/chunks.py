@@ -24,6 +24,7 @@ from typing import Any
 
 from airflow_provider_cdc.core.tables.chunk import Bound, Chunk, KeyValue, partition
 from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.sources.mysql.chunking import value_ranges
 from airflow_provider_cdc.sources.mysql.chunking.axes import Axis, Between, TextAxis, axis_of
 from airflow_provider_cdc.sources.mysql.chunking.bounds import increasing
 from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed_span
@@ -53,11 +54,15 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
     """Return chunks of about ``chunk_rows`` rows each. Rows outside the key range that the table's condition selects
     are not counted.
 
-    The result is a single chunk in four cases: the table has no key, the table has about ``chunk_rows`` rows or fewer,
+    A keyless table is divided by the values of a column if possible (``value_ranges``). The result is a single chunk in
+    four cases: the table has no key and no such column, the table has about ``chunk_rows`` rows or fewer,
     the type of the key cannot be cut (``axes.axis_of``), or the server may miss rows of the table in a statement with a
     condition (``schema.unsigned_difference``).
     """
     is_cut = table.rows > chunk_rows * _TOO_BIG and not unsigned_difference(table)
+    if is_cut and table.keyless and (by_value := value_ranges.with_range_key(connection, table)):
+        by_range = plan_chunks(connection, by_value, chunk_rows)
+        return value_ranges.in_ranges(by_value, by_range) if len(by_range) > 1 else by_range
     axes = _axes(connection, table) if is_cut else []
     if not axes:
         return partition([], [table.rows])
@@ -88,7 +93,8 @@ def where(table: Table, chunk: Chunk) -> tuple[str, list[KeyValue]]:
     empty for an unbounded chunk."""
     lower, upper = chunk.bounds
     depth = max(len(lower or ()), len(upper or ()))
-    axes = [axis for name in table.key[:depth] if (axis := axis_of(table.column(name)))]
+    key = table.key if chunk.within is None else (chunk.within.column,)
+    axes = [axis for name in key[:depth] if (axis := axis_of(table.column(name)))]
     condition, params = _range(axes, lower, upper)
     return condition.replace(_MARK, "?"), params
 

@@ -143,8 +143,7 @@ def open_reader(
     """Open a session to read chunks of ``table``. At the end of the block, the session and its locks and transaction
     end.
 
-    :param kept: a pool of sessions that stay open after the block. Sessions with a transaction always end with the
-        block.
+    :param kept: a pool of sessions that stay open after the block.
     :raises LockNotGranted: with ``lock``, the lock was not granted within the policy.
     """
     if consistency == "watermark":
@@ -153,6 +152,14 @@ def open_reader(
             yield reader
             reader.close()
         return
+    # A table that is divided by values has several parts. The parts of one task are read in one transaction, so that
+    # the task takes the lock only once.
+    with session_of(kept, f"locked {table.name}", lambda: _locked(settings, table, lock)) as locked_reader:
+        yield locked_reader
+
+
+@contextmanager
+def _locked(settings: ConnectionSettings, table: Table, lock: LockPolicy) -> Iterator[ChunkReader]:
     with session(settings, reading=True) as reading:
         _do_not_wait_for_the_group(reading)
         with session(settings) as control, _table_lock(control, locked_with(table), lock) as held:

@@ -11,6 +11,8 @@ leaf has no upper bound, so it includes rows that are appended during the run.
 If a condition selects few rows of a leaf, and an index finds them, the leaf is divided by key, or not at all
 (``key_ranges``). In that case, a bound also has a value of the key's first column, and its block is the first block of
 the leaf. An untouched row is in exactly one range of keys, too, even if the chunks are read at different times.
+
+A keyless table is divided by the values of a column if possible (``value_ranges``).
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CopyMismatch
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import VIEW
-from airflow_provider_cdc.sources.postgres.chunking import key_ranges
+from airflow_provider_cdc.sources.postgres.chunking import key_ranges, value_ranges
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 _WHOLE_NUMBERS = ("smallint", "integer", "bigint")
@@ -39,6 +41,8 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
         # several results. For example, the elements of an array may have another order, or the view may choose another
         # one of several rows.
         return [Chunk(0, (table_leaves[0].oid, 0), None, table.rows)]
+    if by_value := value_ranges.value_chunks(connection, table, table_leaves, chunk_rows):
+        return by_value
     blocks = dict(
         query(
             connection,
@@ -94,6 +98,8 @@ def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
     for leaf in leaves(table):
         if leaf.oid == oid and table.details["kind"] == VIEW:
             return leaf, "TRUE"
+        if leaf.oid == oid and chunk.within is not None:
+            return leaf, value_ranges.condition(chunk.within)
         if leaf.oid == oid:
             # Operators are qualified, because the search_path of the read may contain users' schemas (`users_code`).
             condition = f"ctid OPERATOR(pg_catalog.>=) '({start},0)'::pg_catalog.tid"

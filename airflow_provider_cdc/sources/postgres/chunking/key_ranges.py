@@ -56,7 +56,7 @@ def condition(table: Table, least: Sequence[KeyValue], beyond: Sequence[KeyValue
     """Return the last part of a chunk's condition. It selects keys from ``least`` (inclusive) to ``beyond``
     (exclusive). Each bound is a sequence with one value. The sequence is empty if there is no bound."""
     conditions = [
-        f" AND {_key(table)} OPERATOR(pg_catalog.{sign}) {_spelt(*bound)}"
+        f" AND {_key(table)} OPERATOR(pg_catalog.{sign}) {spelt_edge(*bound)}"
         for sign, bound in ((">=", least), ("<", beyond))
         if bound
     ]
@@ -67,7 +67,8 @@ def _key(table: Table) -> str:
     return quote(table.key[0])
 
 
-def _spelt(bound: KeyValue) -> str:
+def spelt_edge(bound: KeyValue) -> str:
+    """Return a bound in SQL: a whole number, or a date or a time as ISO text."""
     if isinstance(bound, int):
         return spelt_value(bound)
     text = str(bound)

@@ -126,7 +126,8 @@ class _Reader:
         leaf, condition = place(self._table, chunk)
         with self._mapped_errors(str(chunk)):
             if leaf is not None:
-                prepare = users_code.NO_INDEX if self._condition and self._is_doubtful(leaf) else ""
+                conditional = self._condition or chunk.within is not None
+                prepare = users_code.NO_INDEX if conditional and self._is_doubtful(leaf) else ""
                 yield from self._read(leaf, f"ONLY {leaf.sql} WHERE {condition}", pushed=True, prepare=prepare)
 
     def find(self, keys: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
