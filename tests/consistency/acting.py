@@ -10,6 +10,10 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.run.spool_chain import Chain
+from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.snapshot import step as snapshot_step
+from airflow_provider_cdc.jobs.spool import spooler
 from harness.pipeline import Pipeline
 
 PATIENCE = 120
@@ -58,9 +62,30 @@ def act_during(run: Pipeline, during: str, act: Callable[[], None], patch: pytes
     bound_reads = kind.bound_reads
 
     def bound(source: Any) -> Any:
+        if threading.current_thread().name == spooler.NAME:
+            return bound_reads(source)
         calls["bound"] += 1
         if (during, calls["bound"]) in ((DURING[0], 1), (DURING[1], 2)):
             act()
         return bound_reads(source)
 
     patch.setattr(kind, "bound_reads", bound)
+
+
+def spool_at_once(patch: pytest.MonkeyPatch) -> None:
+    """Let runs record pieces of their log all the time, and two pieces at least before each read ends. A run that finds
+    DDL in its log records no more pieces."""
+    patch.setattr(spooler, "LOOK_SECONDS", 0.02)
+    patch.setattr(spooler, "PIECE_BYTES", 1)
+    pause = spooler.pause_spool
+
+    def later(step: Step) -> None:
+        spooling = spooler._running.get(step.token)
+        until = time.monotonic() + PATIENCE
+        while spooling is not None and spooling._thread.is_alive() and time.monotonic() < until:
+            if len(Chain(step.folder, step.run.digest).refresh()) > 1:
+                break
+            time.sleep(0.02)
+        pause(step)
+
+    patch.setattr(snapshot_step, "pause_spool", later)

@@ -118,7 +118,7 @@ class Runs:
 
 def is_over(run: Run) -> bool:
     """Return whether the run can publish nothing more, even if a try of the run resumes late."""
-    return is_published(run) or run.abandoned
+    return is_published(run) or (run.abandoned and not run.goes_on)
 
 
 def is_stuck(run: Run, lake: Lake) -> bool:

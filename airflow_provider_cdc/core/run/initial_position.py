@@ -158,7 +158,10 @@ def begin(
 
 
 def _current(folder: Storage) -> Run | None:
-    return Run.load(folder) if Run.exists(folder) else None
+    if not Run.exists(folder):
+        return None
+    run = Run.load(folder)
+    return Run.load(folder) if run.begin_following() else run
 
 
 def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: StepOptions) -> bool:
@@ -176,6 +179,9 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: S
         try:
             source.check_identity(run.expected_identity(), manifest.initial)
             for reads in manifest.earlier_reads.values():
+                if reads.pieces:
+                    # The run has recorded the log since these reads.
+                    continue
                 source.check_identity(reads.identity, parse_position(manifest.kind, reads.position))
         except LogGone as error:
             _log.warning("The run begins anew: %s", error)

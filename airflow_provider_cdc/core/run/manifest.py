@@ -42,7 +42,8 @@ class EarlierReads:
     The earlier manifest fixed the position ``position`` of the server with the identity ``identity``. All of these
     reads ended before the initial position of the present manifest. ``record`` is the name of the record with the files
     of the tables that were read. ``incarnation`` is the incarnation of the server (`ChunkReader.settle`) when the reads
-    had ended. ``nulled`` is `SnapshotResult.nulled` of these reads.
+    had ended. ``nulled`` is `SnapshotResult.nulled` of these reads. ``pieces`` names the record with the log between
+    both positions (`jobs.spool.kept_pieces`). If it is empty, the source still has this log.
     """
 
     position: str
@@ -50,6 +51,7 @@ class EarlierReads:
     record: str
     incarnation: str
     nulled: dict[str, dict[str, int]] = field(default_factory=dict)
+    pieces: str = ""
 
 
 @dataclass(frozen=True)

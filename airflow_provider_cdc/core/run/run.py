@@ -39,6 +39,7 @@ WORK_FOLDERS = ("chunks", "delta", "staged")
 """The folders of a run that are needed only while the run is in progress."""
 
 _COMMIT = "commit"
+_FOLLOWING = "commit/manifest"
 _IS_LATEST = "latest.json"
 _LATER = re.compile(r"manifest-([0-9]+)\.json")
 
@@ -61,7 +62,8 @@ class StepRecord:
 class Commit:
     """The decision about which files are published. It is made only once. ``record`` names the record with the files.
     ``token`` identifies the try that made the decision. If the commit is ``abandoned``, nothing is ever published for
-    this manifest, because the run began anew."""
+    this manifest, because the run began anew. In this case, ``record`` names the record of the manifest that follows.
+    It is empty if no manifest follows, because the run was stopped or cleaned up."""
 
     token: str
     rests_on: dict[str, str]
@@ -246,14 +248,29 @@ class Run:
             already has a commit.
         """
         folder = Storage(manifest.scratch).folder(manifest.run_id)
-        generation = 1
-        if instead_of is not None:
-            abandoned = Commit(uuid.uuid4().hex, instead_of.rests_on, abandoned=True)
-            if not instead_of.decide(abandoned).abandoned:
-                return cls.load(folder)
-            generation = instead_of.generation + 1
-        folder.create_json(_manifest_name(generation), records.encode(manifest))
+        if instead_of is None:
+            folder.create_json(_manifest_name(1), records.encode(manifest))
+            return cls.load(folder)
+        following = records.write_named(folder, _FOLLOWING, manifest)
+        commit = instead_of.decide(Commit(uuid.uuid4().hex, instead_of.rests_on, following, abandoned=True))
+        if commit.abandoned and not instead_of.begin_following():
+            # The run was stopped or cleaned up before, and is now started again.
+            folder.create_json(_manifest_name(instead_of.generation + 1), records.encode(manifest))
         return cls.load(folder)
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the run began anew with a manifest that the commit of this manifest names."""
+        return self.commit is not None and self.commit.abandoned and bool(self.commit.record)
+
+    def begin_following(self) -> bool:
+        """Write the manifest that follows, if the run goes on. Return whether it does. The attempt that abandoned the
+        present manifest may have been killed before it wrote the following one."""
+        if self.commit is None or not self.goes_on:
+            return False
+        following = records.read_named(Manifest, self.folder, self.commit.record)
+        self.folder.create_json(_manifest_name(self.generation + 1), records.encode(following))
+        return True
 
     @property
     def _steps(self) -> str:

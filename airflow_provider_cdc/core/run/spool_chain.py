@@ -27,7 +27,8 @@ class Link:
     ``start`` and ``end`` are places in the log; ``start`` of the first piece is empty. ``upper`` is a bound, as text,
     on all transactions before ``end``. ``incarnation`` is the server's incarnation when ``end`` was noted, and
     ``restarts`` counts how often it had changed since the run began. ``next_segment`` is the number of the next
-    segment. ``record`` names the record with the files of the piece. ``token`` identifies the attempt.
+    segment. ``record`` names the record with the files of the piece. ``token`` identifies the attempt. ``known`` is
+    what the source must know about the tables when it no longer has the log before ``end`` (`NotesTables`).
     """
 
     number: int
@@ -39,14 +40,16 @@ class Link:
     restarts: int
     next_segment: int
     record: str
+    known: str = ""
 
 
 class Chain:
-    """The chain of the run in ``folder`` with the manifest of this ``digest``."""
+    """The chain of the run in ``folder`` with the manifest of this ``digest``. A manifest has more chains, with other
+    names, if reads of earlier manifests count."""
 
-    def __init__(self, folder: Storage, digest: str) -> None:
+    def __init__(self, folder: Storage, digest: str, name: str = "") -> None:
         self._folder = folder
-        self._place = f"{SPOOL}/{digest[:16]}"
+        self._place = f"{SPOOL}/{digest[:16]}{name}"
         self.links: list[Link] = []
 
     def name_of(self, number: int) -> str:
@@ -83,10 +86,13 @@ def spooling_identity(identity: Mapping[str, str], folder: Storage, digest: str,
     if option == OFF:
         return dict(identity)
     link = Chain(folder, digest).last()
-    expected = {**identity, _MOVES: "yes"}
-    if link is not None:
-        expected[_REACHED] = json.dumps([link.end, link.upper, link.incarnation, link.restarts])
-    return expected
+    return {**identity, _MOVES: "yes"} if link is None else reaching(identity, link)
+
+
+def reaching(identity: Mapping[str, str], link: Link) -> dict[str, str]:
+    """Return the identity that allows the source to lack the log before the end of ``link``."""
+    ends = json.dumps([link.end, link.upper, link.incarnation, link.restarts, link.known])
+    return {**identity, _MOVES: "yes", _REACHED: ends}
 
 
 @dataclass(frozen=True)
@@ -97,6 +103,7 @@ class Reached:
     upper: str
     incarnation: str
     restarts: int
+    known: str = ""
 
 
 def may_move(identity: Mapping[str, str]) -> bool:
@@ -108,5 +115,5 @@ def reached(identity: Mapping[str, str]) -> Reached | None:
     """Return the end of the recorded chain. None: no piece is recorded."""
     if _REACHED not in identity:
         return None
-    end, upper, incarnation, restarts = json.loads(identity[_REACHED])
-    return Reached(LogEnd(end), upper, incarnation, restarts)
+    end, upper, incarnation, restarts, known = json.loads(identity[_REACHED])
+    return Reached(LogEnd(end), upper, incarnation, restarts, known)

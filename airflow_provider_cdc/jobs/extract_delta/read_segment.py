@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -133,13 +134,17 @@ class ReadSegment:
 
 @dataclass(frozen=True)
 class ComposeBuckets:
-    """A task that composes the segments of the window ``name``. Spark sends this object to executors."""
+    """A task that composes the segments of the window ``name``. Spark sends this object to executors.
+
+    ``numbers`` has the index of each table in the run, by its index in the files, if the files were written under
+    another manifest. Other tables are left out. If it is empty, the indices are equal."""
 
     staging: Staging
     name: str
     segments: tuple[tuple[int, tuple[StagedFile, ...]], ...]
     decisions: net_change_files.Decisions
     keyless: tuple[int, ...]
+    numbers: Mapping[int, int] = field(default_factory=dict)
 
     def __call__(self, buckets: tuple[int, int]) -> net_change_files.NetChange:
         """Compose the changes of all segments in some buckets."""
@@ -150,9 +155,12 @@ class ComposeBuckets:
         columns = net_change_files.NET_SCHEMA.names
         settled = [
             net_change_files.settle(
-                pa.Table.from_batches(
-                    net_change_files.read(self.staging.folder, files, columns, buckets=buckets),
-                    net_change_files.NET_SCHEMA,
+                net_change_files.renumbered(
+                    pa.Table.from_batches(
+                        net_change_files.read(self.staging.folder, files, columns, buckets=buckets),
+                        net_change_files.NET_SCHEMA,
+                    ),
+                    self.numbers,
                 ),
                 number,
                 self.decisions,

@@ -219,7 +219,7 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_c
         check = partial(source.check_writes, [record.summary for record in read])
         persist("extract_delta: check what was logged as statements", check)
     if window.spooled or window.units:
-        read = with_counts(step, window.tables, read, decisions, window.units)
+        read = with_counts(step, window.stored_tables, read, decisions, window.since, window.units)
     return read, decisions
 
 
@@ -330,7 +330,7 @@ def _compose(
             step.spark,
             "compose the net change",
             ranges,
-            ComposeBuckets(step.staging, window.name, tuple(segments), decisions, keyless),
+            ComposeBuckets(step.staging, window.name, tuple(segments), decisions, keyless, window.numbers),
         )
     files = tuple(file for composed_piece in composed for file in composed_piece.files)
     return net_change_files.NetChange(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from airflow_provider_cdc.core.kinds import parse_position
@@ -11,12 +11,15 @@ from airflow_provider_cdc.core.positions.as_of import reaches
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import SnapshotResult
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.jobs.extract_delta.read_segment import DONE, SegmentRecord
 from airflow_provider_cdc.jobs.restart.sources_of_reads import by_manifest
+from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.table_files import TableFiles, read_table_files
-from airflow_provider_cdc.jobs.spool.adopt import Adopted, adopt
+from airflow_provider_cdc.jobs.spool.adopt import Adopted, adopt, records_of
+from airflow_provider_cdc.jobs.spool.kept_pieces import pieces_of
 from airflow_provider_cdc.jobs.spool.keyless import UnitsByPosition, by_position
 from airflow_provider_cdc.sources.api.calls import rolling_forward
 from airflow_provider_cdc.sources.api.optional_capabilities import ContinuesReads
@@ -34,6 +37,11 @@ class Window:
     ``name`` is the prefix of the names of its files. ``spooled`` has the segments at the beginning of the window that
     were read before, in this number of ``pieces``. ``segments`` returns the other segments. ``units`` has the keyless
     tables whose ranges were read at several positions, by index. Of these tables, the log is read change by change.
+
+    If the pieces were read under another manifest, ``numbers`` has the index of each table, by its index in the files
+    of the pieces. ``since`` has the positions at which keyless tables were read, by their indices in these files:
+    changes up to this position do not count. Such a window has no ``units``: a table that was read at several
+    positions is read again when the run moves.
     """
 
     name: str
@@ -42,7 +50,15 @@ class Window:
     segments: Callable[[], list[LogSegment]]
     spooled: tuple[SegmentRecord, ...] = ()
     pieces: int = 0
+    numbers: Mapping[int, int] = field(default_factory=dict)
+    since: Mapping[int, Position] = field(default_factory=dict)
     units: Mapping[int, UnitsByPosition] = field(default_factory=dict)
+
+    @property
+    def stored_tables(self) -> tuple[TrackedTable, ...]:
+        """The tables, with their indices in the files of the pieces."""
+        stored = {number: index for index, number in self.numbers.items()}
+        return tuple(replace(one, index=stored.get(one.index, one.index)) for one in self.tables)
 
     @property
     def plan_name(self) -> str:
@@ -85,7 +101,8 @@ def windows_of(step: Step) -> list[Window]:
     if tracked:
         segments = partial(source.log_segments, manifest.initial, snapshot.log_end, manifest.identity, step.slots)
         adopted = adopt(step, tracked) or Adopted((), segments, 0)
-        windows.append(Window(BACK, manifest.initial, tracked, adopted.rest, adopted.records, adopted.pieces, units))
+        spooled = (adopted.rest, adopted.records, adopted.pieces)
+        windows.append(Window(BACK, manifest.initial, tracked, *spooled, units=units))
     return windows
 
 
@@ -96,6 +113,8 @@ def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFiles]) -> lis
     tables: dict[tuple[str, str], list[TrackedTable]] = {}
     for index, entry in enumerate(step.tables):
         if entry.read_in and str(entry.table.name) not in step.altered:
+            if manifest.earlier_reads[entry.read_in].pieces:
+                continue
             start_position = read[str(entry.table.name)].upper or manifest.earlier_reads[entry.read_in].position
             tracked = TrackedTable(index, entry.table, manifest.initial, forward=True)
             tables.setdefault((entry.read_in, start_position), []).append(tracked)
@@ -105,6 +124,43 @@ def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFiles]) -> lis
         start, identity = parse_position(manifest.kind, start_text), manifest.earlier_reads[key].identity
         segments = partial(source.segments_since, start, manifest.initial, identity, step.slots)
         windows.append(Window(f"earlier-{number}", start, tuple(tracked_tables), segments))
+    return windows + _windows_of_pieces(step, read)
+
+
+def _windows_of_pieces(step: Step, read: Mapping[str, TableFiles]) -> list[Window]:
+    """Return the windows of the tables that were read under an earlier manifest, if the run has recorded the log since
+    then (`jobs.spool.kept_pieces`). Nothing of these windows is left to be read."""
+    manifest = step.manifest
+    windows = []
+    for key, reads in sorted(manifest.earlier_reads.items()):
+        entries = {
+            str(entry.table.name): (index, entry)
+            for index, entry in enumerate(step.tables)
+            if entry.read_in == key and str(entry.table.name) not in step.altered
+        }
+        pieces = pieces_of(step, reads)
+        if pieces is None or not entries:
+            continue
+        say(f"extract_delta: {counted(len(pieces.links), 'piece')} of the log for {', '.join(entries)}, read earlier")
+        windows.append(
+            Window(
+                f"earlier-pieces-{key}",
+                parse_position(manifest.kind, reads.position),
+                tuple(
+                    TrackedTable(index, entry.table, manifest.initial, forward=True)
+                    for index, entry in entries.values()
+                ),
+                list,
+                records_of(step, pieces.links),
+                len(pieces.links),
+                {pieces.tables[name]: index for name, (index, _) in entries.items()},
+                {
+                    pieces.tables[name]: parse_position(manifest.kind, read[name].upper)
+                    for name, (_, entry) in entries.items()
+                    if entry.table.keyless
+                },
+            )
+        )
     return windows
 
 
@@ -125,6 +181,9 @@ def check_bases(step: Step) -> None:
         check = partial(rolling_forward(step.source).check_since, base.identity, step.manifest.start_of(run_id))
         persist("extract_delta: check the source since the last copy", check)
     for reads in step.manifest.earlier_reads.values():
+        if reads.pieces:
+            # The run checked the source when it moved, and has recorded the log up to its present position.
+            continue
         start = parse_position(step.manifest.kind, reads.position)
         check = partial(rolling_forward(step.source).check_since, reads.identity, start)
         persist("extract_delta: check the source since the earlier reads", check)

@@ -17,6 +17,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from airflow_provider_cdc.core.copies.base_selection import bases_of, with_known_of_bases
+from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.as_of import reaches
 from airflow_provider_cdc.core.run.initial_position import Discards
 from airflow_provider_cdc.core.run.manifest import EarlierReads, Manifest, Restart, RunTable
@@ -28,13 +29,21 @@ from airflow_provider_cdc.core.shards.fit import with_shards
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    LogGone,
+    PreflightError,
+    SchemaChanged,
+    SourceUnavailable,
+)
 from airflow_provider_cdc.jobs.restart.altered import altered_table, described
-from airflow_provider_cdc.jobs.restart.sources_of_reads import by_manifest
+from airflow_provider_cdc.jobs.restart.sources_of_reads import ReadsOfManifest, by_manifest
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import BegunAgain, Step
 from airflow_provider_cdc.jobs.snapshot.table_files import FILES, TableFiles
+from airflow_provider_cdc.jobs.spool.kept_pieces import KeptPieces, acknowledge, recorded_pieces, up_to
 from airflow_provider_cdc.jobs.spool.spooler import end_spool, has_let_log_go
 from airflow_provider_cdc.sinks.preparation import lake_format
 from airflow_provider_cdc.sources.api.calls import record_point
@@ -67,8 +76,8 @@ def begin_again(
     for name, why in altered.items():
         say(f"WARNING: {name} is read again, and the run moves to a later position: {why}")
     end_spool(step)
-    if read and has_let_log_go(step):
-        say("all tables are read again, because the source has removed the log since the run began (`spool`)")
+    if read and recorded_pieces(step, "") is None and has_let_log_go(step):
+        say("all tables are read again, because the source has removed the log since the run began")
         read = {}
     # No position is the one from which all rows of such a table could be brought forward.
     read = {name: table_files for name, table_files in read.items() if not table_files.units}
@@ -77,12 +86,18 @@ def begin_again(
         record = records.write_named(step.folder, FILES, dict(read))
         reads = EarlierReads(step.manifest.initial_position, step.manifest.identity, record, bound.incarnation, nulled)
     skipped: dict[str, str] = {}
+    lost: dict[str, str] = {}
     while True:
         entries = [entry for entry in step.tables if str(entry.table.name) not in skipped]
-        planned = [_entry(step, entry, altered, read, str(run.generation)) for entry in entries]
+        planned = [_entry(step, entry, altered, read, str(run.generation), lost) for entry in entries]
         try:
             manifest = _manifest(step, planned, altered, skipped, reads, bound)
             break
+        except _LogOfReadsGone as gone:
+            # Read these tables again, too, at another position, because they are not part of this one.
+            lost[gone.key] = why = f"the source no longer has the log since it was read ({gone})"
+            names = [str(entry.table.name) for entry in planned if entry.read_in == gone.key]
+            say(f"{', '.join(names)}: read again, too, because {why}")
         except (SchemaChanged, PreflightError) as error:
             table_name = altered_table(step, error) if isinstance(error, SchemaChanged) else _only_table(error)
             if table_name is not None and table_name not in altered:
@@ -101,31 +116,62 @@ def begin_again(
             else:
                 raise
     following = run if _overtaken(run) else Run.create(manifest, instead_of=run)
-    identities = [following.manifest.identity, *(kept.identity for kept in following.manifest.earlier_reads.values())]
-    if manifest.identity not in identities and isinstance(step.source, Discards):
+    if following.manifest == manifest:
+        acknowledge(step, manifest)
+        _discard_unused(step, [step.manifest, *step.manifest.earlier_reads.values()], manifest)
+    else:
         # A concurrent attempt has written another manifest, or has finished a step without this one.
-        with suppress(CdcError):
-            step.source.discard(manifest.identity)
+        _discard_unused(step, [manifest], following.manifest)
     return BegunAgain()
 
 
+def _discard_unused(step: Step, made: Sequence[Manifest | EarlierReads], present: Manifest) -> None:
+    """Drop the slots and publications that were ``made`` and that the ``present`` manifest does not use. The server
+    would keep log for them until the end of the run."""
+    used = [present.identity, *(reads.identity for reads in present.earlier_reads.values())]
+    for one in made:
+        if one.identity not in used and isinstance(step.source, Discards):
+            with suppress(CdcError):
+                step.source.discard(one.identity)
+
+
 def _overtaken(run: Run) -> bool:
-    """Return whether a concurrent attempt has finished a step under the present manifest meanwhile, or has published
-    the run. Its reads had ended before the table was altered, or before this attempt saw the change. The run goes on
-    with them: a new manifest would take them away from the attempt of the next step, which could not go on."""
+    """Return whether a concurrent attempt has finished a step under the present manifest meanwhile, has published the
+    run, or has moved it. If it has finished a step, its reads had ended before the table was altered, or before this
+    attempt saw the change. The run goes on with them: a new manifest would take them away from the attempt of the next
+    step, which could not go on."""
     finished = {*run.steps}
     run.refresh()
-    return bool(run.steps.keys() - finished) or run.committed
+    return bool(run.steps.keys() - finished) or run.commit is not None
+
+
+class _LogOfReadsGone(Exception):
+    """The source no longer has the log since the reads under one manifest. ``key`` is the key of these reads in the
+    new manifest."""
+
+    def __init__(self, key: str, error: LogGone) -> None:
+        super().__init__(error.message)
+        self.key = key
 
 
 def _entry(
-    step: Step, entry: RunTable, altered: Mapping[str, str], read: Mapping[str, TableFiles], generation: str
+    step: Step,
+    entry: RunTable,
+    altered: Mapping[str, str],
+    read: Mapping[str, TableFiles],
+    generation: str,
+    lost: Mapping[str, str],
 ) -> RunTable:
-    """Return the table with the way in which it comes to the new position."""
+    """Return the table with the way in which it comes to the new position.
+
+    :param lost: the reads that do not count, by their keys, because the log since then is gone.
+    """
     name = str(entry.table.name)
     if name in altered:
         return replace(entry, base="", read_in="", reason=f"read again: {altered[name]}; {entry.reason}")
-    if not entry.live or name not in read:
+    if entry.read_in in lost:
+        return replace(entry, read_in="", reason=f"read again: {lost[entry.read_in]}; {entry.reason}")
+    if not entry.live or name not in read or generation in lost:
         return entry
     assert isinstance(step.source, ContinuesReads)
     if why := step.source.stays(entry.table):
@@ -149,9 +195,15 @@ def _manifest(
         options = replace(options, as_of="")
     plans = [_plan(old, entry) for entry in planned if not entry.read_in]
 
+    # No read can be undone if the new position contains it. The same is true for the end of each recorded piece.
+    kept_reads = [*by_manifest(step, [entry for entry in planned if entry.read_in])]
+    pieces = {kept.key: recorded_pieces(step, kept.key) for kept in kept_reads}
+    bounds = [] if bound is None else [bound.upper]
+    bounds += [parse_position(old.kind, one.links[-1].upper) for one in pieces.values() if one is not None]
+
     def fix_position() -> InitialPoint:
         point = record_point(source, options, plans, old.run_id)
-        if bound is not None and not reaches(point.position, bound.upper):
+        if not all(reaches(point.position, upper) for upper in bounds):
             if isinstance(source, Discards):
                 source.discard(point.identity)
             raise SourceUnavailable(
@@ -163,10 +215,9 @@ def _manifest(
     point = persist("fix a later position", fix_position)
     try:
         # The other tables must be unchanged up to the new position, and no unlogged change may have replaced them.
-        for kept in by_manifest(step, [entry for entry in planned if entry.read_in]):
-            assert isinstance(kept.source, ContinuesReads)
-            kept.check(old.kind)
-            kept.source.check_continued([entry.table for entry in kept.entries])
+        recorded = {
+            kept.key or generation: _carried(step, kept, pieces[kept.key], generation, point) for kept in kept_reads
+        }
         scratch = Storage(old.scratch)
         bases = bases_of(source, plans, point, scratch, past=False)
         point = with_shards(source, plans, with_known_of_bases(plans, point, scratch))
@@ -183,7 +234,7 @@ def _manifest(
             if error.where not in altered:
                 raise
             raise SchemaChanged(error.message, where=error.where, hint=error.hint) from error
-    except CdcError:
+    except (CdcError, _LogOfReadsGone):
         if isinstance(source, Discards):
             with suppress(CdcError):
                 source.discard(point.identity)
@@ -197,6 +248,7 @@ def _manifest(
         entries.append(entry)
     earlier_reads = old.earlier_reads | ({generation: reads} if reads is not None else {})
     used = {entry.read_in for entry in entries}
+    earlier_reads = {key: replace(reads, pieces=recorded[key]) for key, reads in earlier_reads.items() if key in used}
     return replace(
         old,
         options=options,
@@ -207,9 +259,28 @@ def _manifest(
         tables=tuple(entries),
         skipped={**old.skipped, **with_merged(step.tables, skipped)},
         bases=bases,
-        earlier_reads={key: value for key, value in earlier_reads.items() if key in used},
+        earlier_reads=earlier_reads,
         restarts=(*old.restarts, Restart(dict(altered), old.initial_position, now, step.run.digest)),
     )
+
+
+def _carried(step: Step, kept: ReadsOfManifest, pieces: KeptPieces | None, generation: str, point: InitialPoint) -> str:
+    """Check that the tables of ``kept`` are unchanged up to the new position, and that the log of their changes is
+    complete. If pieces of this log were recorded, record the rest of it, too.
+
+    :returns: the name of the record with the pieces. Empty: nothing was recorded.
+    """
+    assert isinstance(kept.source, ContinuesReads)
+    kind = step.manifest.kind
+    try:
+        kept.check(kind)
+        kept.source.check_continued([entry.table for entry in kept.entries])
+        if pieces is None:
+            return ""
+        start = parse_position(kind, kept.position)
+        return up_to(step, kept.source, kept.identity, start, pieces, kept.entries, point.position)
+    except LogGone as error:
+        raise _LogOfReadsGone(kept.key or generation, error) from error
 
 
 def _check_parts(source: Source, entries: Sequence[RunTable], tables: Mapping[TableName, Table]) -> None:

@@ -12,16 +12,21 @@ from functools import partial
 
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.spool_chain import reaching
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.spool.kept_pieces import last_piece_of
 from airflow_provider_cdc.sources.api.source import Source
 
 
 @dataclass(frozen=True)
 class ReadsOfManifest:
     """The tables of a step whose reads began under one manifest, and the ``source`` as of this manifest. ``check``
-    raises an error if the server, the slot or the publication of this manifest was changed."""
+    raises an error if the server, the slot or the publication of this manifest was changed.
 
+    ``key`` is the key of `Manifest.earlier_reads`. It is empty for the present manifest."""
+
+    key: str
     source: Source
     entries: tuple[RunTable, ...]
     identity: dict[str, str]
@@ -48,5 +53,7 @@ def by_manifest(step: Step, entries: Iterable[RunTable]) -> Iterator[ReadsOfMani
             identity, position, source = step.run.expected_identity(), manifest.initial_position, step.source
         else:
             identity, position = manifest.earlier_reads[key].identity, manifest.earlier_reads[key].position
+            if (last := last_piece_of(step, key)) is not None:
+                identity = reaching(identity, last)
             source = step.source.of_run(identity, parse_position(manifest.kind, position))
-        yield ReadsOfManifest(source, tuple(group), identity, position)
+        yield ReadsOfManifest(key, source, tuple(group), identity, position)

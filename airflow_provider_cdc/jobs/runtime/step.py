@@ -194,6 +194,9 @@ def _done(
         say(f"{task_id}: already done in this run; nothing to do")
         return cast(Result, run.steps[task_id])
     check_not_stopped(folder)
+    if run.begin_following():
+        say(f"{task_id}: an earlier attempt was killed when the run moved to a later position; the run goes on there")
+        raise BegunAgain
     if run.abandoned:
         raise ManifestError(
             "the run was started again or cleaned up, and has no new manifest yet",
@@ -223,6 +226,10 @@ def _done(
     except Exception as error:
         # If a concurrent try has finished the step, the error of this try does not matter.
         if (recorded_result := _found_by_another(run, task_id)) is None:
+            if run.goes_on:
+                # The source may no longer keep the log for this attempt.
+                say(f"{task_id}: a concurrent attempt has moved the run ({type(error).__name__}: {error})")
+                raise BegunAgain from error
             raise
         say(f"{task_id}: a concurrent attempt has finished, so this attempt stops ({type(error).__name__}: {error})")
         counts = cast(Result, recorded_result)

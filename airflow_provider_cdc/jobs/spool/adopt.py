@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 
-from airflow_provider_cdc.core.positions.position import LogEnd
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.spool_chain import Chain, Link
 from airflow_provider_cdc.core.storage import records
@@ -22,6 +23,8 @@ from airflow_provider_cdc.jobs.spool.keyless import CountChanges, UnitsByPositio
 from airflow_provider_cdc.jobs.spool.piece import Piece
 from airflow_provider_cdc.sources.api.spooling import SpoolsLog
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
+
+NO_POSITIONS: Mapping[int, Position] = MappingProxyType({})
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,22 @@ def adopt(step: Step, tracked: Sequence[TrackedTable]) -> Adopted | None:
     if snapshot.incarnation != last.incarnation:
         check = partial(source.check_joined, last.start, last.end, initial, identity)
         persist("extract_delta: check the end of the spooled log", check)
+    spooled = records_of(step, links)
+    say(f"extract_delta: {counted(len(links), 'piece')} of the log {'was' if len(links) == 1 else 'were'} spooled")
+    rest = partial(_rest, source, last, snapshot.log_end, identity, step.slots)
+    return Adopted(spooled, rest, len(links))
+
+
+def records_of(step: Step, links: Sequence[Link]) -> tuple[SegmentRecord, ...]:
+    """Return the records of all segments of the pieces ``links``.
+
+    :raises FileDamaged: a file of a piece is damaged. The source may no longer have its log.
+    """
     pieces = [records.read_named(Piece, step.folder, link.record) for link in links]
     spooled = tuple(record for piece in pieces for record in piece.segments)
     files = [file for record in spooled for file in (*record.files, *record.changes)]
     require_whole(step, [Checked(file, "the spooled log") for file in files])
-    say(f"extract_delta: {counted(len(links), 'piece')} of the log {'was' if len(links) == 1 else 'were'} spooled")
-    rest = partial(_rest, source, last, snapshot.log_end, identity, step.slots)
-    return Adopted(spooled, rest, len(links))
+    return spooled
 
 
 def _used(source: SpoolsLog, links: Sequence[Link], end: LogEnd, *, inside: bool) -> list[Link]:
@@ -90,11 +102,17 @@ def with_counts(
     tracked: Sequence[TrackedTable],
     read: Sequence[SegmentRecord],
     decisions: Decisions,
-    units: Mapping[int, UnitsByPosition],
+    since: Mapping[int, Position] = NO_POSITIONS,
+    units: Mapping[int, UnitsByPosition] = MappingProxyType({}),
 ) -> list[SegmentRecord]:
     """Return the records of a window, with the net changes of keyless tables in the segments that have the single
-    changes of these tables: the spooled segments, and all segments for the tables in ``units``. Now it is known up to
-    which position these changes count."""
+    changes of these tables: the spooled segments, and all segments for the tables in ``units``. Now it is known which
+    of these changes count.
+
+    :param tracked: the tables of the window, with their indices in the files of the pieces.
+    :param since: the positions up to which changes do not count, by the table's index.
+    :param units: the tables whose ranges were read at several positions, by the table's index.
+    """
     keyless = tuple(one for one in tracked if one.table.keyless)
     spooled = [record for record in read if record.changes]
     if not keyless or not spooled:
@@ -102,6 +120,6 @@ def with_counts(
     orders = {commit.order: commit.position for record in read for commit in record.summary.commits.values()}
     skips, alone = step.manifest.options.skips, len(tracked) == len(step.tables)
     alone = alone and len(tracked) == 1
-    work = CountChanges(step.staging, step.source, keyless, decisions, orders, skips, alone, units)
+    work = CountChanges(step.staging, step.source, keyless, decisions, orders, since, skips, alone, units)
     counted_records = {one.segment: one for one in run_tasks(step.spark, "count single changes", spooled, work)}
     return [counted_records.get(record.segment, record) for record in read]

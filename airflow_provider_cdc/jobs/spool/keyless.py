@@ -57,9 +57,10 @@ class CountChanges:
 
     ``decisions`` are the commits of prepared transactions. ``positions`` has the position of each such commit in the
     spooled segments, by its order. A commit without a position is after these segments, and its reader has already
-    compared it with the position of the table. ``skips`` says whether a table that cannot be copied is left out.
-    ``alone`` says whether the run has only one table, which is never left out. ``units`` has the tables whose ranges
-    were read at several positions, by index.
+    compared it with the position of the table. ``since`` has the positions, by the table's index, up to which changes
+    of a table do not count, because its rows are rolled forward from there. ``skips`` says whether a table that cannot
+    be copied is left out. ``alone`` says whether the run has only one table, which is never left out. ``units`` has the
+    tables whose ranges were read at several positions, by index.
     """
 
     staging: Staging
@@ -67,6 +68,7 @@ class CountChanges:
     tables: tuple[TrackedTable, ...]
     decisions: net_change_files.Decisions
     positions: Mapping[int, str]
+    since: Mapping[int, Position]
     skips: bool = False
     alone: bool = True
     units: Mapping[int, UnitsByPosition] = field(default_factory=dict)
@@ -127,20 +129,25 @@ class CountChanges:
     def _counts(self, one: TrackedTable, upper: Position, segment: int, changes: pa.RecordBatch) -> pa.BooleanArray:
         """Return a mask of the changes that count: they are committed, and within the position of the read."""
         positions = changes["position"].dictionary_encode()
-        within = pa.array([self._within(text, upper) for text in positions.dictionary.to_pylist()], pa.bool_())
+        within = pa.array([self._within(one, text, upper) for text in positions.dictionary.to_pylist()], pa.bool_())
         pending = changes["pending"].dictionary_encode()
-        decided = pa.array([self._decided(segment, xid, upper) for xid in pending.dictionary.to_pylist()], pa.bool_())
+        decided = pa.array(
+            [self._decided(one, segment, xid, upper) for xid in pending.dictionary.to_pylist()], pa.bool_()
+        )
         return pc.coalesce(_taken(decided, pending), _taken(within, positions), pa.scalar(False))
 
-    def _within(self, position: str, upper: Position) -> bool:
+    def _within(self, one: TrackedTable, position: str, upper: Position) -> bool:
         assert isinstance(self.source, SpoolsLog)
+        since = self.since.get(one.index)
+        if since is not None and self.source.is_within(position, since):
+            return False
         return self.source.is_within(position, upper)
 
-    def _decided(self, segment: int, xid: str, upper: Position) -> bool:
+    def _decided(self, one: TrackedTable, segment: int, xid: str, upper: Position) -> bool:
         order = self.decisions.get((segment, xid))
         if order is None:
             return False
-        return order not in self.positions or self._within(self.positions[order], upper)
+        return order not in self.positions or self._within(one, self.positions[order], upper)
 
     def _net(self, one: TrackedTable, images: Sequence[pa.Table], ranges: Sequence[ValueRange]) -> pa.Table:
         """Return how often each row was added minus how often it was removed, in `DELTA_SCHEMA`. Leave out the rows for

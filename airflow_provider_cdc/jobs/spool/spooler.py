@@ -21,7 +21,7 @@ from typing import TypeVar
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.results import SNAPSHOT
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.run.spool_chain import SPOOL, Chain, Link
+from airflow_provider_cdc.core.run.spool_chain import SPOOL, Link
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import LogGone, TransientError
@@ -31,10 +31,11 @@ from airflow_provider_cdc.jobs.extract_delta.read_segment import ReadSegment, Se
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.spool.lines import Line, earlier_lines, present_line
 from airflow_provider_cdc.jobs.spool.modes import why_not
-from airflow_provider_cdc.jobs.spool.piece import Piece, tracked_for
+from airflow_provider_cdc.jobs.spool.piece import Piece
 from airflow_provider_cdc.sources.api.optional_capabilities import PreparesBeforeWindow
-from airflow_provider_cdc.sources.api.spooling import SpoolsLog, TellsPrepared
+from airflow_provider_cdc.sources.api.spooling import NotesTables, SpoolsLog, TellsPrepared
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
 
 NAME = "spool"
@@ -65,13 +66,11 @@ class Spooler:
     def __init__(self, step: Step) -> None:
         self._step = step
         self._source = step.source
-        self._chain = Chain(step.folder, step.run.digest)
+        self.lines = [present_line(step), *earlier_lines(step)]
         self._token = uuid.uuid4().hex
         self._closed = threading.Event()
         self._bounding = threading.Lock()
         self._several_files = False
-        self._obstacle = ""
-        self._last = time.monotonic()
         self._thread = threading.Thread(target=self._run, name=NAME, daemon=True)
 
     def start(self) -> None:
@@ -106,35 +105,46 @@ class Spooler:
             except TransientError as error:
                 say(f"spool: could not read a piece of the log, and will try again: {error.message}")
             except Exception as error:
-                where = f"{where}: " if (where := getattr(error, "where", "")) else ""
-                what = getattr(error, "message", f"{type(error).__name__}: {error}")
-                say(f"spool: ended; the rest of the log is read after the tables: {where}{what}")
+                say(f"spool: ended; the rest of the log is read after the tables: {_described(error)}")
                 return
 
     def look(self) -> None:
-        """Read and record a piece, if one is due."""
-        step, source = self._step, self._source
+        """Read and record the pieces that are due."""
+        own, *earlier = self.lines
+        self._look_at(own)
+        for line in earlier:
+            try:
+                self._look_at(line)
+            except TransientError:
+                raise
+            except Exception as error:
+                # This log is needed only if the run moves once more. Then the rest of the log is searched.
+                say(f"spool: no more log is recorded for tables that were read earlier: {_described(error)}")
+                self.lines.remove(line)
+
+    def _look_at(self, line: Line) -> None:
+        source, last = line.source, line.refresh()
         assert isinstance(source, SpoolsLog)
-        links = self._chain.refresh()
-        identity = step.run.expected_identity()
-        waiting = source.waiting(step.manifest.initial, identity, links[-1].end if links else _BEGIN)
-        if waiting.obstacle != self._obstacle and (obstacle := waiting.obstacle):
+        waiting = source.waiting(line.initial, line.identity(), last.end if last is not None else _BEGIN)
+        if waiting.obstacle != line.obstacle and (obstacle := waiting.obstacle):
             say(f"spool: no piece for now: {obstacle}")
-        self._obstacle = waiting.obstacle
+        line.obstacle = waiting.obstacle
         if waiting.obstacle:
             return
-        elapsed = time.monotonic() - self._last
+        elapsed = time.monotonic() - line.last
         least = PIECE_BYTES if elapsed < PIECE_SECONDS else LEAST_BYTES if elapsed < QUIET_SECONDS else 1
         # The server decodes older log again for each piece. Pieces of at least that size limit the total work.
         if waiting.bytes >= max(least, waiting.again):
-            self.take()
+            self.take(line)
 
-    def take(self) -> bool:
+    def take(self, line: Line | None = None) -> bool:
         """Read the log up to its present end, and record it as a piece. Return whether this attempt recorded a
-        piece."""
-        step, source = self._step, self._source
-        links = self._chain.refresh()
-        last = links[-1] if links else None
+        piece.
+
+        :param line: None: the line of the present manifest.
+        """
+        step, source, line = self._step, self._source, line or self.lines[0]
+        last = line.refresh()
         prepared = source.prepared_now() if last is None and isinstance(source, TellsPrepared) else set()
         with self._bounding:
             if self._closed.is_set():
@@ -145,12 +155,11 @@ class Spooler:
             # The run began anew, or another attempt has ended the reads. More pieces would be of no use.
             self._closed.set()
             return False
-        return self._piece(bound, last, prepared)
+        return self._piece(line, bound, last, prepared)
 
-    def _piece(self, bound: UpperBound, last: Link | None, prepared: set[str] | None) -> bool:
-        step, source = self._step, self._source
+    def _piece(self, line: Line, bound: UpperBound, last: Link | None, prepared: set[str] | None) -> bool:
+        step, source, initial, identity = self._step, line.source, line.initial, line.identity()
         assert isinstance(source, SpoolsLog)
-        identity, initial = step.run.expected_identity(), step.manifest.initial
         if last is None:
             began = source.incarnation_at(identity)
             restarts = int(bool(began) and began != bound.incarnation)
@@ -162,12 +171,16 @@ class Spooler:
                 restarts += 1
             segments = source.segments_from(last.end, bound.log_end, identity, last.next_segment)
         self._several_files = any(segment.also for segment in segments)
-        work = self._reader(tracked_for(step.manifest, bound.upper))
+        tracked = line.tracked(bound.upper)
+        known = ""
+        if isinstance(source, NotesTables):
+            known = source.note_tables(bound.log_end, [one.table for one in tracked])
+        work = self._reader(line, tracked)
         read = [work.read(segment) for segment in segments]
         earlier = self._prepared_earlier(work, read, prepared) if last is None else []
         record = records.write_named(step.folder, f"{SPOOL}/piece", Piece((*earlier, *read)))
         link = Link(
-            number=last.number + 1 if last else 1,
+            number=len(line.chain.links) + 1,
             token=self._token,
             start=last.end if last else _BEGIN,
             end=bound.log_end,
@@ -176,24 +189,25 @@ class Spooler:
             restarts=restarts,
             next_segment=max(segment.number for segment in segments) + 1,
             record=record,
+            known=known,
         )
-        recorded = self._chain.append(link)
-        self._last = time.monotonic()
+        recorded = line.chain.append(link)
+        line.last = time.monotonic()
         if recorded:
             images = sum(one.summary.row_images for one in read)
             size = sum(segment.bytes for segment in segments)
             say(f"spool: piece {link.number}: {counted(images, 'row image')} in {size / 2**20:,.1f} MiB of log")
-        if len(self._chain.links) > 1:
+        if len(line.chain.links) > 1:
             # The end of the last piece but one: a server that is set back is detected by the marks in the last piece.
-            source.acknowledge(identity, self._chain.links[-2].end)
+            source.acknowledge(identity, line.chain.links[-2].end)
         return recorded
 
-    def _reader(self, tracked: tuple[TrackedTable, ...]) -> ReadSegment:
+    def _reader(self, line: Line, tracked: tuple[TrackedTable, ...]) -> ReadSegment:
         step = self._step
         keyless = tuple(one.index for one in tracked if one.table.keyless)
         # A piece leaves out no table. It has more images than `extract_delta` decodes, so a value that no Arrow type
         # can hold ends the spool, and `extract_delta` decides whether this value matters.
-        return ReadSegment(step.staging, NAME, self._source, NAME, step.manifest.initial, tracked, events=keyless)
+        return ReadSegment(step.staging, NAME, line.source, NAME, line.initial, tracked, events=keyless)
 
     def _prepared_earlier(
         self, work: ReadSegment, read: list[SegmentRecord], prepared: set[str] | None
@@ -219,6 +233,11 @@ class Spooler:
             size += sum(segment.bytes for segment in segments)
             wanted -= {xid for one in earlier for xid in one.summary.prepared}
         return earlier
+
+
+def _described(error: Exception) -> str:
+    where = f"{where}: " if (where := getattr(error, "where", "")) else ""
+    return f"{where}{getattr(error, 'message', f'{type(error).__name__}: {error}')}"
 
 
 def spooled(work: Callable[[Step], Result]) -> Callable[[Step], Result]:

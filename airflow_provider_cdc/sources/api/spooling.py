@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.sources.api.window import LogSegment
 
 
@@ -53,6 +54,12 @@ class SpoolsLog(Protocol):
         """Return the incarnation of the server when the run began, if the number of its restarts matters. Otherwise
         empty."""
 
+    def place_of(self, position: Position) -> LogEnd:
+        """Return the place in the log before which all transactions of ``position`` are, and no others.
+
+        :raises LogGone: the log no longer reaches back to ``position``.
+        """
+
     def is_before(self, one: LogEnd, other: LogEnd) -> bool:
         """Return whether the place ``one`` is before the place ``other``."""
 
@@ -75,3 +82,16 @@ class TellsPrepared(Protocol):
     def prepared_now(self) -> set[str] | None:
         """Return the ids of the prepared transactions, as in ``SegmentSummary.prepared``. None: this user may not see
         them."""
+
+
+@runtime_checkable
+class NotesTables(Protocol):
+    """A source whose checks of tables search the log from the beginning of the run on."""
+
+    def note_tables(self, end: LogEnd, tables: Sequence[Table]) -> str:
+        """Check ``tables`` as `ReadsTables.check_tables` does. From then on, this source searches the log only from the
+        place ``end`` on. The place was noted before this call.
+
+        :returns: what later sessions must know, as text (`Link.known`).
+        :raises SchemaChanged: a table was replaced.
+        """

@@ -42,16 +42,17 @@ from airflow_provider_cdc.sources.api.optional_capabilities import (
 )
 from airflow_provider_cdc.sources.api.rolling_forward import RollsForward
 from airflow_provider_cdc.sources.api.source import ChunkReader, SegmentReader, Source
-from airflow_provider_cdc.sources.api.spooling import SpoolsLog, TellsPrepared, Waiting
+from airflow_provider_cdc.sources.api.spooling import NotesTables, SpoolsLog, TellsPrepared, Waiting
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 from airflow_provider_cdc.sources.mysql.chunking import axes, chunks, sample
 from airflow_provider_cdc.sources.mysql.server import load, log_history, log_mark, server
-from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, Connection, RunSettings, session, value
+from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, RunSettings, session, value
 from airflow_provider_cdc.sources.mysql.steps import preflight, snapshot
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.tables import schema, types
-from airflow_provider_cdc.sources.mysql.tables.identity import TableIdentity, look_replaced
+from airflow_provider_cdc.sources.mysql.tables.identities.identity import look_replaced
+from airflow_provider_cdc.sources.mysql.tables.identities.watched import WatchedTables
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 
@@ -73,7 +74,7 @@ class MysqlSource:
         self.settings = settings
         self._identity = identity
         self._kept: Kept | None = None
-        self._explained: dict[TableName, TableIdentity] = {}
+        self._watched = None if identity is None else WatchedTables(identity)
 
     def __repr__(self) -> str:
         return f"MysqlSource({self.settings.address})"
@@ -171,24 +172,11 @@ class MysqlSource:
             # checks that the server is the same.
             if value(connection, "@@global.server_uuid") == identity[SERVER_UUID]:
                 hint = "clear the task `preflight` and all tasks after it"
-                self._check_replaced(connection, identity, tables, hint, {}, until[server.LOG_PLACE], now)
+                if look_replaced(connection, tables, {}):
+                    from airflow_provider_cdc.sources.mysql.tables.identities import replaced
 
-    def _check_replaced(
-        self,
-        connection: Connection,
-        identity: Mapping[str, str],
-        tables: Sequence[Table],
-        hint: str,
-        explained: dict[TableName, TableIdentity],
-        until: str = "",
-        now: Sequence[Table] = (),
-    ) -> None:
-        if look_replaced(connection, tables, explained):
-            from airflow_provider_cdc.sources.mysql.tables import replaced
-
-            begin = log_history.LogPlace.parse(identity[server.LOG_PLACE])
-            end = log_history.LogPlace.parse(until) if until else None
-            replaced.check_not_replaced(self.settings, connection, begin, tables, hint, explained, end, now)
+                    begin, end = (log_history.LogPlace.parse(place[server.LOG_PLACE]) for place in (identity, until))
+                    replaced.check_not_replaced(self.settings, connection, begin, tables, hint, {}, end, now)
 
     def check_since(self, identity: Mapping[str, str], position: Position) -> None:
         with session(self.settings) as connection:
@@ -240,8 +228,13 @@ class MysqlSource:
         # This check finds DDL early. The log also shows all logged DDL, but the log is read only later.
         with session(self.settings) as connection:
             schema.check_unchanged(connection, tables)
-            if self._identity is not None:
-                self._check_replaced(connection, self._identity, tables, "trigger a new run", self._explained)
+            if self._watched is not None:
+                self._watched.check(self.settings, connection, tables)
+
+    def note_tables(self, end: LogEnd, tables: Sequence[Table]) -> str:
+        assert self._watched is not None
+        with session(self.settings) as connection:
+            return self._watched.note(self.settings, connection, end, tables)
 
     @contextmanager
     def one_session(self) -> Iterator[MysqlSource]:
@@ -313,6 +306,11 @@ class MysqlSource:
 
     def incarnation_at(self, identity: Mapping[str, str]) -> str:
         return identity.get(server.STARTED, "")
+
+    def place_of(self, position: Position) -> LogEnd:
+        from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
+
+        return LogEnd(str(prefix_of(self.settings, GtidSet.expect(position)).place))
 
     def is_before(self, one: LogEnd, other: LogEnd) -> bool:
         from airflow_provider_cdc.sources.mysql.log import pieces
@@ -389,5 +387,6 @@ if TYPE_CHECKING:
         TellsNeededLog,
         SpoolsLog,
         TellsPrepared,
+        NotesTables,
     ]:
-        return (source,) * 19
+        return (source,) * 20

@@ -127,9 +127,7 @@ class PostgresSource:
         standing_slot.note_position(self.settings, point, options)
 
     def note_copies(self, options: StepOptions, copies: Mapping[str, Mapping[str, Position]], incarnation: str) -> None:
-        of_lakes = {
-            lake: {table: Lsn.expect(position) for table, position in own.items()} for lake, own in copies.items()
-        }
+        of_lakes = {lake: {name: Lsn.expect(at) for name, at in own.items()} for lake, own in copies.items()}
         standing_slot.note_copies(self.settings, options, of_lakes, incarnation)
 
     def give_up_past(self, options: StepOptions) -> None:
@@ -224,6 +222,9 @@ class PostgresSource:
     def incarnation_at(self, identity: Mapping[str, str]) -> str:
         return ""
 
+    def place_of(self, position: Position) -> LogEnd:
+        return end_mark.log_end(Lsn.expect(position))
+
     def is_before(self, one: LogEnd, other: LogEnd) -> bool:
         from airflow_provider_cdc.sources.postgres.log import pieces
 
@@ -252,8 +253,7 @@ class PostgresSource:
 
     def check_tables(self, tables: Sequence[Table]) -> None:
         with session(self.settings) as connection:
-            # ALTER TYPE, unlike ALTER TABLE, does not block sessions that write values of the type. So the log may have
-            # rows with new labels before other sessions see these labels.
+            # ALTER TYPE blocks no writer, so the log may have rows with new labels before other sessions see them.
             if altering := type_catalog.altering(connection, tables):
                 transaction_waits.settle(self.settings, connection, _ALTERED_SECONDS, altering)
             schema_difference.check_unchanged(connection, tables)

@@ -21,7 +21,7 @@ from airflow_provider_cdc.errors import ExactnessError, LogGone
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
-from tests.consistency.acting import DURING, act_during
+from tests.consistency.acting import DURING, act_during, spool_at_once
 from tests.consistency.comparing import assert_same_rows
 from tests.consistency.postgres import history
 from tests.consistency.postgres.servers import ENDS, primary_of
@@ -117,6 +117,8 @@ def test_altered_tables_are_those_of_the_moved_position(
 ) -> None:
     seed = SOAK_SEED or 1
     chance = random.Random(f"{seed}/{name}/{during}")
+    if spools := list(ALTERS).index(name) % 2 == 1:
+        spool_at_once(monkeypatch)
     schema = f"t_{uuid.uuid4().hex[:12]}"
     primary.query(f"CREATE SCHEMA {schema}")
     with primary.connect() as connection:
@@ -160,6 +162,8 @@ def test_altered_tables_are_those_of_the_moved_position(
     if during != DURING[2]:
         assert position != initial, "the position did not move"
         assert any(entry.read_in for entry in manifest.tables), "no table was kept"
+        if spools and during == DURING[0]:
+            assert all(reads.pieces for reads in manifest.earlier_reads.values()), "the pieces were not used"
     primary.query(f"DROP SCHEMA {schema} CASCADE")
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.copies.retention import is_over
 from airflow_provider_cdc.core.run.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.run.release import release
 from airflow_provider_cdc.core.run.results import DeltaResult, SnapshotResult, StepResult
@@ -142,6 +143,33 @@ def test_a_run_that_begins_anew_leaves_all_steps_of_its_first_beginning_behind(
     third = Run.create(replace(manifest, initial_position="a:10"), instead_of=anew)
     assert Run.load(folder).manifest == third.manifest
     assert third.manifest.initial_position == "a:10"
+
+
+def test_a_run_goes_on_with_the_manifest_that_its_commit_names(
+    manifest: Manifest, folder: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An attempt is killed when it has abandoned a manifest, but has not written the following one. Another attempt
+    wants a third manifest."""
+    first = Run.create(manifest)
+    create = Storage.create_json
+
+    def killed(storage: Storage, name: str, *arguments: Any, **options: Any) -> bool:
+        if name == "manifest-2.json":
+            raise KeyboardInterrupt
+        return create(storage, name, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "create_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            Run.create(replace(manifest, initial_position="a:9"), instead_of=first)
+    killed_run = Run.load(folder)
+    assert (killed_run.abandoned, killed_run.goes_on, is_over(killed_run)) == (True, True, False)
+    other = Run.create(replace(manifest, initial_position="a:10"), instead_of=Run.load(folder))
+    assert (other.manifest.initial_position, other.generation) == ("a:9", 2)
+    # A run that was stopped does not go on by itself.
+    assert other.decide(Commit("stop", other.rests_on, abandoned=True)).abandoned
+    assert (other.begin_following(), is_over(other), Run.load(folder).generation) == (False, True, 2)
+    assert Run.create(replace(manifest, initial_position="a:11"), instead_of=other).generation == 3
 
 
 def test_what_is_published_is_not_begun_anew(manifest: Manifest, folder: Storage) -> None:

@@ -101,7 +101,7 @@ class SpooledRun:
                     f"DELETE FROM shop.orders WHERE id = {key}",
                     f"DELETE FROM shop.orders WHERE id = {other}",
                     f"UPDATE shop.orders SET id = {other + ROWS * draw(2, 9**6)} WHERE id = {key}",
-                    f"INSERT INTO shop.orders VALUES ({3 * ROWS + draw(9**9)}, 'new')",
+                    f"INSERT INTO shop.orders (id, note) VALUES ({3 * ROWS + draw(9**9)}, 'new')",
                     f"INSERT INTO shop.events VALUES ({draw(5)}, 'x'), ({draw(5)}, 'x')",
                     f"DELETE FROM shop.events WHERE a = {draw(5)}",
                     f"UPDATE shop.events SET b = 'y{draw(3)}' WHERE a = {draw(5)}",

@@ -14,13 +14,13 @@ from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.errors import CdcError, LogGone
+from airflow_provider_cdc.errors import CdcError, LogGone, SchemaChanged
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.spool.modes import why_not
 from airflow_provider_cdc.jobs.spool.piece import Piece
 from airflow_provider_cdc.sources.api.spooling import SpoolsLog
 from tests.conftest import MysqlFactory, PostgresFactory
-from tests.jobs.spool.spooled_run import Server, SpooledRun, make_tables, purge
+from tests.jobs.spool.spooled_run import Server, SpooledRun, make_tables, purge, rotate
 
 
 def test_pieces_have_both_images_so_they_roll_forward_to_each_of_their_boundaries(
@@ -148,6 +148,37 @@ def test_mysql_is_restarted_once_but_neither_twice_nor_after_a_crash(
     run.change()
     with pytest.raises(CdcError, match="was started 2 times"):
         run.spooler().take()
+
+
+@pytest.mark.slow
+def test_mysql_tables_are_checked_although_the_log_of_harmless_statements_was_purged(
+    mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Statements that rebuild a table change its identity. The spool has explained them. An unlogged one is found."""
+    server = mysql_factory({})
+    make_tables(server)
+    run = SpooledRun(server, tmp_path, monkeypatch)
+    spooler = run.spooler()
+    assert spooler.take()
+    server.query("OPTIMIZE TABLE shop.orders")
+    rotate(server)
+    run.change()
+    assert spooler.take()
+    purge(server)
+    assert run.log_of_position_is_gone()
+    server.query("ALTER TABLE shop.orders ADD INDEX (note(9))")
+    tables = [entry.table for entry in run.manifest.tables]
+    sources = spooler.lines[0].source, run.spooler().lines[0].source
+    for source in sources:
+        source.check_tables(tables)
+    with server.connect(database="shop") as connection, connection.cursor() as cursor:
+        cursor.execute("SET SESSION sql_log_bin = 0")
+        cursor.execute("TRUNCATE TABLE orders")
+    for source in sources:
+        with pytest.raises(SchemaChanged, match="TABLE_ID"):
+            source.check_tables(tables)
+    with pytest.raises(SchemaChanged, match="TABLE_ID"):
+        spooler.take()
 
 
 def test_runs_that_cannot_spool_say_why(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

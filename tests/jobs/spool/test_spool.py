@@ -30,30 +30,3 @@ def test_the_source_removes_the_log_behind_the_spool_and_the_copy_is_exact(
     run.between = between
     run.finish()
     assert gone[-1]
-
-
-@pytest.mark.slow
-def test_a_restart_after_the_log_was_let_go_reads_all_tables_again(
-    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = SpooledRun(server, tmp_path, monkeypatch)
-    spooler = run.spooler()
-    for _ in range(3):
-        rotate(server)
-        run.change(5)
-        assert spooler.take()
-        purge(server)
-    altered = False
-
-    def between() -> None:
-        nonlocal altered
-        if not altered:
-            run.change(5)
-            server.query("ALTER TABLE shop.orders ADD COLUMN more INT")
-            run.expected = run.rows()
-        altered = True
-
-    run.between = between
-    run.finish()
-    assert altered
-    assert "all tables are read again" in capfd.readouterr().out

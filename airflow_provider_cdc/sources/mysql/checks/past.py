@@ -36,7 +36,7 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
 from airflow_provider_cdc.sources.mysql.server.server import WATCHED_IN_THE_PAST, last_set, started
 from airflow_provider_cdc.sources.mysql.server.session import value
 from airflow_provider_cdc.sources.mysql.steps.statement_writes import check_writes
-from airflow_provider_cdc.sources.mysql.tables.replaced import made_since
+from airflow_provider_cdc.sources.mysql.tables.identities.replaced import made_since
 
 _WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
 _BREAKS = 20

@@ -28,9 +28,9 @@ from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_at,
 from airflow_provider_cdc.sources.mysql.server.server import identity, with_mark
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.snapshot import NO_POSITION, tables_of
-from airflow_provider_cdc.sources.mysql.tables.identity import with_identities
+from airflow_provider_cdc.sources.mysql.tables.identities.identity import with_identities
+from airflow_provider_cdc.sources.mysql.tables.identities.replaced import unaltered_since
 from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position
-from airflow_provider_cdc.sources.mysql.tables.replaced import unaltered_since
 from airflow_provider_cdc.sources.planning.server_clock import wait_for_clock
 
 _POLL_SECONDS = 0.5

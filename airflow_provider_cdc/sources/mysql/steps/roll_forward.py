@@ -41,7 +41,7 @@ from airflow_provider_cdc.sources.mysql.steps.past import resolve
 from airflow_provider_cdc.sources.mysql.steps.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.tables.cascades import relies_on_log
 from airflow_provider_cdc.sources.mysql.tables.column_eras import NotCarried, PlacedChanges, evolution
-from airflow_provider_cdc.sources.mysql.tables.replaced import replaced_since
+from airflow_provider_cdc.sources.mysql.tables.identities.replaced import replaced_since
 from airflow_provider_cdc.sources.mysql.tables.schema import difference, read_tables
 
 _DIFFERENCES = (

@@ -14,6 +14,7 @@ import psycopg
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
+from airflow_provider_cdc.errors import LogGone
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.spooling import Waiting
 from airflow_provider_cdc.sources.api.window import LogSegment
@@ -64,6 +65,12 @@ def check_joined(
     """`SpoolsLog.check_joined`. The log must still have the mark that was written before ``end``."""
     begin, (stop, mark) = parse_log_end(start)[0] if start else initial, parse_log_end(end)
     slot, publication = identity["slot"], identity["publication"]
+    if not mark:
+        # The piece ends at a position to which the run moved. No mark was written there.
+        raise LogGone(
+            "the server restarted, and no mark shows that it still has the log of the last piece",
+            where=f"replication slot {slot}, before {stop}",
+        )
     with session(settings) as connection:
         check_slot(connection, slot, begin, stop)
     walker = LogWalker(slot, begin, stop, [], EndMark.parse(mark))

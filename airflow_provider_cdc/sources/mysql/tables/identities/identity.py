@@ -99,17 +99,23 @@ def with_identities(
     names = {related_table.name for table in tables for related_table in (table, *table.cascades_from)}
     identities = {**read_identities(connection, sorted(names - known.keys())), **known}
 
-    def identified(table: Table) -> Table:
-        table_numbers = identities.get(table.name)
-        if table_numbers is None:
-            return table
-        numbers = {_IDS: table_numbers.ids, _SPACES: table_numbers.spaces, _VERSIONS: table_numbers.versions}
-        numbers_by_kind = {key: dict(identities) for key, identities in numbers.items() if identities is not None}
-        return replace(table, details={**table.details, _CREATED: table_numbers.created, **numbers_by_kind})
+    def with_identity(table: Table) -> Table:
+        identity = identities.get(table.name)
+        return table if identity is None else identified(table, identity)
 
     return tuple(
-        replace(identified(table), cascades_from=tuple(map(identified, table.cascades_from))) for table in tables
+        replace(with_identity(table), cascades_from=tuple(map(with_identity, table.cascades_from))) for table in tables
     )
+
+
+def identified(table: Table, identity: TableIdentity) -> Table:
+    """Return the table with a recorded identity."""
+    numbers = {_IDS: identity.ids, _SPACES: identity.spaces, _VERSIONS: identity.versions}
+    details = {key: value for key, value in table.details.items() if key not in numbers}
+    details |= {
+        key: dict(numbers_of_parts) for key, numbers_of_parts in numbers.items() if numbers_of_parts is not None
+    }
+    return replace(table, details={**details, _CREATED: identity.created})
 
 
 def read_identities(connection: Connection, names: Sequence[TableName]) -> dict[TableName, TableIdentity]:

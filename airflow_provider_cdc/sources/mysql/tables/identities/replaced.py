@@ -42,7 +42,7 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
     log_files,
 )
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query, variables
-from airflow_provider_cdc.sources.mysql.tables.identity import (
+from airflow_provider_cdc.sources.mysql.tables.identities.identity import (
     TableIdentity,
     held,
     read_identities,

@@ -1,0 +1,152 @@
+"""Brings finished reads to a later position of the run by the pieces of the log that the run has recorded.
+
+If the run moves to a later position, the reads of other tables need the log from the position at which they began. The
+source may have removed this log behind the spool. The recorded pieces have it up to the end of the last piece. A last
+piece is read when the run moves. It ends at the new position. So the pieces join, and are the log between both
+positions. The manifest of the new position names them, so a piece that another attempt records later does not count.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+
+from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.run.manifest import EarlierReads, Manifest, RunTable
+from airflow_provider_cdc.core.run.spool_chain import SPOOL, Chain, Link
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import CdcError, LogGone, ValueNotRepresentable
+from airflow_provider_cdc.jobs.extract_delta.read_segment import ReadSegment
+from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.spool.piece import Piece, tracked_table
+from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.spooling import NotesTables, SpoolsLog
+
+_NAME = "spool"
+
+
+@dataclass(frozen=True)
+class KeptPieces:
+    """The record of the log from the position at which reads began. ``links`` are the pieces, in the order of the log.
+    ``tables`` has the index of each table in the files of the pieces, by the table's name."""
+
+    links: tuple[Link, ...]
+    tables: dict[str, int]
+
+
+def recorded_pieces(step: Step, key: str) -> KeptPieces | None:
+    """Return all pieces that were recorded since reads began. None: nothing was recorded.
+
+    :param key: the key of the reads in `Manifest.earlier_reads`. Empty: the reads under the present manifest.
+    """
+    if key:
+        pieces = pieces_of(step, step.manifest.earlier_reads[key])
+        return pieces and replace(pieces, links=(*pieces.links, *chain_of(step, key).refresh()))
+    links = Chain(step.folder, step.run.digest).refresh()
+    if not links or not isinstance(step.source, SpoolsLog):
+        return None
+    indices = {str(entry.table.name): index for index, entry in enumerate(step.tables) if entry.live}
+    return KeptPieces(tuple(links), indices)
+
+
+def pieces_of(step: Step, reads: EarlierReads) -> KeptPieces | None:
+    """Return the pieces from the position of earlier reads up to the present position of the run. None: the source
+    still has this log."""
+    return records.read_named(KeptPieces, step.folder, reads.pieces) if reads.pieces else None
+
+
+def last_piece_of(step: Step, key: str) -> Link | None:
+    """Return the last piece that was recorded since earlier reads began. None: nothing was recorded."""
+    pieces = pieces_of(step, step.manifest.earlier_reads[key])
+    return None if pieces is None else chain_of(step, key).last() or pieces.links[-1]
+
+
+def chain_of(step: Step, key: str) -> Chain:
+    """Return the chain of the pieces that the present manifest records for earlier reads. It begins at the position of
+    the manifest."""
+    return Chain(step.folder, step.run.digest, f"-{key}")
+
+
+def up_to(
+    step: Step,
+    source: Source,
+    identity: Mapping[str, str],
+    start: Position,
+    pieces: KeptPieces,
+    entries: Sequence[RunTable],
+    end: Position,
+) -> str:
+    """Complete the pieces up to the position ``end``, and return the name of the record.
+
+    :param source: the source as of the manifest of the reads. ``identity`` and ``start`` are the identity and the
+        position of this manifest.
+    :param entries: the tables that were read.
+    :param end: a position that includes all transactions before the end of the last piece.
+    :raises LogGone: the log after the last piece is gone, or the server has lost a part of the log.
+    :raises SchemaChanged: a table was altered.
+    """
+    assert isinstance(source, SpoolsLog)
+    place = persist("find the later position in the log", partial(source.place_of, end))
+    if source.is_before(pieces.links[-1].end, place):
+        read = partial(_last_piece, step, source, identity, start, pieces, entries, end)
+        try:
+            last = persist("read the log up to the later position", read)
+        except ValueNotRepresentable as error:
+            # Whether the value matters is known only when all changes are composed.
+            raise LogGone(f"a piece of the log cannot hold a value: {error.message}", where=error.where) from error
+        pieces = replace(pieces, links=(*pieces.links, last))
+    return records.write_named(step.folder, f"{SPOOL}/kept", pieces)
+
+
+def _last_piece(
+    step: Step,
+    source: Source,
+    identity: Mapping[str, str],
+    start: Position,
+    pieces: KeptPieces,
+    entries: Sequence[RunTable],
+    end: Position,
+) -> Link:
+    assert isinstance(source, SpoolsLog)
+    last, place = pieces.links[-1], source.place_of(end)
+    incarnation, restarts = step.source.bound_reads().incarnation, last.restarts
+    if incarnation != last.incarnation:
+        source.check_joined(last.start, last.end, start, identity)
+        restarts += 1
+    tracked = tuple(tracked_table(pieces.tables[str(entry.table.name)], entry.table, end) for entry in entries)
+    known = ""
+    if isinstance(source, NotesTables):
+        known = source.note_tables(place, [entry.table for entry in entries])
+    keyless = tuple(one.index for one in tracked if one.table.keyless)
+    segments = source.segments_from(last.end, place, identity, last.next_segment)
+    work = ReadSegment(step.staging, _NAME, source, _NAME, start, tracked, events=keyless)
+    read = tuple(work.read(segment) for segment in segments)
+    images = sum(one.summary.row_images for one in read)
+    say(f"spool: the log up to the later position: {counted(images, 'row image')}")
+    return Link(
+        number=last.number + 1,
+        token=step.token,
+        start=last.end,
+        end=place,
+        upper=str(end),
+        incarnation=incarnation,
+        restarts=restarts,
+        next_segment=max(segment.number for segment in segments) + 1,
+        record=records.write_named(step.folder, f"{SPOOL}/piece", Piece(read)),
+        known=known,
+    )
+
+
+def acknowledge(step: Step, manifest: Manifest) -> None:
+    """Let the source remove the log up to the position of ``manifest``, the present manifest of the run, as far as it
+    keeps this log only for earlier reads."""
+    for reads in manifest.earlier_reads.values():
+        if (pieces := pieces_of(step, reads)) is not None and isinstance(step.source, SpoolsLog):
+            # If this fails, the source keeps more log than the run needs.
+            with suppress(CdcError):
+                step.source.acknowledge(reads.identity, pieces.links[-1].end)

@@ -1,0 +1,1 @@
+"""Identities of tables: whether a table is still the one that the run recorded"""

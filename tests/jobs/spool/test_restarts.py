@@ -1,0 +1,256 @@
+"""A table is altered after the source has removed the log behind the spool: only this table is read again."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.run.manifest import Manifest
+from airflow_provider_cdc.core.run.plan import InitialPoint
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.jobs.restart import begin_again
+from airflow_provider_cdc.sources.api.calls import record_point
+from harness.mysql_server import MysqlServer
+from harness.postgres_server import PostgresServer
+from tests.conftest import MysqlFactory, PostgresFactory
+from tests.jobs.spool.spooled_run import ROWS, Server, SpooledRun, make_tables, purge, rotate
+
+pytestmark = pytest.mark.slow
+
+
+class Killed(Exception):
+    """Ends an attempt, as the end of its process does."""
+
+
+class RestartedRun(SpooledRun):
+    """A `SpooledRun` with a third table, ``shop.visits``, which has a key. ``expected`` has the rows at the position to
+    which the run moves. The tables in ``names`` are compared, and those in ``changed`` are changed. ``acts`` has, by
+    the number of the manifest, what happens after the read of each part. Afterwards, each part is followed by changes.
+    """
+
+    def __init__(self, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+        server.query("CREATE TABLE shop.visits (id BIGINT PRIMARY KEY, note VARCHAR(900))")
+        if not isinstance(server, MysqlServer):
+            server.query("ALTER TABLE shop.visits REPLICA IDENTITY FULL")
+        rows = ", ".join(f"({number}, '{'v' * 800}')" for number in range(ROWS))
+        server.query(f"INSERT INTO shop.visits VALUES {rows}")
+        self.names: Sequence[str] = ("orders", "events", "visits")
+        self.changed: Sequence[str] = self.names
+        super().__init__(server, folder, monkeypatch, **options)
+        self.acts: dict[int, list[Callable[[], None]]] = {}
+        self.between = self._act
+        self.points: list[InitialPoint] = []
+        monkeypatch.setattr(begin_again, "record_point", self.record_point)
+
+    def _act(self) -> None:
+        acts = self.acts.get(Run.load(self.pipeline.run).generation)
+        (acts.pop(0) if acts else self.change)()
+
+    def record_point(self, *arguments: Any) -> InitialPoint:
+        point = record_point(*arguments)
+        self.expected = self.rows()
+        self.points.append(point)
+        self.change()
+        return point
+
+    def rows(self) -> dict[str, Counter[Any]]:
+        return {name: Counter(self.server.query(f"SELECT * FROM shop.{name}")) for name in self.names}
+
+    def change(self, count: int = 6, *, keyed: bool = False) -> None:
+        if "orders" in self.changed:
+            super().change(count, keyed="events" not in self.changed)
+        draw = self.random.randrange
+        for _ in range(count if "visits" in self.changed else 0):
+            self.server.query(
+                (
+                    f"UPDATE shop.visits SET note = 'n{draw(99)}' WHERE id = {draw(ROWS)}",
+                    f"DELETE FROM shop.visits WHERE id = {draw(ROWS)}",
+                    f"INSERT INTO shop.visits VALUES ({ROWS + draw(9**9)}, 'new')",
+                )[draw(3)]
+            )
+
+    def spool(self) -> None:
+        """Take a piece under the present manifest, and let the server remove all earlier log."""
+        self.change()
+        rotate(self.server)
+        self.change()
+        spooler = self.spooler()
+        for line in spooler.lines:
+            assert spooler.take(line)
+        self.change()
+        purge(self.server)
+
+    def alter(self) -> None:
+        self.server.query(f"ALTER TABLE shop.orders ADD COLUMN c{len(self.points)} INT")
+        self.change()
+
+    @property
+    def present(self) -> Manifest:
+        return Run.load(self.pipeline.run).manifest
+
+    @property
+    def kept(self) -> dict[str, str]:
+        """The manifests under which tables were read that are not read again."""
+        return {entry.table.name.name: entry.read_in for entry in self.present.tables if entry.read_in}
+
+
+@pytest.fixture
+def run(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RestartedRun:
+    return RestartedRun(server, tmp_path, monkeypatch)
+
+
+def kept_on(server: Server) -> set[str]:
+    """The tables that stay read: PostgreSQL reads a table without a key in a snapshot of its own."""
+    return {"visits", "events"} if isinstance(server, MysqlServer) else {"visits"}
+
+
+def test_only_the_altered_table_is_read_again_although_the_log_was_let_go(run: RestartedRun) -> None:
+    """It is altered twice, and the source removes the log before each move and after it."""
+    run.acts = {1: [run.spool] * 3 + [run.alter], 2: [run.spool] * 2 + [run.alter], 3: [run.spool]}
+    run.pipeline.snapshot()
+    assert [list(restart.tables) for restart in run.present.restarts] == [["shop.orders"]] * 2
+    assert run.kept == dict.fromkeys(kept_on(run.server), "1")
+    assert run.log_of_position_is_gone()
+    if isinstance(run.server, PostgresServer):
+        # The slots keep no log from before the present position. The slot of the second manifest is not needed.
+        slots = run.server.query("SELECT confirmed_flush_lsn::text FROM pg_replication_slots WHERE NOT temporary")
+        assert len(slots) == 2
+        assert min(Lsn.parse(position) for (position,) in slots) >= run.points[-1].position
+    run.finish()
+
+
+def test_reads_do_not_count_if_the_log_after_the_last_piece_is_gone(
+    mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = mysql_factory({})
+    make_tables(server)
+    run = RestartedRun(server, tmp_path, monkeypatch)
+
+    def alter() -> None:
+        rotate(server)
+        run.alter()
+        rotate(server)
+        purge(server)
+
+    run.acts = {1: [run.spool, alter]}
+    run.pipeline.snapshot()
+    assert not run.kept
+    assert len(run.present.restarts) == 1
+    run.finish()
+
+
+def test_an_attempt_under_the_old_manifest_goes_on_with_the_present_one(
+    postgres_factory: PostgresFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another attempt moves the run, and drops the slot, because no read of the old manifest counts any more."""
+    server = postgres_factory()
+    make_tables(server)
+    run = RestartedRun(server, tmp_path, monkeypatch)
+
+    def overtake() -> None:
+        run.acts, run.changed = {}, ()
+        for name in run.names:
+            server.query(f"ALTER TABLE shop.{name} ADD COLUMN more INT")
+        run.pipeline.snapshot()
+
+    run.acts = {1: [run.spool] * 2 + [overtake]}
+    run.pipeline.snapshot()
+    assert (len(run.points), len(run.present.restarts)) == (1, 1)
+    run.finish()
+
+
+def test_a_transaction_that_was_prepared_in_a_piece_counts_by_the_place_of_its_commit(
+    mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One transaction is committed before the new position, after the last piece, and one stays prepared."""
+    server = mysql_factory({})
+    make_tables(server)
+    run = RestartedRun(server, tmp_path, monkeypatch)
+
+    def prepare() -> None:
+        for key in (-1, -2):
+            with server.connect(database="shop") as connection, connection.cursor() as cursor:
+                cursor.execute(f"XA START '{key}'")
+                cursor.execute(f"INSERT INTO visits VALUES ({key}, 'prepared')")
+                cursor.execute(f"XA END '{key}'")
+                cursor.execute(f"XA PREPARE '{key}'")
+
+    def commit_and_alter() -> None:
+        server.query("XA COMMIT '-1'")
+        run.alter()
+
+    run.acts = {1: [prepare, run.spool, run.spool, commit_and_alter]}
+    run.pipeline.snapshot()
+    assert "visits" in run.kept
+    run.finish()
+    assert (-1, "prepared") in run.expected["visits"]
+    server.query("XA COMMIT '-2'")
+    assert (-2, "prepared") in run.rows()["visits"]
+
+
+def test_pieces_serve_tables_with_other_places_in_the_new_manifest(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first table of the run can no longer be copied, and another one is altered. The attempt is killed when it has
+    abandoned the old manifest, but has not written the new one."""
+    where = {"shop.events": "b <> 'z'"}
+    run = RestartedRun(server, tmp_path, monkeypatch, on_table_error="skip", where=where)
+
+    def alter() -> None:
+        run.names = run.changed = ("orders", "visits")
+        server.query("ALTER TABLE shop.events RENAME COLUMN b TO c")
+        server.query("ALTER TABLE shop.orders ADD COLUMN more INT")
+
+    def die(folder: Storage, name: str, *arguments: Any, **options: Any) -> bool:
+        if name == "manifest-2.json":
+            raise Killed
+        return create(folder, name, *arguments, **options)
+
+    run.acts = {1: [run.spool] * 3 + [run.change] * 6 + [alter], 2: [run.spool] * 2}
+    create = Storage.create_json
+    with monkeypatch.context() as patch:
+        patch.setattr(Storage, "create_json", die)
+        with pytest.raises(Killed):
+            run.pipeline.snapshot()
+    assert Run.load(run.pipeline.run).abandoned
+    positions = len(run.points)
+    run.pipeline.snapshot()
+    assert len(run.points) == positions, "another position was fixed"
+    assert run.kept == {"visits": "1"}
+    assert [entry.table.name.name for entry in run.present.tables] == ["orders", "visits"]
+    assert run.log_of_position_is_gone()
+    run.finish()
+
+
+def test_a_piece_that_a_slow_attempt_records_after_the_move_does_not_count(
+    postgres_factory: PostgresFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The attempt has looked at the run's records before the run moves. (On MySQL, the log has the statement that makes
+    the run move, and each attempt stops there.)"""
+    server = postgres_factory()
+    make_tables(server)
+    run = RestartedRun(server, tmp_path, monkeypatch)
+    zombie = run.spooler()
+
+    def alter() -> None:
+        # Nobody writes to the altered table, so the log does not show that it was altered.
+        run.changed = ("visits",)
+        run.alter()
+
+    def spool_late(*arguments: Any) -> InitialPoint:
+        point = run.record_point(*arguments)
+        assert zombie.take()
+        return point
+
+    monkeypatch.setattr(begin_again, "record_point", spool_late)
+    run.acts = {1: [run.spool] * 2 + [run.change] * 8 + [alter]}
+    run.pipeline.snapshot()
+    assert run.kept == {"visits": "1"}
+    assert zombie.lines[0].chain.links[-1].upper > str(run.points[0].position)
+    run.finish()
