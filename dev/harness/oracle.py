@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 from collections import Counter
+from collections.abc import Sequence
 from datetime import date, datetime, timedelta
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 from harness.errors import HarnessError
@@ -19,18 +21,19 @@ def replay(source: MysqlServer, replica: MysqlServer, gtid_set: str, first_log: 
 
     ``first_log`` is the name of the first binary log file. The replica must have the data from before this file.
     """
+    server = [f"--host={source.host}", f"--port={source.port}", "--user=root"]
+    _apply(replica, gtid_set, ["--read-from-remote-server", *server, "--to-last-log", first_log])
+
+
+def replay_files(replica: MysqlServer, gtid_set: str, files: Sequence[Path]) -> None:
+    """Apply exactly the transactions in ``gtid_set`` to ``replica``, as `replay` does, from ``files`` of a log in their
+    order. The server that wrote the files may have purged them meanwhile."""
+    _apply(replica, gtid_set, [*map(str, files)])
+
+
+def _apply(replica: MysqlServer, gtid_set: str, log: Sequence[str]) -> None:
     reader = subprocess.Popen(
-        [
-            *source.tool("mysqlbinlog"),
-            "--no-defaults",
-            "--read-from-remote-server",
-            f"--host={source.host}",
-            f"--port={source.port}",
-            "--user=root",
-            "--to-last-log",
-            f"--include-gtids={gtid_set}",
-            first_log,
-        ],
+        [*replica.tool("mysqlbinlog"), "--no-defaults", f"--include-gtids={gtid_set}", *log],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,

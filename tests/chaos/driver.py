@@ -19,6 +19,7 @@ import time
 import traceback
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,9 @@ def _do(spark: Any, request: dict[str, Any]) -> None:
     from airflow_provider_cdc.jobs.extract_delta.step import extract_delta
     from airflow_provider_cdc.jobs.snapshot.step import snapshot
 
+    for place, value in request.get("paces", {}).items():
+        module, _, name = place.rpartition(".")
+        setattr(import_module(module), name, value)
     settings = ConnectionSettings(**request["settings"])
     steps = {"snapshot": snapshot, "extract_delta": extract_delta, "consolidate": consolidate}
     steps[request["step"]](spark, Storage(request["run_uri"]), settings)

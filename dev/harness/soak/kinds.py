@@ -89,7 +89,12 @@ KINDS: Mapping[str, Kind] = {
     ),
     "chaos": Kind(
         "a run with a random schedule of faults: MySQL with even seeds, PostgreSQL with odd seeds",
-        ("tests/chaos",),
+        ("tests/chaos/test_chaos.py",),
+        weight=6,
+    ),
+    "survive": Kind(
+        "a run whose tables are altered and whose log is lost, and faults: MySQL with even seeds, PostgreSQL with odd",
+        ("tests/chaos/test_survive.py",),
         weight=6,
     ),
     "ddl": Kind(
