@@ -1,7 +1,7 @@
 """Compares the shards of merged tables with the shards of their latest copies.
 
 A merged table must have the rows of all of its shards. If a shard of the latest copy is missing, its rows would
-disappear, although nobody deleted them. A user must confirm that.
+disappear without having been deleted. A user must confirm that.
 """
 
 from __future__ import annotations
