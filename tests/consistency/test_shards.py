@@ -15,8 +15,11 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.merge import ORIGIN_IN_KEY
+from airflow_provider_cdc.core.run.commit_record import decision_of
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.errors import KeysCollide, PreflightError
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.errors import FileDamaged, KeysCollide, PreflightError
 from airflow_provider_cdc.jobs.verify.request import REQUEST, CopyAsked, Request
 from airflow_provider_cdc.jobs.verify.step import verify
 from harness.pipeline import settings_of
@@ -233,6 +236,30 @@ def test_a_shard_that_is_altered_during_the_run(make_shards: MakeShards) -> None
     assert set(found["skipped"]) == {MERGED, *shards.names}
     assert f"its shard {two}: it no longer fits into the merged table {MERGED}" in found["skipped"][MERGED]
     assert "its column more is not in the merged table" in found["skipped"][MERGED]
+
+
+@pytest.mark.slow
+def test_a_damaged_file_is_of_one_shard(make_shards: MakeShards) -> None:
+    shards = make_shards(origin_columns=True)
+    one, two = map(shards.of, ("orders_1", "orders_2"))
+    shards.do(*(f"INSERT INTO {table} (k, tag, v) VALUES ({n}, 'a', 1)" for n, table in enumerate((one, two))))
+    run = shards.run()
+    run.record()
+    run.finish()
+    folder = Storage(run.found["consolidate"]["published"][MERGED])
+    (file,) = decision_of(Run.load(run.run)).files[two]
+    path = Path(folder.path(file.base_name))
+    path.write_bytes(path.read_bytes().replace(b"PAR1", b"PAR!", 1))
+    shards.do(f"UPDATE {one} SET v = 2", f"UPDATE {two} SET v = 2")
+    night = shards.run("auto")
+    night.record()
+    with pytest.raises(FileDamaged):
+        night.finish()
+    night = shards.run("auto")
+    night.record()
+    assert [bool(plan.base) for plan in night.plans] == [True, False, True]
+    night.finish()
+    assert shards.published(night) == shards.truth()
 
 
 @pytest.mark.slow

@@ -33,9 +33,9 @@ from airflow_provider_cdc.core.copies.history import (
     history_in,
     number_in,
 )
-from airflow_provider_cdc.core.copies.retention import copy_of
+from airflow_provider_cdc.core.copies.retention import copy_of, tables_of
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.commit_record import decision_of, published_run
+from airflow_provider_cdc.core.run.commit_record import published_run
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -192,7 +192,7 @@ def _newest(
         try:
             run = published_run(scratch, run_id)
             copy = copy_of(run, plan.copy_name)
-            if str(plan.table) not in decision_of(run).files or is_of_another_source(copy, present, position):
+            if plan.copy_name not in tables_of(run) or is_of_another_source(copy, present, position):
                 continue
         except ManifestError:
             continue

@@ -161,5 +161,12 @@ class Manifest:
         return source_of(self.kind, self.identity, self.source_conn_id)
 
     def history_of(self, table: TableName) -> dict[str, Any]:
-        """Return the history that the run's copy of a table records."""
-        return told(self.histories.get(str(table)), self.identity.get(MARK, ""))
+        """Return the history that the run's copy of a table records.
+
+        :param table: the name of a table of the run, or of a merged table. The shards of a merged table have one copy,
+            and so one history.
+        """
+        shards = (str(entry.table.name) for entry in self.tables if entry.table.copy_name == table)
+        names = [str(table), *shards]
+        history = next((self.histories[name] for name in names if name in self.histories), None)
+        return told(history, self.identity.get(MARK, ""))

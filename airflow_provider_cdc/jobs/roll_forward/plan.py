@@ -177,9 +177,8 @@ def noting_damage(step: Step, bases: Mapping[int, Sequence[BaseFile]] = MappingP
     try:
         yield
     except FileDamaged as error:
-        for entry in step.tables:
-            if entry.base and error.where.startswith(f"{_base_folder(step, entry).uri}/"):
-                note(step, entry, error)
+        for entry in _tables_with(step, error.where):
+            note(step, entry, error)
         raise
     except CopyMismatch as mismatch:
         for index, files in bases.items():
@@ -190,6 +189,25 @@ def noting_damage(step: Step, bases: Mapping[int, Sequence[BaseFile]] = MappingP
                 note(step, entry, damaged)
                 raise damaged from mismatch
         raise
+
+
+def _tables_with(step: Step, uri: str) -> list[RunTable]:
+    """Return the tables whose base copy has a file: one shard of a merged table, if the commit of the base names it."""
+    entries = [entry for entry in step.tables if entry.base and uri.startswith(f"{_base_folder(step, entry).uri}/")]
+    with suppress(CdcError, OSError):
+        bases = read_bases(Storage(step.manifest.scratch), step.manifest.bases)
+        name = uri.rpartition("/")[2]
+        owners = [
+            entry
+            for entry in entries
+            if any(
+                part.base_name == name
+                for file in bases[entry.base].files_of(str(entry.table.name))
+                for part in file.parts
+            )
+        ]
+        return owners or entries
+    return entries
 
 
 def _damaged(step: Step, entry: RunTable, files: Sequence[StagedFile]) -> FileDamaged | None:

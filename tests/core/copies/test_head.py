@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_provider_cdc.core.copies.head import decode_copy, encode_copy, is_newer, is_of_another_source, source_of
+from airflow_provider_cdc.core.copies.history import History
+from airflow_provider_cdc.core.copies.retention import copy_of
 from airflow_provider_cdc.core.positions.as_of import parse_position
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import Shard, Table, TableName
 from airflow_provider_cdc.errors import ManifestError
+from tests.runs import manifest_of
 
 A, B = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "4f22fa47-71ca-11e1-9e33-c80aa9429562"
 SOURCES = {
@@ -128,3 +136,25 @@ def test_times_without_a_zone_are_compared_as_utc() -> None:
 
 def test_a_source_of_which_no_kind_is_known_is_another_one() -> None:
     assert is_of_another_source(copy(f"{A}:1-5", EARLY), {"server": B}, parse_position(f"{A}:1-9"))
+
+
+def test_a_merged_copy_belongs_to_the_history_of_its_shards(tmp_path: Path) -> None:
+    merged = TableName("shop", "orders")
+    shard = Shard(merged, (), ("id",))
+    tables = tuple(RunTable(Table(TableName("eu", name), (), shard=shard), "watermark", "") for name in "ab")
+    histories = {f"eu.{name}": History("h", 2) for name in "ab"}
+    lake = Storage(tmp_path.as_uri())
+    runs = [
+        Run.create(
+            manifest_of(
+                lake, run_id, identity={"server_uuid": A}, initial_position=position, tables=tables, histories=of_run
+            )
+        )
+        for run_id, position, of_run in (
+            ("20260101T000000Z-00000000", f"{A}:1-90", {}),
+            ("20260102T000000Z-00000000", f"{A}:1-5", histories),
+        )
+    ]
+    earlier, after_a_reset = (copy_of(run, merged) for run in runs)
+    assert after_a_reset.history["number"] == 2
+    assert is_newer(after_a_reset, earlier)
