@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.sources.postgres.catalog.types import NAMES_OF_OBJECTS
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
@@ -67,6 +68,15 @@ SELECT DISTINCT x.transactionid::text FROM part p JOIN pg_type t ON t.oid = p.oi
     AND x.mode = 'ExclusiveLock' AND x.granted
 """
 
+# A statement that adds or drops a field leaves a row of its own version. A transaction that is older than the slot's
+# catalog_xmin ended before the position of the slot.
+_YOUNG_FIELDS = f"""{_PARTS}
+SELECT DISTINCT p.root FROM part p JOIN pg_type t ON t.oid = p.oid AND t.typrelid <> 0 AND t.oid >= %s::oid
+JOIN pg_attribute a ON a.attrelid = t.typrelid AND a.attnum > 0
+WHERE NOT EXISTS (SELECT FROM pg_replication_slots s WHERE s.slot_name = %s
+    AND s.confirmed_flush_lsn <= %s::pg_lsn AND age(a.xmin) > age(s.catalog_xmin))
+"""
+
 _TYPE_KINDS = {
     "array": "array",
     "b": "base",
@@ -101,6 +111,15 @@ def altering(connection: Connection, tables: Iterable[Table]) -> set[str]:
     """Return the ids of the unfinished transactions that alter the type of a column, or a part of such a type."""
     oids = {column.details["oid"] for table in tables for column in table.columns if column.details.get("definition")}
     return {xid for (xid,) in query(connection, _ALTERING, (list(oids),))} if oids else set()
+
+
+def with_young_fields(connection: Connection, oids: Iterable[int], slot: str, position: Lsn) -> set[int]:
+    """Return the types of which a part is a composite type whose fields may have been changed after a position.
+
+    :param slot: a slot that has the log since ``position``.
+    """
+    arguments = list(oids), _FIRST_OWN_OID, slot, str(position)
+    return {root for (root,) in query(connection, _YOUNG_FIELDS, arguments)}
 
 
 def label_oids(columns: Iterable[Column]) -> list[int]:

@@ -7,7 +7,8 @@ The log has no DDL. These facts replace it:
 - The catalog has the present columns. The table has had them at all times since the run's position, because the
   standing record has their versions, or because the log has the commits of their last changes.
 - The catalog has a row for each dropped column. The log has the commit of the transaction that wrote this row.
-- Each label of an enum has had its present name since the copy.
+- Each label of an enum has had its present name since the copy. The composite types of new columns have had their
+  present fields since the copy.
 
 Last, the log since the copy is read as the run will read it, so that the plan names everything that would stop the run.
 """
@@ -25,6 +26,7 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.catalog.column_evolution import Drop, NotCarried, evolution, number_of
 from airflow_provider_cdc.sources.postgres.catalog.schema import RENAMED, REWRITTEN, leaves
+from airflow_provider_cdc.sources.postgres.catalog.type_catalog import with_young_fields
 from airflow_provider_cdc.sources.postgres.checks.past import Past
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, reading_session, value
 from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, already_so
@@ -72,6 +74,7 @@ def carry(
             continue
         try:
             drops = _drops(since, base, table)
+            _check_fields(since, base, table)
             found = evolution(base, table, _missing(since.connection, table), drops, f"since {since.start}")
         except (NotCarried, ConfigurationError) as error:
             refused[table.name] = str(error)
@@ -165,6 +168,19 @@ def _element(array: str) -> str:
         out.append(character)
         escaped = False
     return "".join(out)
+
+
+def _check_fields(since: SinceCopy, base: Table, now: Table) -> None:
+    """Check that the new columns have had the present fields of their composite types at all times.
+
+    A new field is part of the text of all stored values, but not of the text in the log since the column was added. The
+    definitions of the other columns at the copy are known. `still_carried` compares the definitions again.
+    """
+    numbers = {number_of(column) for column in base.columns}
+    new = {column.name: int(column.details["oid"]) for column in now.columns if number_of(column) not in numbers}
+    if new and (young := with_young_fields(since.connection, new.values(), since.standing.name, since.start)):
+        names = ", ".join(name for name, oid in new.items() if oid in young)
+        raise NotCarried(f"the fields of the composite type of {names} may have been changed since the copy")
 
 
 def _drops(since: SinceCopy, base: Table, now: Table) -> dict[int, Drop]:

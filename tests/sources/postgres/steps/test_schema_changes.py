@@ -209,6 +209,14 @@ REFUSED: Mapping[str, tuple[list[str], str]] = {
     "labels": (["ALTER TABLE {t} ADD n int", "ALTER TYPE mood RENAME VALUE 'b' TO 'c'"], "a label of its enums"),
     "own_labels": (["CREATE TYPE own AS ENUM ('x')", "ALTER TABLE {t} ADD n own DEFAULT 'x'"], "a label of its enums"),
     "field": (["ALTER TYPE pair ADD ATTRIBUTE z int"], "altered"),
+    "new_field": (
+        ["ALTER TABLE {t} ADD n fields[] DEFAULT '{{\"(1,2)\"}}'", "ALTER TYPE fields ADD ATTRIBUTE z int"],
+        "the fields of the composite type of n",
+    ),
+    "dropped_field": (
+        ['ALTER TABLE {t} ADD n ranges DEFAULT \'["(1,2)","(3,4)"]\'', "ALTER TYPE ends DROP ATTRIBUTE y"],
+        "the fields of the composite type of n",
+    ),
     "endless": (["ALTER TABLE {t} ADD n date DEFAULT 'infinity'"], "the lake has no value"),
 }
 
@@ -220,6 +228,8 @@ def test_changes_that_need_a_full_read(kept: Kept) -> None:
         [*REFUSED],
         "CREATE SCHEMA other; CREATE DOMAIN positive AS int CHECK (VALUE > 0)",
         "CREATE TYPE mood AS ENUM ('a', 'b'); CREATE TYPE pair AS (x int, y int)",
+        "CREATE TYPE fields AS (x int, y int); CREATE TYPE ends AS (x int, y int)",
+        "CREATE TYPE ranges AS RANGE (subtype = ends)",
         *(
             f"CREATE TABLE {t} (id int PRIMARY KEY, a int, b varchar(20), c numeric(6, 2), z timestamp"
             f"{', m mood' if t == 'labels' else ''}{', m pair' if t == 'field' else ''})"
