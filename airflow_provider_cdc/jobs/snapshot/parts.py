@@ -155,10 +155,11 @@ def _turn(tables: Sequence[RunTable], group: tuple[int, int, tuple[Chunk, ...]])
     """
     weight, index, chunks = group
     table = tables[index].table
-    if table.cascades_from:
-        return 0, 0, -weight
+    first = -1 if table.cascades_from else 0
     if tables[index].consistency == "lock" and chunks[0].within is not None:
-        return 0, index, chunks[0].number
+        return first, 1 + index, chunks[0].number
+    if table.cascades_from:
+        return first, 0, -weight
     if tables[index].consistency == "exported" and table.keyless and chunks[0].within is None:
         return 2, index, -weight
     return 1, 0, -weight

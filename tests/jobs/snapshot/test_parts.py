@@ -135,3 +135,11 @@ def test_ranges_of_values_share_one_lock_and_parts_of_a_keyed_table_do_not() -> 
     of_ranges = sum(part.table == 1 for part in parts)
     assert of_ranges > 1
     assert sizes == [of_ranges, *[1] * (len(parts) - of_ranges)]
+    # So do tables whose parents must not change before the read: a second lock would come later.
+    parent = entry("parent", MIB).table
+    child = replace(divided, table=replace(divided.table, cascades_from=(parent,)))
+    uneven = [replace(chunk, rows=10**5 * (1 + chunk.number % 3)) for chunk in ranges]
+    parts = plan_parts([keyed, child, child], [chunks([10**5] * 10), uneven, uneven], slots=2)
+    assert [table for table, _ in groupby(part.table for part in parts)] == [1, 2, 0]
+    sizes = bundle(parts, [keyed, child, child], slots=2)
+    assert sizes[:2] == [sum(part.table == table for part in parts) for table in (1, 2)]

@@ -16,7 +16,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import pyarrow as pa
@@ -154,25 +154,38 @@ def open_reader(
         return
     # A table that is divided by values has several parts. The parts of one task are read in one transaction, so that
     # the task takes the lock only once.
-    with session_of(kept, f"locked {table.name}", lambda: _locked(settings, table, lock)) as locked_reader:
-        yield locked_reader
+    with session_of(kept, f"locked {table.name}", lambda: _locked(settings, table, lock)) as locked:
+        reader = _Reader(locked.reading, table, locked.upper, locked.held, locked.control)
+        yield reader
+        reader.close()
+
+
+@dataclass(frozen=True)
+class _Locked:
+    """A session whose transaction began under the lock, at the position ``upper``. ``control`` is the session that
+    holds the lock; None: the lock was released."""
+
+    reading: Connection
+    upper: GtidSet
+    held: _Held
+    control: Connection | None = None
 
 
 @contextmanager
-def _locked(settings: ConnectionSettings, table: Table, lock: LockPolicy) -> Iterator[ChunkReader]:
+def _locked(settings: ConnectionSettings, table: Table, lock: LockPolicy) -> Iterator[_Locked]:
     with session(settings, reading=True) as reading:
         _do_not_wait_for_the_group(reading)
         with session(settings) as control, _table_lock(control, locked_with(table), lock) as held:
             query(reading, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
             upper = executed(control)
             if lock.through_read:
-                yield _Reader(reading, table, upper, held, control)
+                yield _Locked(reading, upper, held, control)
                 return
         if table.cascades_from and isinstance(settings, RunSettings):
             from airflow_provider_cdc.sources.mysql.log.segments import check_parents
 
             check_parents(settings, table, upper)
-        yield _Reader(reading, table, upper, held)
+        yield _Locked(reading, upper, held)
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
@@ -264,6 +277,10 @@ class _Reader:
         return self._statements.odd
 
     def settle(self) -> str:
+        if self._locking is not None:
+            # The lock ends with its session, and what was read without the lock does not count.
+            with mapped_errors(f"{self._table.name}, the end of its read under the lock"):
+                query(self._locking, "DO 0")
         return started(self._connection)
 
     def close(self) -> None:

@@ -23,7 +23,13 @@ from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.errors import LockNotGranted, PositionError, PreflightError, SchemaChanged
+from airflow_provider_cdc.errors import (
+    LockNotGranted,
+    PositionError,
+    PreflightError,
+    SchemaChanged,
+    SourceUnavailable,
+)
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.source import ChunkReader
 from airflow_provider_cdc.sources.mysql import MysqlSource
@@ -256,6 +262,25 @@ class TestLock:
             assert reader.lock_seconds > 1
         assert_free(mysql, table)
         mysql.query(f"INSERT INTO {table.name} VALUES (0, 0)")
+
+    def test_that_was_lost_during_the_read_of_one_of_several_ranges_stops_this_read(
+        self, source: MysqlSource, mysql: MysqlServer, table: Table
+    ) -> None:
+        policy = LockPolicy(through_read=True)
+        with pytest.raises(SourceUnavailable), source.one_session() as task:
+            with task.reader(table, "lock", policy) as first:
+                assert rows(first) == set()
+                first.settle()
+            with task.reader(table, "lock", policy) as second:
+                ((holder,),) = mysql.query(
+                    "SELECT PROCESSLIST_ID FROM performance_schema.metadata_locks JOIN performance_schema.threads "
+                    "ON THREAD_ID = OWNER_THREAD_ID WHERE OBJECT_SCHEMA = %s AND LOCK_TYPE = 'SHARED_READ_ONLY'",
+                    (table.name.schema,),
+                )
+                mysql.query(f"KILL {holder}")
+                assert rows(second) == set()
+                second.settle()
+                pytest.fail("the lock was lost before the end of the read")
 
     @pytest.mark.parametrize("through_read", [False, True])
     def test_is_released_when_the_reader_fails(
