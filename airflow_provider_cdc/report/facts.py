@@ -140,6 +140,7 @@ def _run(run: Run, dag_run: DagRunName, done: ConsolidateResult | None) -> Secti
             else f"{counted(run.generation, 'time')}: it could not go on from its earlier initial position",
         ),
         *((f"read again at {restart.at}", why) for restart in manifest.restarts for why in _restarted(restart)),
+        *((f"not read again at {restart.at}", why) for restart in manifest.restarts for why in _carried(restart)),
     ]
     return Section("The run", ("", ""), tuple(rows))
 
@@ -148,6 +149,12 @@ def _restarted(restart: Restart) -> Iterator[str]:
     """Describe each table that was read again because it was altered during the run."""
     for name, why in restart.tables.items():
         yield f"{name}: {why}; the position until then was {restart.position}"
+
+
+def _carried(restart: Restart) -> Iterator[str]:
+    """Describe each table that was altered during the run, and whose rows are carried over the change."""
+    for name, why in restart.carried.items():
+        yield f"{name}: its rows are carried over the change: {why}; the position until then was {restart.position}"
 
 
 def _tables(run: Run, read: SnapshotResult, delta: DeltaResult, done: ConsolidateResult) -> Section:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
@@ -74,9 +75,15 @@ class Target:
         return Cleaner(**{**fields, **more})
 
     def clean(self, *, dry_run: bool = False, **more: Any) -> Report:
+        with self.clock():
+            return self.cleaner(**more).clean(dry_run=dry_run)
+
+    @contextmanager
+    def clock(self) -> Iterator[None]:
+        """Let cleaners see this target's time in the block. Do not enter it in several threads at once."""
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(cleaner, "clock_of", self._clock)
-            return self.cleaner(**more).clean(dry_run=dry_run)
+            yield
 
     def _clock(self, folder: Storage) -> datetime:
         return clock_of(folder) + self.later

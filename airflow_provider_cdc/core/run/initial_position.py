@@ -179,8 +179,8 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: S
         try:
             source.check_identity(run.expected_identity(), manifest.initial)
             for reads in manifest.earlier_reads.values():
-                if reads.pieces:
-                    # The run has recorded the log since these reads.
+                if reads.pieces or reads.altered:
+                    # The run has recorded the log since these reads, or can read these tables again.
                     continue
                 source.check_identity(reads.identity, parse_position(manifest.kind, reads.position))
         except LogGone as error:

@@ -43,7 +43,9 @@ class EarlierReads:
     reads ended before the initial position of the present manifest. ``record`` is the name of the record with the files
     of the tables that were read. ``incarnation`` is the incarnation of the server (`ChunkReader.settle`) when the reads
     had ended. ``nulled`` is `SnapshotResult.nulled` of these reads. ``pieces`` names the record with the log between
-    both positions (`jobs.spool.kept_pieces`). If it is empty, the source still has this log.
+    both positions (`jobs.spool.kept_pieces`). If it is empty, the source still has this log. ``altered`` has, by name,
+    the tables that were altered after the reads and are carried over the change (`jobs.restart.carry`), as they were
+    read.
     """
 
     position: str
@@ -52,18 +54,22 @@ class EarlierReads:
     incarnation: str
     nulled: dict[str, dict[str, int]] = field(default_factory=dict)
     pieces: str = ""
+    altered: dict[str, Table] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Restart:
     """The reason why tables were read again: a table was altered during the run. ``tables`` has a description of the
     change for each of these tables, by the table's name. ``position`` was the initial position until then, and
-    ``manifest`` is the digest of the manifest that was valid until then. ``at`` is the time in ISO 8601."""
+    ``manifest`` is the digest of the manifest that was valid until then. ``at`` is the time in ISO 8601. ``carried``
+    has the same description for each table that was altered but not read again, because its rows are carried over the
+    change."""
 
     tables: dict[str, str]
     position: str
     at: str
     manifest: str
+    carried: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import decode_published
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
 from airflow_provider_cdc.jobs.consolidate.touched_rows import MarkedFile, TouchedKeys, in_portions, mark
+from airflow_provider_cdc.jobs.roll_forward.altered_file import AlteredFile, base_columns
 from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.sources.api.source import Source
 
@@ -118,13 +119,20 @@ class RewindTask:
         table_writer = self._files(order.table)
         schema = table_writer.published
         key = schema.names if table.keyless else list(table.key)
-        files = [MarkedFile(table_writer.folder, file, schema) for file in order.files]
+        # All files of a table that was altered after its read are written again, with the present columns.
+        altered = base_columns(self.source, table)
+        files = [
+            MarkedFile(table_writer.folder, file, schema)
+            if altered is None
+            else AlteredFile(table_writer.folder, file, schema, altered)
+            for file in order.files
+        ]
         for touched in self._touched(order.table, schema.field(key[0]).type, order.since):
             mark(files, key, touched)
             touched.check_all_found(table, "deletes" if self._forward(order.table) else "adds")
         written: list[StagedFile] = []
         for file in files:
-            if file.marks:
+            if file.marks or altered is not None:
                 part = "-".join(file.staged.base_name.split("-")[:2])
                 with table_writer.writer("staged", part) as writer:
                     for rows in file.unmarked():
@@ -132,9 +140,9 @@ class RewindTask:
                 written += writer.files
         return Outcome(
             order.table,
-            tuple(file.staged for file in files if not file.marks),
+            tuple(file.staged for file in files if not file.marks and altered is None),
             tuple(written),
-            sum(bool(file.marks) for file in files),
+            sum(bool(file.marks) or altered is not None for file in files),
         )
 
     def _touched(self, index: int, first: pa.DataType, since: int) -> Iterator[TouchedKeys]:

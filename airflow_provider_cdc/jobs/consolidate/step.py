@@ -308,7 +308,7 @@ def _orders(
     orders: list[Rewind | Restore] = []
     for index in copied:
         entry = step.tables[index]
-        if not change.keys(index):
+        if not change.keys(index) and not entry.table.eras:
             continue
         if entry.table.keyless:
             orders.append(Rewind(index, tuple(files[index])))

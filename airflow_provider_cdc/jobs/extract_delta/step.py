@@ -102,8 +102,7 @@ def _begin_again(step: Step) -> BegunAgain:
     snapshot = step.run.found(SnapshotResult)
     step.altered |= look_for_altered(step, [entry for entry in step.tables if entry.live])
     altered = step.altered
-    again = altered.keys() | snapshot.skipped.keys()
-    live = {str(entry.table.name) for entry in step.tables if entry.live} - again
+    live = {str(entry.table.name) for entry in step.tables if entry.live} - snapshot.skipped.keys()
     if not live:
         return begin_again(step, altered, {}, None, {})
     read = {name: table_files for name, table_files in read_table_files(step.run).items() if name in live}

@@ -12,7 +12,9 @@ from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import LogGone
 from airflow_provider_cdc.jobs.extract_delta.read_segment import DONE, SegmentRecord
+from airflow_provider_cdc.jobs.restart.carry import one_of_carried
 from airflow_provider_cdc.jobs.restart.sources_of_reads import by_manifest
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
@@ -123,6 +125,9 @@ def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFiles]) -> lis
         assert isinstance(source, ContinuesReads)
         start, identity = parse_position(manifest.kind, start_text), manifest.earlier_reads[key].identity
         segments = partial(source.segments_since, start, manifest.initial, identity, step.slots)
+        if evolved := [tracked.table for tracked in tracked_tables if tracked.table.eras]:
+            between = rolling_forward(source).segments_between
+            segments = partial(between, start, manifest.initial, identity, manifest.identity, step.slots, evolved)
         windows.append(Window(f"earlier-{number}", start, tuple(tracked_tables), segments))
     return windows + _windows_of_pieces(step, read)
 
@@ -180,13 +185,18 @@ def check_bases(step: Step) -> None:
     for run_id, base in step.manifest.bases.items():
         check = partial(rolling_forward(step.source).check_since, base.identity, step.manifest.start_of(run_id))
         persist("extract_delta: check the source since the last copy", check)
-    for reads in step.manifest.earlier_reads.values():
+    for key, reads in step.manifest.earlier_reads.items():
         if reads.pieces:
             # The run checked the source when it moved, and has recorded the log up to its present position.
             continue
         start = parse_position(step.manifest.kind, reads.position)
         check = partial(rolling_forward(step.source).check_since, reads.identity, start)
-        persist("extract_delta: check the source since the earlier reads", check)
+        try:
+            persist("extract_delta: check the source since the earlier reads", check)
+        except LogGone as error:
+            if (lost := one_of_carried(step, key, error)) is None:
+                raise
+            raise lost from error
     # If touched rows are read again, their log was read beyond the initial position.
     for kept in by_manifest(step, [entry for entry in step.tables if entry.read_in and entry.at_upper]):
         kept.check(step.manifest.kind)

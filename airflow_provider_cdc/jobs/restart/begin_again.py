@@ -38,6 +38,7 @@ from airflow_provider_cdc.errors import (
     SourceUnavailable,
 )
 from airflow_provider_cdc.jobs.restart.altered import altered_table, described
+from airflow_provider_cdc.jobs.restart.carry import FinishedRead, carried_tables, finished_reads, with_carried
 from airflow_provider_cdc.jobs.restart.sources_of_reads import ReadsOfManifest, by_manifest
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
@@ -64,7 +65,7 @@ def begin_again(
     """Give the run of ``step`` a new manifest, and return the exception that ends the work under the old manifest.
 
     :param altered: the tables to read again, by name, each with the reason.
-    :param read: the files of the tables that were read in full under the old manifest.
+    :param read: the files of the tables that were read in full under the old manifest. They include altered tables.
     :param bound: the bound of these reads; None: ``read`` is empty.
     :param nulled: the number of values that these reads turned into null.
     :raises SchemaChanged: an altered table can no longer be copied, or no longer exists.
@@ -74,7 +75,7 @@ def begin_again(
     if _overtaken(run):
         return BegunAgain()
     for name, why in altered.items():
-        say(f"WARNING: {name} is read again, and the run moves to a later position: {why}")
+        say(f"WARNING: the run moves to a later position, because of {name}: {why}")
     end_spool(step)
     if read and recorded_pieces(step, "") is None and has_let_log_go(step):
         say("all tables are read again, because the source has removed the log since the run began")
@@ -83,15 +84,18 @@ def begin_again(
     read = {name: table_files for name, table_files in read.items() if not table_files.units}
     reads: EarlierReads | None = None
     if bound is not None and read:
+        read = {name: replace(files, ended=files.ended or str(bound.log_end)) for name, files in read.items()}
         record = records.write_named(step.folder, FILES, dict(read))
         reads = EarlierReads(step.manifest.initial_position, step.manifest.identity, record, bound.incarnation, nulled)
     skipped: dict[str, str] = {}
     lost: dict[str, str] = {}
+    generation = str(run.generation)
     while True:
         entries = [entry for entry in step.tables if str(entry.table.name) not in skipped]
-        planned = [_entry(step, entry, altered, read, str(run.generation), lost) for entry in entries]
+        planned = [_entry(step, entry, altered, read, generation, lost) for entry in entries]
         try:
-            manifest = _manifest(step, planned, altered, skipped, reads, bound)
+            finished = finished_reads(step, altered, {} if generation in lost else read, reads, bound)
+            manifest = _manifest(step, planned, altered, skipped, reads, bound, finished)
             break
         except _LogOfReadsGone as gone:
             # Read these tables again, too, at another position, because they are not part of this one.
@@ -187,6 +191,7 @@ def _manifest(
     skipped: Mapping[str, str],
     reads: EarlierReads | None,
     bound: UpperBound | None,
+    finished: Mapping[str, FinishedRead],
 ) -> Manifest:
     old, source, generation = step.manifest, step.source, str(step.run.generation)
     options, missed_past = old.options, old.missed_past
@@ -234,6 +239,7 @@ def _manifest(
             if error.where not in altered:
                 raise
             raise SchemaChanged(error.message, where=error.where, hint=error.hint) from error
+        carried = carried_tables(step, finished, planned, point)
     except (CdcError, _LogOfReadsGone):
         if isinstance(source, Discards):
             with suppress(CdcError):
@@ -242,13 +248,27 @@ def _manifest(
     now = datetime.now(UTC).isoformat(timespec="seconds")
     entries = []
     for entry in planned:
-        if not entry.read_in:
+        name = str(entry.table.name)
+        if name in carried:
+            entry = carried[name]
+        elif not entry.read_in:
             table = replace(tables[entry.table.name], selection=entry.table.selection)
             entry = replace(entry, table=table, place=places.get(table.copy_name, entry.place))
         entries.append(entry)
     earlier_reads = old.earlier_reads | ({generation: reads} if reads is not None else {})
+    earlier_reads = with_carried(earlier_reads, finished, carried)
     used = {entry.read_in for entry in entries}
-    earlier_reads = {key: replace(reads, pieces=recorded[key]) for key, reads in earlier_reads.items() if key in used}
+    earlier_reads = {
+        key: replace(reads, pieces=recorded.get(key, "")) for key, reads in earlier_reads.items() if key in used
+    }
+    read_again = {name: why for name, why in altered.items() if name not in carried}
+    restart = Restart(
+        read_again,
+        old.initial_position,
+        now,
+        step.run.digest,
+        {name: why for name, why in altered.items() if name in carried},
+    )
     return replace(
         old,
         options=options,
@@ -260,7 +280,7 @@ def _manifest(
         skipped={**old.skipped, **with_merged(step.tables, skipped)},
         bases=bases,
         earlier_reads=earlier_reads,
-        restarts=(*old.restarts, Restart(dict(altered), old.initial_position, now, step.run.digest)),
+        restarts=(*old.restarts, restart),
     )
 
 

@@ -71,13 +71,15 @@ class BegunAgain(Exception):
 @dataclass
 class Step:
     """A step in progress. ``token`` identifies this try. ``altered`` has the tables that were altered while this step
-    read them, by name, each with the reason (`jobs.restart`)."""
+    read them, by name, each with the reason (`jobs.restart`). ``ends`` has, for tables that were read in full, an end
+    of the log after the read (`jobs.snapshot.ends_of_reads`)."""
 
     spark: SparkSession
     run: Run
     source: Source
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
     altered: dict[str, str] = field(default_factory=dict)
+    ends: dict[str, str] = field(default_factory=dict)
 
     @property
     def manifest(self) -> Manifest:

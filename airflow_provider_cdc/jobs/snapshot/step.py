@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from itertools import islice
 
 from pyspark.sql import SparkSession
@@ -17,11 +16,10 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.options.limits import chunk_rows_within
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.results import SNAPSHOT, SnapshotResult, TableRead
-from airflow_provider_cdc.core.run.timeline import Bar, write_timeline
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import counted
-from airflow_provider_cdc.errors import CdcError, SourceUnavailable, TerminalError, TransientError
+from airflow_provider_cdc.errors import SourceUnavailable, TerminalError, TransientError
 from airflow_provider_cdc.jobs.control import controller
 from airflow_provider_cdc.jobs.restart.altered import look_for_altered, may_restart, note_altered
 from airflow_provider_cdc.jobs.restart.begin_again import begin_again
@@ -34,7 +32,9 @@ from airflow_provider_cdc.jobs.runtime.source_watch import Watch
 from airflow_provider_cdc.jobs.runtime.step import Plan, Step, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import without_damaged
+from airflow_provider_cdc.jobs.snapshot.ends_of_reads import EndsOfReads, with_ends
 from airflow_provider_cdc.jobs.snapshot.key_order import Extent, check_key_order
+from airflow_provider_cdc.jobs.snapshot.note_timeline import note_timeline
 from airflow_provider_cdc.jobs.snapshot.parts import Part, bundle, cut
 from airflow_provider_cdc.jobs.snapshot.piece_progress import PARTS, Piece, forget, piece_of_part
 from airflow_provider_cdc.jobs.snapshot.piece_progress import Watch as PieceWatch
@@ -128,7 +128,7 @@ def read_tables(step: Step) -> SnapshotResult:
             extents[part.table] += done[part.number].extents
     for index, entry in enumerate(step.tables):
         check_key_order(entry.table, extents[index])
-    files = files_by_table(step.tables, parts, done) | files_read_earlier(step)
+    files = with_ends(step, files_by_table(step.tables, parts, done)) | files_read_earlier(step)
     nulled_now = [(_name(step, part), done[part.number].nulled) for part in parts if part.number in done]
     nulled = add_nulled([*nulled_earlier(step), *nulled_now])
     restarted = step.altered | undone(step, bound)
@@ -165,7 +165,7 @@ def read_tables(step: Step) -> SnapshotResult:
     )
     say_skipped(skipped)
     _summarize(result)
-    _note_timeline(step, parts, done)
+    note_timeline(step, parts, done)
     return result
 
 
@@ -183,23 +183,9 @@ def _read_in_full(
     step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord], files: Mapping[str, TableFiles]
 ) -> dict[str, TableFiles]:
     """Return the files of the tables all of whose parts were read under the present manifest."""
-    missing = {
-        _name(step, part) for part in parts if part.number not in done or done[part.number].refused
-    } | step.altered.keys()
+    missing = {_name(step, part) for part in parts if part.number not in done or done[part.number].refused}
     read = {_name(step, part) for part in parts} - missing
     return {name: table_files for name, table_files in files.items() if name in read}
-
-
-def _note_timeline(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord]) -> None:
-    read = ((part, done[part.number]) for part in parts if part.number in done)
-    bars = [
-        Bar(_name(step, part), part.number, record.lane, record.began, record.seconds, record.rows, record.bytes)
-        for part, record in read
-        if record.began
-    ]
-    # The timeline is only for the report, so a failure to write it does not fail the step.
-    with suppress(CdcError, OSError):
-        write_timeline(step.folder, bars)
 
 
 def _stale(done: Mapping[int, PartRecord], bound: UpperBound) -> list[int]:
@@ -290,7 +276,7 @@ def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
             if not note_altered(step, error):
                 raise
             for part in plan.orders:
-                if _name(step, part) in step.altered:
+                if _name(step, part) in step.altered and _name(step, part) not in step.ends:
                     done.pop(part.number, None)
 
 
@@ -343,8 +329,11 @@ def _read_missing(
         patience.succeeded()
         progress.add(record.chunks, record.rows, weights[record.part], sum(file.bytes for file in record.files))
 
+    ends = EndsOfReads(step, missing, done)
+
     def meanwhile() -> None:
         watch.look(progress.seconds_left)
+        ends.look()
         progress.tick()
 
     run_tasks(
@@ -357,6 +346,7 @@ def _read_missing(
         bundle=lambda parts: bundle(parts, step.tables, step.slots),
         brief=brief,
     )
+    ends.look(now=True)
 
 
 def _name(step: Step, part: Part) -> str:

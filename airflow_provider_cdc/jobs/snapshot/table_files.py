@@ -27,12 +27,14 @@ class Unit:
 class TableFiles:
     """The files with the rows that were read from one table. ``upper`` is the exact position of the read, as text;
     empty: the table does not need an exact position, or its ranges were read at several positions (``units``). ``odd``
-    are the rows with values that no Arrow type holds (`survivors`)."""
+    are the rows with values that no Arrow type holds (`survivors`). ``ended`` is an end of the log after the end of the
+    read (`ends_of_reads`). Empty: unknown."""
 
     files: tuple[StagedFile, ...]
     upper: str
     odd: tuple[OddRow, ...] = ()
     units: tuple[Unit, ...] = ()
+    ended: str = ""
 
     @property
     def rows(self) -> int:

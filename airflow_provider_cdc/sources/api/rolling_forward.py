@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
-from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.tables.table import Era, Evolution, Table, TableName
 
 if TYPE_CHECKING:
@@ -81,3 +81,28 @@ class CarriesSchemaChanges(Protocol):
 
     def new_columns(self, table: Table, era: Era) -> pa.RecordBatch:
         """Return the published values of the columns of ``table`` that rows of ``era`` do not have, as one row."""
+
+
+@runtime_checkable
+class CarriesReads(Protocol):
+    """A source whose finished reads can be brought to a later position of the same run over schema changes.
+
+    `RollsForward.segments_between` returns the log since the read."""
+
+    def end_of_log(self) -> LogEnd:
+        """Return the present end of the log. The schema changes after it come after all reads that have ended."""
+
+    def carry_read(
+        self, identity: Mapping[str, str], start: Position, table: Table, now: Table, ended: LogEnd, end: Position
+    ) -> Evolution:
+        """Return the schema changes of a table since it was read.
+
+        :param identity: the identity of the initial point ``start`` under which the read began.
+        :param table: the table as it was recorded at ``start``.
+        :param now: the table as it was recorded after ``end``.
+        :param ended: an end of the log after the end of the read.
+        :param end: the position to which the read is brought.
+        :raises SchemaChanged: the rows of the read cannot be carried over the changes.
+        :raises ExactnessError: the log since ``start`` is not complete.
+        :raises SourceUnavailable: the server cannot be reached.
+        """

@@ -49,6 +49,7 @@ from airflow_provider_cdc.sources.mysql.chunking import axes, chunks, sample
 from airflow_provider_cdc.sources.mysql.server import load, log_history, log_mark, server
 from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, RunSettings, session, value
 from airflow_provider_cdc.sources.mysql.steps import preflight, snapshot
+from airflow_provider_cdc.sources.mysql.steps.carried_reads import CarriesReads
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.tables import schema, types
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import look_replaced
@@ -56,7 +57,7 @@ from airflow_provider_cdc.sources.mysql.tables.identities.watched import Watched
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 
-class MysqlSource:
+class MysqlSource(CarriesReads):
     """`Source` for MySQL. The methods call functions of other modules.
 
     The methods import the decoders of rows and logs only when they are needed. The kernels of the decoders take a

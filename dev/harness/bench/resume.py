@@ -6,8 +6,8 @@ have together more than one run that is not killed, was lost. Rows that the kill
 count as lost, too.
 
 The database has a table with a key, two tables without a key that are divided by the values of an indexed column, and a
-small table without a key and without an index. No session writes meanwhile. The instants are drawn with a fixed seed. The
-tables are small, so the parts are made small, too: a run has as many of them as a run of about 8 GB with default
+small table without a key and without an index. No session writes meanwhile. The instants are drawn with a fixed seed.
+The tables are small, so the parts are made small, too: a run has as many of them as a run of about 8 GB with default
 settings (`--parts`).
 """
 

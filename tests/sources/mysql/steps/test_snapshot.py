@@ -267,7 +267,7 @@ class TestLock:
         self, source: MysqlSource, mysql: MysqlServer, table: Table
     ) -> None:
         policy = LockPolicy(through_read=True)
-        with pytest.raises(SourceUnavailable), source.one_session() as task:
+        with pytest.raises(SourceUnavailable), source.one_session() as task:  # noqa: PT012
             with task.reader(table, "lock", policy) as first:
                 assert rows(first) == set()
                 first.settle()

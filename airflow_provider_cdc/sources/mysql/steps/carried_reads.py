@@ -1,0 +1,57 @@
+"""Carries a finished read of a table over schema changes, so that the run need not read the table again.
+
+The rules are those of copies that are rolled forward (`steps.roll_forward`). In addition, each schema change must lie
+in the log after the end of the read. A read that lasted beyond a schema change may have rows of both shapes: for
+example, `RENAME COLUMN a TO b, RENAME COLUMN b TO a` leaves the names as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
+from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
+from airflow_provider_cdc.errors import SchemaChanged
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, is_before
+from airflow_provider_cdc.sources.mysql.server.session import session
+
+
+class CarriesReads:
+    """The methods of `sources.api.rolling_forward.CarriesReads`."""
+
+    settings: ConnectionSettings
+
+    def end_of_log(self) -> LogEnd:
+        with session(self.settings) as connection:
+            return LogEnd(str(end_of_log(self.settings, connection)))
+
+    def carry_read(
+        self, identity: Mapping[str, str], start: Position, table: Table, now: Table, ended: LogEnd, end: Position
+    ) -> Evolution:
+        # Import this module late: `sources.mysql.source` explains why.
+        from airflow_provider_cdc.sources.mysql.steps import roll_forward
+
+        begin, evolutions = GtidSet.expect(start), dict[TableName, Evolution]()
+        refused = roll_forward.refusals_since(self.settings, identity, begin, [table], None, evolutions)
+        if why := refused.get(table.name):
+            raise _not_carried(table, why.replace("since the copy", "since the read"))
+        evolution = evolutions.get(table.name)
+        if evolution is None:
+            raise _not_carried(table, "the log has no change of its columns")
+        read_until = LogPlace.parse(ended)
+        for era in evolution.eras:
+            if is_before(LogPlace.parse(era.begins), read_until):
+                raise _not_carried(table, f"{era.statement} ({era.begins}) may have come before the end of the read")
+        carried = replace(table, columns=evolution.columns, eras=evolution.eras)
+        if not carried.same_shape(now) or carried.key_index != now.key_index:
+            raise _not_carried(table, "it was altered again meanwhile")
+        # The window up to the new position must contain all of these statements.
+        roll_forward.segments_between(self.settings, begin, GtidSet.expect(end), identity, 1, [carried])
+        return evolution
+
+
+def _not_carried(table: Table, why: str) -> SchemaChanged:
+    return SchemaChanged(why, where=str(table.name))
