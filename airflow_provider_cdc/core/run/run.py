@@ -252,9 +252,11 @@ class Run:
             folder.create_json(_manifest_name(1), records.encode(manifest))
             return cls.load(folder)
         following = records.write_named(folder, _FOLLOWING, manifest)
+        was_abandoned = instead_of.abandoned
         commit = instead_of.decide(Commit(uuid.uuid4().hex, instead_of.rests_on, following, abandoned=True))
-        if commit.abandoned and not instead_of.begin_following():
-            # The run was stopped or cleaned up before, and is now started again.
+        if commit.abandoned and not instead_of.begin_following() and was_abandoned:
+            # The run was stopped or cleaned up before, and is now started again. If it is stopped at this moment, it
+            # stays stopped.
             folder.create_json(_manifest_name(instead_of.generation + 1), records.encode(manifest))
         return cls.load(folder)
 

@@ -208,7 +208,7 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_c
         earlier: list[SegmentRecord] = []
         if isinstance(source, PreparesBeforeWindow):
             name = f"delta/before{'' if window.name == BACK else f'-{window.name}'}-{-first.number}.json"
-            earlier = _read(step, window, name, partial(source.segments_before, first, step.slots))
+            earlier = _read(step, window.earlier(), name, partial(source.segments_before, first, step.slots))
         if not earlier:
             raise _prepared_nowhere(unmatched_commits)
         read = earlier + read
@@ -296,7 +296,7 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
             window.tables,
             skips,
             alone,
-            tuple(window.units),
+            (*window.units, *window.events),
         ),
         finished,
         meanwhile=meanwhile,

@@ -12,9 +12,9 @@ from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.counted import counted
-from airflow_provider_cdc.errors import LogGone
+from airflow_provider_cdc.errors import LogGone, SchemaChanged
 from airflow_provider_cdc.jobs.extract_delta.read_segment import DONE, SegmentRecord
-from airflow_provider_cdc.jobs.restart.carry import one_of_carried
+from airflow_provider_cdc.jobs.restart.altered import may_restart
 from airflow_provider_cdc.jobs.restart.sources_of_reads import by_manifest
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
@@ -23,6 +23,7 @@ from airflow_provider_cdc.jobs.snapshot.table_files import TableFiles, read_tabl
 from airflow_provider_cdc.jobs.spool.adopt import Adopted, adopt, records_of
 from airflow_provider_cdc.jobs.spool.kept_pieces import pieces_of
 from airflow_provider_cdc.jobs.spool.keyless import UnitsByPosition, by_position
+from airflow_provider_cdc.jobs.spool.piece import tracked_table
 from airflow_provider_cdc.sources.api.calls import rolling_forward
 from airflow_provider_cdc.sources.api.optional_capabilities import ContinuesReads
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
@@ -38,7 +39,8 @@ class Window:
 
     ``name`` is the prefix of the names of its files. ``spooled`` has the segments at the beginning of the window that
     were read before, in this number of ``pieces``. ``segments`` returns the other segments. ``units`` has the keyless
-    tables whose ranges were read at several positions, by index. Of these tables, the log is read change by change.
+    tables whose ranges were read at several positions, by index. Of these tables, and of the tables with the indices
+    ``events``, the log is read change by change.
 
     If the pieces were read under another manifest, ``numbers`` has the index of each table, by its index in the files
     of the pieces. ``since`` has the positions at which keyless tables were read, by their indices in these files:
@@ -55,12 +57,27 @@ class Window:
     numbers: Mapping[int, int] = field(default_factory=dict)
     since: Mapping[int, Position] = field(default_factory=dict)
     units: Mapping[int, UnitsByPosition] = field(default_factory=dict)
+    events: tuple[int, ...] = ()
 
     @property
     def stored_tables(self) -> tuple[TrackedTable, ...]:
         """The tables, with their indices in the files of the pieces."""
         stored = {number: index for index, number in self.numbers.items()}
         return tuple(replace(one, index=stored.get(one.index, one.index)) for one in self.tables)
+
+    def earlier(self) -> Window:
+        """Return the window as which the log before it is read, to find prepared transactions. If the run has recorded
+        pieces, they name a transaction's changes by the indices of tables in their files, and by the way in which they
+        have the changes of a table. So the earlier log is read in the same way."""
+        if not self.spooled:
+            return self
+        tables = [
+            # Only a keyless table needs a bound, and has one.
+            tracked_table(one.index, one.table, self.start if one.upper is None else one.upper)
+            for one in self.stored_tables
+        ]
+        events = tuple(one.index for one in tables if one.table.keyless)
+        return replace(self, tables=tuple(tables), events=events)
 
     @property
     def plan_name(self) -> str:
@@ -181,7 +198,10 @@ def _last(units: UnitsByPosition) -> Position:
 
 
 def check_bases(step: Step) -> None:
-    """Check that no change was made outside the log since the positions of the base copies."""
+    """Check that no change was made outside the log since the positions of the base copies, and of earlier reads.
+
+    :raises SchemaChanged: the source has removed the log since earlier reads. The run may read these tables again.
+    """
     for run_id, base in step.manifest.bases.items():
         check = partial(rolling_forward(step.source).check_since, base.identity, step.manifest.start_of(run_id))
         persist("extract_delta: check the source since the last copy", check)
@@ -194,9 +214,12 @@ def check_bases(step: Step) -> None:
         try:
             persist("extract_delta: check the source since the earlier reads", check)
         except LogGone as error:
-            if (lost := one_of_carried(step, key, error)) is None:
+            names = [str(entry.table.name) for entry in step.tables if entry.read_in == key]
+            if not may_restart(step) or not names or names[0] in step.altered:
                 raise
-            raise lost from error
+            # One table suffices: when the run moves, it finds that the log of the others is gone, too.
+            what = f"the source no longer has the log since it was read ({error.message})"
+            raise SchemaChanged(what, where=names[0], hint=error.hint) from error
     # If touched rows are read again, their log was read beyond the initial position.
     for kept in by_manifest(step, [entry for entry in step.tables if entry.read_in and entry.at_upper]):
         kept.check(step.manifest.kind)

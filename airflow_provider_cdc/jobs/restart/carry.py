@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.manifest import EarlierReads, RunTable
 from airflow_provider_cdc.core.run.plan import InitialPoint
 from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table
-from airflow_provider_cdc.errors import LogGone, SchemaChanged, TerminalError
+from airflow_provider_cdc.errors import TerminalError
 from airflow_provider_cdc.jobs.restart.earlier_reads import undone
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
@@ -147,12 +147,3 @@ def with_carried(
         reads = merged.get(one.key, one.reads)
         merged[one.key] = replace(reads, altered={**reads.altered, name: one.table})
     return merged
-
-
-def one_of_carried(step: Step, key: str, gone: LogGone) -> SchemaChanged | None:
-    """Return the error that makes the run read tables again whose log since the read is gone. It names one of the
-    tables with the ``key`` in `Manifest.earlier_reads`. None: these tables are not carried over a schema change."""
-    names = [entry.table.name for entry in step.tables if entry.read_in == key]
-    if not step.manifest.earlier_reads[key].altered or not names:
-        return None
-    return SchemaChanged(f"the source no longer has the log since the read: {gone.message}", where=str(names[0]))

@@ -166,9 +166,12 @@ def test_a_run_goes_on_with_the_manifest_that_its_commit_names(
     assert (killed_run.abandoned, killed_run.goes_on, is_over(killed_run)) == (True, True, False)
     other = Run.create(replace(manifest, initial_position="a:10"), instead_of=Run.load(folder))
     assert (other.manifest.initial_position, other.generation) == ("a:9", 2)
-    # A run that was stopped does not go on by itself.
+    # A run that was stopped does not go on by itself, nor with an attempt that has not seen this yet.
+    unaware = Run.load(folder)
     assert other.decide(Commit("stop", other.rests_on, abandoned=True)).abandoned
     assert (other.begin_following(), is_over(other), Run.load(folder).generation) == (False, True, 2)
+    overtaken = Run.create(replace(manifest, initial_position="a:11"), instead_of=unaware)
+    assert (overtaken.generation, is_over(overtaken)) == (2, True)
     assert Run.create(replace(manifest, initial_position="a:11"), instead_of=other).generation == 3
 
 

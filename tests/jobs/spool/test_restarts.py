@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from tests.conftest import MysqlFactory, PostgresFactory
 from tests.jobs.spool.spooled_run import ROWS, Server, SpooledRun, make_tables, purge, rotate
+from tests.jobs.spool.test_prepared import prepare
 
 pytestmark = pytest.mark.slow
 
@@ -145,6 +147,20 @@ def test_reads_do_not_count_if_the_log_after_the_last_piece_is_gone(
     run.finish()
 
 
+def test_reads_without_pieces_do_not_count_if_the_log_is_removed_after_the_move(
+    mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run moves before its first piece. Then the server removes the log behind the pieces of the new manifest."""
+    server = mysql_factory({})
+    make_tables(server)
+    run = RestartedRun(server, tmp_path, monkeypatch)
+    run.acts = {1: [run.alter], 2: [run.spool] * 2}
+    run.pipeline.snapshot()
+    assert set(run.kept) == {"events", "visits"}
+    run.finish()
+    assert run.kept == {"orders": "2"}
+
+
 def test_an_attempt_under_the_old_manifest_goes_on_with_the_present_one(
     postgres_factory: PostgresFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -253,4 +269,34 @@ def test_a_piece_that_a_slow_attempt_records_after_the_move_does_not_count(
     run.pipeline.snapshot()
     assert run.kept == {"visits": "1"}
     assert zombie.lines[0].chain.links[-1].upper > str(run.points[0].position)
+    run.finish()
+
+
+def test_a_transaction_that_was_prepared_before_the_run_and_not_looked_up_is_found_in_earlier_log(
+    mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The user may not run XA RECOVER. The transaction is committed in the second piece, after all reads."""
+    server = mysql_factory({})
+    make_tables(server)
+    prepare(server, "early", "INSERT INTO shop.orders VALUES (-1, 'prepared')")
+    rotate(server)
+    for name in server.query("SELECT QUOTE(user), QUOTE(host) FROM mysql.user WHERE user = 'root'"):
+        server.query("REVOKE XA_RECOVER_ADMIN ON *.* FROM {}@{}".format(*name))
+    run = RestartedRun(server, tmp_path, monkeypatch)
+    reads = count(1)
+
+    def between() -> None:
+        number = 0 if run.points else next(reads)
+        if number in (1, len(run.read_parts)):
+            assert run.spooler().take()
+        if number == len(run.read_parts) - 1:
+            server.query("XA COMMIT 'early'")
+        if number == len(run.read_parts):
+            run.changed = ("orders", "events")
+            server.query("ALTER TABLE shop.visits ADD COLUMN more INT")
+
+    run.between = between
+    run.pipeline.snapshot()
+    assert "orders" in run.kept
+    assert (-1, "prepared") in run.expected["orders"]
     run.finish()
