@@ -37,7 +37,8 @@ def test_small_tables_share_sessions(spark: Any, kind: str, db: Database, tmp_pa
         found = run.snapshot()
         opened = int(db.query(OPENED[kind])[0][0]) - before
         assert found["rows"] == 2 * TABLES + 2
-        assert opened < TABLES / 2
+        # A fixed number of sessions belongs to the step.
+        assert opened < 0.6 * TABLES
         run.extract_delta()
         for name, uri in run.consolidate()["published"].items():
             assert published_counts(uri)[1] == db.rows(name.partition(".")[2])

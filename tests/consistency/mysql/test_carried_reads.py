@@ -84,7 +84,8 @@ def tables(mysql: MysqlServer, schema: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spools", [False, True])
+# Without writers in the second read, it waits for a second piece until its patience ends.
+@pytest.mark.parametrize("spools", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_rows_that_were_read_are_carried_over_schema_changes(
     mysql: MysqlServer,
     spark: SparkSession,

@@ -171,6 +171,7 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
             "files_adopted": 0,
             "changes": {},
             "scrubbed": 0,
+            "shards": {},
             "seconds": 0.0,
         },
     }
