@@ -86,7 +86,8 @@ class Installed:
         return self.run("-m", "airflow", *arguments)
 
     def run(self, *arguments: str | Path, **more: str) -> str:
-        return run(self._python, *arguments, env=self._environment | more)
+        # `python -m` would also import the package from the checkout, if that were the present folder.
+        return run(self._python, *arguments, env=self._environment | more, cwd=self.home)
 
     def copy(self, dag_id: str, **conf: Any) -> str:
         """Run a DAG to its end, and return its log."""
