@@ -165,8 +165,8 @@ class SnapshotTaskGroup(TaskGroup):
         IDENTITY FULL``, or may have a type or a value that no Arrow type holds. ``fail`` stops the run. ``skip`` leaves
         these tables out, names them in the logs, and lists them with the reasons in the XCom ``skipped``.
     :param on_schema_change: What a run does if a table is altered while the run works, and the result could be wrong.
-        ``restart_table``: the run fixes a later position and reads only the altered table again. The other tables are
-        brought to the new position by the log. All tables are exact at the new position, which is in the XComs of
+        ``restart_table``: the run fixes a later position and reads at most the altered table again. The other tables
+        are brought to the new position by the log. All tables are exact at the new position, which is in the XComs of
         ``consolidate``, in the report and in the copies. A run with ``as_of`` cannot move its position:
         ``on_table_error`` says whether it stops or leaves the altered table out. ``give_up_past``: like
         ``restart_table``, but if the DAG supplied ``as_of`` (as ``nightly`` does), the run moves to the present, and

@@ -256,8 +256,8 @@ class StepOptions:
         title="Tables that are altered during the run",
         section=FOLDED,
         help="What a run does if a table is altered while the run works, and the result could be wrong. "
-        "`restart_table`: the run fixes a later position and reads only the altered table again. The other tables are "
-        "brought to the new position by the log. All tables are exact at the new position, which is in the XComs "
+        "`restart_table`: the run fixes a later position and reads at most the altered table again. The other tables "
+        "are brought to the new position by the log. All tables are exact at the new position, which is in the XComs "
         "of `consolidate`, in the report and in the copies. A run with `as_of` cannot move its "
         "position: `on_table_error` says whether it stops or leaves the altered table out. `give_up_past`: like "
         "`restart_table`, but if the DAG supplied `as_of` (as `nightly` does), the run moves to the present, and "
