@@ -52,7 +52,8 @@ def prepare(address: Address) -> Work:
             steps[step.__name__] = _seconds(step)
         found = pipeline.found
         return {
-            "rows": sum(found["consolidate"]["rows"].values()) if order.night else found["snapshot"]["rows"],
+            # On PostgreSQL, rows that move while the table is read are put back by the rewind.
+            "rows": sum(found["consolidate"]["rows"].values()),
             "seconds": steps["snapshot"],
             "steps": steps,
             "sessions": sessions,
