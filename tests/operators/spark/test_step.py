@@ -153,8 +153,7 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
             "view_seconds": 0.0,
         },
     }
-    alias = copies_alias("my dag", "g")
-    orders = table_asset("shop", "shop.orders")
+    alias, orders = copies_alias("my dag", "g"), table_asset("shop", "shop.orders")
     consolidate = operator(run, ConsolidateOperator, outlets=[alias, orders])
     assert consolidate.execute(CONTEXT) == {
         "published": {"shop.orders": "file:///x"},
