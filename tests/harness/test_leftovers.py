@@ -12,6 +12,7 @@ import pytest
 
 from harness import leftovers
 from harness.airflow_home import ROOT
+from harness.throw_away import remove_abandoned
 
 DAY = 24 * 3600
 
@@ -119,3 +120,18 @@ def test_modules_of_folders_that_are_gone_are_removed(cache: Path, tmp_path: Pat
     assert [str(path.relative_to(cache / "pycache")) for path in cache.rglob("*.pyc")] == [
         str((there / "package/module.pyc").relative_to("/"))
     ]
+
+
+def test_folders_of_killed_processes_are_removed_and_those_of_running_ones_kept(tmp_path: Path) -> None:
+    abandoned, used, fresh, foreign = (tmp_path / name for name in ("cdc-x-1", "cdc-x-2", "cdc-x-3", "other"))
+    for folder in (abandoned, used, fresh, foreign):
+        (folder / "data").mkdir(parents=True)
+        if folder != fresh:
+            os.utime(folder, (time.time() - DAY, time.time() - DAY))
+    holder = os.open(used, os.O_RDONLY)
+    try:
+        fcntl.flock(holder, fcntl.LOCK_EX)
+        remove_abandoned(tmp_path, "cdc-x-")
+    finally:
+        os.close(holder)
+    assert sorted(tmp_path.iterdir()) == [used, fresh, foreign]
