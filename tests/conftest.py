@@ -62,6 +62,8 @@ else:
 
 AIRFLOW = "tests/dags/"
 
+LOG_FILE_BYTES = 1 << 18
+
 LONGEST_FIRST = [ROOT / "tests" / name for name in ("dags", "consistency", "contract", "jobs", "sinks")]
 
 
@@ -137,6 +139,18 @@ def mysql_oracle() -> Iterator[MysqlServer]:
     """A second server, for replaying, with its own log and GTIDs."""
     with throw_away_mysql() as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def short_log(request: pytest.FixtureRequest) -> None:
+    """Begin a new file of the shared server's binary log if earlier tests have written much.
+
+    A run reads the file in which it begins from its start, so a long file makes all later tests slow.
+    """
+    if "mysql" in request.fixturenames:
+        server: MysqlServer = request.getfixturevalue("mysql")
+        if int(server.query("SHOW BINARY LOG STATUS")[0][1]) > LOG_FILE_BYTES:
+            server.query("FLUSH BINARY LOGS")
 
 
 @pytest.fixture
