@@ -13,6 +13,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.copies.base_selection import choose
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.limits import LimitOptions
+from airflow_provider_cdc.core.options.log import AUTO, LogOptions
 from airflow_provider_cdc.core.options.merge import MergeOptions
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.run.initial_position import begin
@@ -71,6 +72,7 @@ class Pipeline:
         lake: LakeOptions | None = None,
         format: str = "parquet",
         merging: MergeOptions | None = None,
+        spool: str = AUTO,
     ) -> None:
         self.target = Storage(target)
         self.run = Storage(scratch or scratch_of(target)).folder(run_id)
@@ -93,6 +95,7 @@ class Pipeline:
             keep=keep,
             lock=self._lock,
             limits=limits or LimitOptions(),
+            log=LogOptions(spool),
             lake=lake or LakeOptions(format),
             on_table_error=on_table_error,
             on_schema_change=on_schema_change,

@@ -102,6 +102,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"mysql_kept", "postgres_kept"},
         ),
         (
+            "spool",
+            ["--images=40000", "--kind=mysql"],
+            {"mysql_off", "mysql_auto"},
+            {"mysql_vs_off"},
+        ),
+        (
             "source-impact",
             ["--alone-seconds=0.5"],
             {"writers_alone", "writers_ours", "writers_ours_lock", "writers_mysqldump", "writers_mysqldump_locked"},
