@@ -17,6 +17,7 @@
     │   ├── RunwayTooShort         the source will remove the log long before the run has read it
     │   ├── CopyDiffers            a verification found differences, or could not verify a table
     │   ├── KeysCollide            several shards of a merged table have a row with the same key
+    │   ├── UnionRefused           the shards of several sources cannot be published as one table
     │   └── ExactnessError         an event in the window broke a condition of the proof
     │       ├── SchemaChanged      DDL or TRUNCATE on a copied table, or row images with other columns
     │       ├── LogGone            the log no longer reaches back to the initial position
@@ -199,6 +200,12 @@ class KeysCollide(TerminalError):
     is published."""
 
     code = "CDC-1110"
+
+
+class UnionRefused(TerminalError):
+    """The shards of several sources cannot be published as one merged table. Nothing of the table is published."""
+
+    code = "CDC-1111"
 
 
 class ExactnessError(TerminalError):

@@ -5,18 +5,19 @@ Airflow's OpenLineage provider calls this module if it is installed and enabled.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, ConsolidateResult
 from airflow_provider_cdc.core.run.run import Run, read_is_latest
-from airflow_provider_cdc.core.shards.copy_tables import copies_of
-from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.core.shards.copy_tables import CopyTables, copies_of
+from airflow_provider_cdc.core.tables.table import Table, TableName
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
 
+    from airflow_provider_cdc.core.shards.union import Union, UnionResult
     from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 
@@ -32,46 +33,101 @@ def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None
     :param settings: the connection to the source.
     """
     from airflow.providers.openlineage.extractors import OperatorLineage
-    from openlineage.client.event_v2 import InputDataset, OutputDataset
-    from openlineage.client.facet_v2 import (
-        dataset_version_dataset,
-        output_statistics_output_dataset,
-        schema_dataset,
-        symlinks_dataset,
-    )
-
-    from airflow_provider_cdc.assets import copy_asset
 
     if CONSOLIDATE not in run.steps:
         return None
-
-    def columns_of(table: Table, names: Sequence[str]) -> Any:
-        fields = [schema_dataset.SchemaDatasetFacetFields(name=name, type=table.column(name).type) for name in names]
-        return schema_dataset.SchemaDatasetFacet(fields=fields)
-
     result, manifest, latest = run.found(ConsolidateResult), run.manifest, read_is_latest(run.folder)
-    version = dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=run.position_text)
     inputs, outputs = [], []
     for copy in copies_of(manifest.tables):
         if (name := str(copy.name)) not in result.published:
             continue
-        facets = {"version": version}
-        for table in (entry.table for entry in copy.tables):
-            facets["schema"] = columns_of(table, [column.name for column in table.columns])
-            namespace, source = _at_source(settings, table, manifest.source.get("database", ""))
-            inputs.append(InputDataset(namespace=namespace, name=source, facets=dict(facets)))
-        table = copy.first.table
-        facets["schema"] = columns_of(table, table.published_columns)
-        place = _dataset(result.published[name].rpartition("/")[0])
-        folder = symlinks_dataset.Identifier(namespace=place[0], name=place[1], type="LOCATION")
-        facets["symlinks"] = symlinks_dataset.SymlinksDatasetFacet(identifiers=[folder])
-        counted = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=result.rows[name])
-        copied = copy_asset(manifest.source_conn_id, table.copy_name, manifest.lake, latest=latest[name])
-        namespace, asset = _dataset(copied.uri)
-        outputs.append(
-            OutputDataset(namespace=namespace, name=asset, facets=facets, outputFacets={"outputStatistics": counted})
-        )
+        inputs += _at_source(run, settings, copy)
+        asset = _asset(manifest.source_conn_id, copy.name, manifest.lake, latest[name])
+        table, place = copy.first.table, result.published[name]
+        outputs.append(_copy(asset, table, run.position_text, result.rows[name], place))
     return OperatorLineage(inputs=inputs, outputs=outputs)
+
+
+def lineage_of_union(
+    union: Union, result: UnionResult, lake: str, members: Mapping[str, tuple[Run, ConnectionSettings]]
+) -> OperatorLineage:
+    """Return the lineage of merged tables of several sources: the shards of all sources are inputs, and the assets of
+    the merged tables are outputs. The version of a shard is the position of its source. The version of a merged table
+    is the id of the union.
+
+    :param lake: the target of the union.
+    :param members: the run of each source, and the connection to it. The asset is that of the first source.
+    """
+    from airflow.providers.openlineage.extractors import OperatorLineage
+
+    inputs, outputs = [], []
+    for name, copy in union.copies.items():
+        tables = {}
+        for source, (run, settings) in members.items():
+            merged = next(one for one in copies_of(run.manifest.tables) if str(one.name) == name)
+            tables[source] = merged.first.table
+            inputs += _at_source(run, settings, merged)
+        first = next(iter(members))
+        asset = _asset(first, copy.name(name), lake, result.latest[name])
+        outputs.append(_copy(asset, tables[first], union.id, result.rows[name], result.published[name]))
+    return OperatorLineage(inputs=inputs, outputs=outputs)
+
+
+def _at_source(run: Run, settings: ConnectionSettings, copy: CopyTables) -> list[Any]:
+    """Return the datasets of the tables at the source from which a copy was made."""
+    from openlineage.client.event_v2 import InputDataset
+
+    namespace, database = f"{settings.kind}://{settings.host}:{settings.port}", run.manifest.source.get("database", "")
+    datasets = []
+    for table in (entry.table for entry in copy.tables):
+        name = f"{database}.{table.name}" if database else str(table.name)
+        facets = {
+            "version": _version(run.position_text),
+            "schema": _columns(table, [column.name for column in table.columns]),
+        }
+        datasets.append(InputDataset(namespace=namespace, name=name, facets=facets))
+    return datasets
+
+
+def _copy(asset: str, table: Table, version: str, rows: int, uri: str) -> Any:
+    """Return the dataset of a copy.
+
+    :param asset: the URI of the copy's asset.
+    :param table: the table, or the first shard of a merged table.
+    :param uri: the URI of the copy's files.
+    """
+    from openlineage.client.event_v2 import OutputDataset
+    from openlineage.client.facet_v2 import output_statistics_output_dataset, symlinks_dataset
+
+    place = _dataset(uri.rpartition("/")[0])
+    folder = symlinks_dataset.Identifier(namespace=place[0], name=place[1], type="LOCATION")
+    facets = {
+        "version": _version(version),
+        "schema": _columns(table, table.published_columns),
+        "symlinks": symlinks_dataset.SymlinksDatasetFacet(identifiers=[folder]),
+    }
+    counted = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=rows)
+    namespace, name = _dataset(asset)
+    return OutputDataset(namespace=namespace, name=name, facets=facets, outputFacets={"outputStatistics": counted})
+
+
+def _asset(source_conn_id: str, name: TableName, lake: str, latest: bool) -> str:
+    from airflow_provider_cdc.assets import copy_asset
+
+    return str(copy_asset(source_conn_id, name, lake, latest=latest).uri)
+
+
+def _version(version: str) -> Any:
+    from openlineage.client.facet_v2 import dataset_version_dataset
+
+    return dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=version)
+
+
+def _columns(table: Table, names: Sequence[str]) -> Any:
+    from openlineage.client.facet_v2 import schema_dataset
+
+    fields = [schema_dataset.SchemaDatasetFacetFields(name=name, type=table.column(name).type) for name in names]
+    return schema_dataset.SchemaDatasetFacet(fields=fields)
 
 
 def of_asset(asset: Any, context: Any) -> Any:
@@ -80,11 +136,6 @@ def of_asset(asset: Any, context: Any) -> Any:
 
     namespace, name = _dataset(asset.uri)
     return Dataset(namespace=namespace, name=name)
-
-
-def _at_source(settings: ConnectionSettings, table: Table, database: str) -> tuple[str, str]:
-    name = f"{database}.{table.name}" if database else str(table.name)
-    return f"{settings.kind}://{settings.host}:{settings.port}", name
 
 
 def _dataset(uri: str) -> tuple[str, str]:

@@ -249,7 +249,7 @@ def dag_runner() -> Iterator[DagRunner]:
         home.prepare()
         own = [
             ROOT / "tests/dags" / f"{name}.py"
-            for name in ("announced", "clean_up", "nightly_copy", "every_shop", "iceberg_shop")
+            for name in ("announced", "clean_up", "nightly_copy", "every_shop", "iceberg_shop", "merged_shops")
         ]
         with DagRunner(home, [*ROOT.glob("dags/*.py"), *own]) as runner:
             yield runner

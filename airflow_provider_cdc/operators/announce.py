@@ -28,6 +28,8 @@ from airflow.providers.common.compat.sdk import Asset
 from airflow_provider_cdc.assets import copy_asset
 from airflow_provider_cdc.core.run.announced import Announced, Told, read_told
 from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.production import VARIABLE, production_targets
 
 if TYPE_CHECKING:
@@ -57,21 +59,39 @@ def announcement_of(context: Context, run: Run, source_conn_id: str, latest: Map
     :param latest: whether the run's copy is the latest copy of its folder, by the name of each published table.
     """
     names = {str(entry.table.copy_name): entry.table.copy_name for entry in run.manifest.tables}
+    copies = {table: (names[table], is_latest) for table, is_latest in latest.items()}
+    return new_events(context, run.folder, run.run_id, source_conn_id, run.manifest.lake, copies)
+
+
+def new_events(
+    context: Context,
+    folder: Storage,
+    run_id: str,
+    source_conn_id: str,
+    lake: str,
+    copies: Mapping[str, tuple[TableName, bool]],
+) -> Announcement:
+    """Return the events that the current try of a publishing task must announce.
+
+    :param folder: the folder with the records of the task's run.
+    :param run_id: ``run_id`` in the ``extra`` of the events.
+    :param copies: for each published table the name of its copies, and whether the copy is the latest copy.
+    """
     wanted_events = {
-        table: Announced(copy_asset(source_conn_id, names[table], run.manifest.lake, latest=is_latest).uri, is_latest)
-        for table, is_latest in latest.items()
+        table: Announced(copy_asset(source_conn_id, name, lake, latest=is_latest).uri, is_latest)
+        for table, (name, is_latest) in copies.items()
     }
-    announced = read_told(run.folder)
+    announced = read_told(folder)
     reported: tuple[dict[str, Announced], ...] = ()
     if announced is not None and announced.announced:
         reported = announced.announced
     elif announced is not None or context["ti"].try_number != 1:
         # The earlier try left no record of its announcements. Either the record could not be written, or an old version
         # of this package ran the try. Old versions had only plain assets.
-        plain = {table: copy_asset(source_conn_id, names[table], None, latest=True).uri for table in latest}
+        plain = {table: copy_asset(source_conn_id, name, None, latest=True).uri for table, (name, _) in copies.items()}
         reported = (wanted_events, {table: Announced(uri, latest=True) for table, uri in plain.items()})
     since = context["dag_run"].run_after - SKEW
-    recorded = tuple(events for events in reported if events and _airflow_has(events, run.run_id, since))
+    recorded = tuple(events for events in reported if events and _airflow_has(events, run_id, since))
     recorded_events = {(table, event.latest) for events in recorded for table, event in events.items()}
     events = {
         table: event

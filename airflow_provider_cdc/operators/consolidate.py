@@ -62,6 +62,8 @@ class ConsolidateOperator(SparkStepOperator):
     step = "consolidate"
     outputs = ("published", "skipped", "position", "superseded")
     outlets: list[Any]
+    reports_lineage = True
+    """Whether the task reports the lineage of its copies. A later task may report it instead."""
 
     @failing
     @accessing_storage
@@ -109,6 +111,8 @@ class ConsolidateOperator(SparkStepOperator):
     @accessing_storage
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """Return the lineage of the run. Airflow's OpenLineage provider calls this after the task has ended."""
+        if not self.reports_lineage:
+            return None
         from airflow_provider_cdc.lineage import lineage_of
 
         return lineage_of(Run.load(Storage(self.run_uri)), open_hook(self.source_conn_id).settings())

@@ -11,6 +11,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.report.chart import chart_of
 from airflow_provider_cdc.report.facts import DagRunName, Failed, Report, report_of, report_of_failure
 
@@ -35,7 +36,7 @@ def write_report(run: Run, dag_run: DagRunName) -> str:
 
         run.folder.write_text(CERTIFICATES, to_markdown(certificate_page(run)))
         report = replace(report, sections=(*report.sections, certificate_section(run)))
-    return _write(run, report)
+    return write_pages(run.folder, report)
 
 
 def write_failure(run: Run, dag_run: DagRunName, failed: Failed) -> str:
@@ -43,13 +44,14 @@ def write_failure(run: Run, dag_run: DagRunName, failed: Failed) -> str:
 
     :raises CdcError: the report could not be written to the store.
     """
-    return _write(run, report_of_failure(run, dag_run, failed))
+    return write_pages(run.folder, report_of_failure(run, dag_run, failed))
 
 
-def _write(run: Run, report: Report) -> str:
-    run.folder.write_text(HTML, to_html(report))
-    run.folder.write_text(MARKDOWN, to_markdown(report))
-    return run.folder.uri_of(HTML)
+def write_pages(folder: Storage, report: Report) -> str:
+    """Write a report into a folder, as HTML and as Markdown. Return the URI of the HTML page."""
+    folder.write_text(HTML, to_html(report))
+    folder.write_text(MARKDOWN, to_markdown(report))
+    return folder.uri_of(HTML)
 
 
 def to_html(report: Report) -> str:

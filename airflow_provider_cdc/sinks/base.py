@@ -33,12 +33,12 @@ class TableChange:
     """The files of one table's copy, and the facts that the copy's record gives to readers.
 
     ``added`` are files in the run's staging folder. ``kept`` are files that this copy shares with the copy of the run
-    ``base``; their names have no folder. ``where`` and ``columns`` describe a copy of a part of the table, as in
-    `Selection`. ``feed`` has the changes since the copy of ``base``; None: the changes are not published. ``history``
-    is the result of `Manifest.history_of`. ``place`` is the result of `Sink.prepare`; if it is not None, the files are
-    already at their final place. ``certificate`` is the JSON data of the copy's certificate
-    (`core.certificate.certificate`); empty: it has none. ``shards`` has the names of the files of each shard, by the
-    shard's name; empty: the table is not merged.
+    ``base``; their names have no folder. If ``base`` is empty, their names are relative to the lake. ``where`` and
+    ``columns`` describe a copy of a part of the table, as in `Selection`. ``feed`` has the changes since the copy of
+    ``base``; None: the changes are not published. ``history`` is the result of `Manifest.history_of`. ``place`` is the
+    result of `Sink.prepare`; if it is not None, the files are already at their final place. ``certificate`` is the JSON
+    data of the copy's certificate (`core.certificate.certificate`); empty: it has none. ``shards`` has the names of the
+    files of each shard, by the shard's name; empty: the table is not merged.
     """
 
     table: TableName
@@ -74,7 +74,8 @@ class Publication:
     position in records of this kind of source. ``source`` is the result of `core.copies.head.source_of`. ``as_of`` is
     the time or position that was requested; empty: the present. ``missed_as_of`` is `Manifest.missed_as_of`. ``group``
     names the task group of the run; all runs of a group copy the same tables. ``skipped`` are tables of the group that
-    this run leaves out. Times are ISO 8601.
+    this run leaves out. Times are ISO 8601. If the copies have shards of several sources, ``positions`` has the
+    position of each source (`core.shards.vector`), and ``position`` is empty.
     """
 
     run_id: str
@@ -89,6 +90,7 @@ class Publication:
     missed_as_of: str = ""
     group: str = ""
     skipped: tuple[TableName, ...] = ()
+    positions: tuple[dict[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,8 @@ class LatestCopy:
     :param history: the history of the source to which the copy belongs (``id``, ``number``), and the histories that
         ended before this one (``superseded``); empty: the record has no history.
     :param shards: the shards of a merged table, each with its name (``shard``) and ``rows``; empty: it is not merged.
+    :param positions: the positions of a merged table with shards of several sources: for each source its connection
+        (``source``), ``run_id`` and ``position``. ``position`` is then empty.
     """
 
     table: str
@@ -140,6 +144,7 @@ class LatestCopy:
     history: Mapping[str, Any] = field(default_factory=dict)
     missed_as_of: str = ""
     shards: tuple[Mapping[str, Any], ...] = ()
+    positions: tuple[Mapping[str, Any], ...] = ()
 
     @classmethod
     def of(cls, table: TableName, head: Copy, path: str, files: Sequence[str]) -> LatestCopy:
@@ -160,6 +165,7 @@ class LatestCopy:
             history=head.history,
             missed_as_of=head.missed_as_of,
             shards=head.shards,
+            positions=head.positions,
         )
 
     @property

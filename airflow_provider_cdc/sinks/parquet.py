@@ -83,8 +83,7 @@ class ParquetSink:
             list(checkers.map(check, tables))
 
     def check_rows(self, tables: Sequence[TableName]) -> None:
-        # Each copy has its own folder, and readers use the files that its record lists.
-        pass
+        """Do nothing, because each copy has its own folder, and readers use the files that its record lists."""
 
     def foreign_change(self, table: TableName) -> str:
         return ""
@@ -249,7 +248,8 @@ class ParquetSink:
         folder = place_of(change.table, publication.run_id)
         try:
             kept_paths = {f"{folder}/{file.base_name}": file for file in change.kept}
-            self._move(publication.staging, folder, change.added, kept_paths, place_of(change.table, change.base))
+            base = place_of(change.table, change.base) if change.base else ""
+            self._move(publication.staging, folder, change.added, kept_paths, base)
             write_certificate(self._lake, publication, change)
         except (OSError, pa.ArrowException) as error:
             raise PublishIncomplete(
@@ -273,7 +273,7 @@ class ParquetSink:
     def _move(
         self, staging: Staging, folder: str, added: Sequence[StagedFile], kept: Mapping[str, StagedFile], base: str
     ) -> None:
-        """Put the ``added`` files into ``folder``, and the ``kept`` files (by their new names) from ``base``."""
+        """Put the ``added`` files into ``folder``, and the ``kept`` files (by their new names), as in `TableChange`."""
         self._lake.make_folder(folder)
         expected_paths = {f"{folder}/{file.base_name}": file for file in added} | dict(kept)
         present = self._lake.sizes(folder)
@@ -282,7 +282,7 @@ class ParquetSink:
 
         def move(name: str) -> None:
             if name in kept:
-                self._adopt(f"{base}/{kept[name].base_name}", name)
+                self._adopt(f"{base}/{kept[name].base_name}" if base else kept[name].name, name)
                 return
             try:
                 copied = staging.folder.move_to(expected_paths[name].name, self._lake, name)
@@ -379,7 +379,6 @@ def place_of(table: TableName, run_id: str) -> str:
 
 def record_of(publication: Publication, change: TableChange, uri: str) -> Copy:
     """Return the record of one table's copy for readers. The copy's files are at ``uri``."""
-    position_key: dict[str, Any] = {publication.position_key: publication.position}
     return Copy(
         run_id=publication.run_id,
         path=uri,
@@ -396,5 +395,6 @@ def record_of(publication: Publication, change: TableChange, uri: str) -> Copy:
         changes={} if change.feed is None else feeds.told(publication, change.feed),
         history=dict(change.history),
         shards=change.told_shards,
-        **position_key,
+        positions=publication.positions,
+        **{publication.position_key: publication.position},  # type: ignore[arg-type]
     )

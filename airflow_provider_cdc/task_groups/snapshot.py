@@ -188,6 +188,8 @@ class SnapshotTaskGroup(TaskGroup):
         are different rows, because the origin columns are part of the merged table's key. Requires ``origin_columns``.
     :param vanished_shards: Tables that were shards of the last copy of a merged table, and that may be missing now.
         Without this confirmation, a missing shard stops the merged table, because its rows would disappear.
+    :param column_order: The order of a merged table's columns: ``first_shard``: that of its first shard. ``name``: the
+        key, and then by name.
     :param concurrent_runs: What ``preflight`` does if another run of the same ``target`` and ``scratch`` copies some of
         the same tables, and is under way. ``allow``: the run works beside it. Both copies are exact, and the one with
         the later position becomes the latest one. ``wait``: ``preflight`` waits until the other run is published or has
@@ -264,6 +266,7 @@ class SnapshotTaskGroup(TaskGroup):
         origin_columns: bool | str = False,
         on_collision: str = "fail",
         vanished_shards: Sequence[str] | str | None = None,
+        column_order: str = "first_shard",
         concurrent_runs: str = "allow",
         concurrent_wait_seconds: float | str = 0.0,
         plan_only: bool | str = False,

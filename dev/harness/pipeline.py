@@ -73,6 +73,7 @@ class Pipeline:
         format: str = "parquet",
         merging: MergeOptions | None = None,
         spool: str = AUTO,
+        source_conn_id: str = "",
     ) -> None:
         self.target = Storage(target)
         self.run = Storage(scratch or scratch_of(target)).folder(run_id)
@@ -102,6 +103,7 @@ class Pipeline:
             merging=merging or MergeOptions(),
         )
         self._run_id = run_id
+        self._source_conn_id = source_conn_id
         self._may_miss_past = False
         self._selected = where, columns
         self._lake = settings_of_options(self._options.lake.format, self._options.lake, None, "")
@@ -111,7 +113,7 @@ class Pipeline:
         """Execute preflight, the first part of `record`."""
         plans = self.source.preflight(self._tables, self._table_options, requested(*self._selected))
         plans = select(self.source, plans, [], *self._selected)
-        found = with_shards(self.source, Survey(plans, {}), self._options, self._settings.kind)
+        found = with_shards(self.source, Survey(plans, {}), self._options, self._source_conn_id or self._settings.kind)
         plans = without_vanished(self.sink, found, self._options).plans
         self.plans = choose(self.source, self.sink, self.run.parent().uri, plans, self._options)
         check_point(self.source, self.plans, self._options)
@@ -139,6 +141,7 @@ class Pipeline:
             run_id=self._run_id,
             lake=self.target.uri,
             scratch=self.run.parent().uri,
+            source_conn_id=self._source_conn_id,
             heads=self.sink,
             lake_format=lake_format(self._lake.format, self.sink, self._run_id, self.source, laid_out),
             missed_past=missed_past,

@@ -17,6 +17,9 @@ class Case:
     ``options`` are those of a `Pipeline`, in which ``{schema}`` stands for the schema of the shards. ``refused`` is a
     part of the error of preflight; empty: the copies are right. ``seen`` returns what is published of a row of a shard;
     None: nothing.
+
+    ``across`` is the result with several sources; empty: the same. ``argument`` is refused by the group for several
+    sources, when the DAG is parsed.
     """
 
     option: str
@@ -26,6 +29,8 @@ class Case:
     format: str = "parquet"
     refused: str = ""
     seen: Callable[[Row], Row | None] = lambda row: row
+    across: str = ""
+    argument: Mapping[str, Any] = field(default_factory=dict)
 
     def options_for(self, schema: str) -> dict[str, Any]:
         return {name: _placed(value, schema) for name, value in self.options.items()}
@@ -41,7 +46,13 @@ def _placed(value: Any, schema: str) -> Any:
 
 MATRIX = (
     Case("`format` = `parquet`", "works: one folder, whose record names the shard of each file"),
-    Case("`format` = `iceberg`", "works: one table, one snapshot per run, in the run's cut", format="iceberg"),
+    Case(
+        "`format` = `iceberg`",
+        "works: one table, one snapshot per run, in the run's cut",
+        format="iceberg",
+        across="refused: the sources' files lack the field ids that Iceberg needs, and a cut has one position",
+        argument={"format": "iceberg"},
+    ),
     Case("`consistency` = `lock`", "works, for each shard", {"consistency": "lock"}, ("mysql",)),
     Case("`consistency` = `watermark`", "works, for each shard", {"consistency": "watermark"}),
     Case("`consistency` = `exported`", "works, for each shard", {"consistency": "exported"}, ("postgres",)),
@@ -64,30 +75,69 @@ MATRIX = (
         {"columns": {"{schema}.orders_*": ["tag"]}},
         seen=lambda row: (row[0], row[1], row[3]),
     ),
+    Case(
+        "`column_order` = `name`",
+        "works: the key, and then all columns by name",
+        {"merging": {"column_order": "name"}},
+        across="works, also if the sources have their columns in different orders",
+    ),
     Case("`unrepresentable`", "works, for each shard", {"unrepresentable": "string"}),
     Case("`arrays` = `list`", "works, for each shard", {"arrays": "list"}, ("postgres",)),
-    Case("`keep`", "works: a merged copy is removed as a whole", {"keep": 1}),
+    Case(
+        "`keep`",
+        "works: a merged copy is removed as a whole",
+        {"keep": 1},
+        across="works: the number of merged copies; of the sources' own copies, one stays",
+    ),
     Case(
         "`changes`",
         "refused: the changes of shards are not united",
         {"changes": True, "refresh": "auto"},
         refused="changes are not published for merged tables",
+        argument={"changes": True},
     ),
 )
-"""The options with a run of their own in `test_shards.test_each_option`."""
+"""The options with a run of their own in `test_shards.test_each_option`, and, unless ``argument`` is set, with a union
+of their own in `test_fleet_options.test_each_option_across_sources`."""
 
 ELSEWHERE = (
-    ("`refresh` = `auto`, `changes`", "work: each shard is rolled forward from its files in the last copy"),
-    ("`as_of`", "works: all shards at one position"),
-    ("`partition_by`, `sort_by`", "work, by the name of the merged table"),
-    ("`on_table_error` = `skip`", "works: a shard that cannot be copied leaves out its merged table, with all shards"),
-    (
+    Case("`refresh` = `auto`, `changes`", "work: each shard is rolled forward from its files in the last copy"),
+    Case(
+        "`as_of`",
+        "works: all shards at one position",
+        across="a time works, for all sources; a position is refused",
+    ),
+    Case(
+        "`partition_by`, `sort_by`",
+        "work, by the name of the merged table",
+        across="refused: they need Iceberg",
+        argument={"partition_by": {"shop.orders": ["id"]}},
+    ),
+    Case(
+        "`keep_days`",
+        "works",
+        across="refused: give `keep`",
+        argument={"keep_days": 7},
+    ),
+    Case(
+        "`on_table_error` = `skip`",
+        "works: a shard that cannot be copied leaves out its merged table, with all shards",
+    ),
+    Case(
         "`on_schema_change`",
         "works: an altered shard is read again, in a roll-forward in full; its merged table fails if it no longer fits",
     ),
-    ("`VerifyOperator`: `files`, `copies`", "work"),
-    ("`VerifyOperator`: `source`", "not verified, with the reason"),
-    ("tables without a key", "refused: rows of different shards could not be told apart"),
-    ("all other options", "work as for other tables"),
+    Case("`VerifyOperator`: `files`, `copies`", "work"),
+    Case("`VerifyOperator`: `source`", "not verified, with the reason"),
+    Case("tables without a key", "refused: rows of different shards could not be told apart"),
+    Case(
+        "all other options",
+        "work as for other tables",
+        across="work, for each source",
+    ),
 )
-"""Further options, which other tests cover."""
+"""Further options, which other tests cover. Those with an ``argument`` are cases of
+`test_merged.test_what_several_sources_cannot_have_is_refused`."""
+
+ACROSS = tuple(case for case in MATRIX if not case.argument)
+REFUSED_ACROSS = tuple(case for case in (*MATRIX, *ELSEWHERE) if case.argument)

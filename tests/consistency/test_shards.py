@@ -123,7 +123,7 @@ def test_planted_collisions_are_found_on_the_first_copy_and_on_nights(make_shard
 
 
 @pytest.mark.slow
-def test_a_shard_that_joins_and_one_that_vanishes(make_shards: MakeShards) -> None:
+def test_a_shard_that_joins_and_one_that_vanishes(make_shards: MakeShards, caplog: pytest.LogCaptureFixture) -> None:
     shards = make_shards(origin_columns=True)
     one, two, three = map(shards.of, ("orders_1", "orders_2", "orders_3"))
     shards.do(*(f"INSERT INTO {table} (k, tag, v) VALUES ({n}, 'a', 1)" for n, table in enumerate((one, two, three))))
@@ -152,6 +152,10 @@ def test_a_shard_that_joins_and_one_that_vanishes(make_shards: MakeShards) -> No
     assert {bool(plan.base) for plan in run.plans} == {True}
     run.finish()
     assert shards.published(run) == shards.truth() - type(shards.truth())({(2, "a", 1, "orders_3"): 1})
+    # A confirmation that is no longer needed would hide that the shard vanishes again.
+    assert "is in vanished_shards" not in caplog.text
+    shards.run("auto", patterns=some, merging={"vanished_shards": [one, three]}).preflight()
+    assert f"{one} is in vanished_shards, but it is copied" in caplog.text
 
 
 @pytest.mark.slow

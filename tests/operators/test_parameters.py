@@ -66,6 +66,7 @@ RIGHT: dict[str, Any] = {
     "origin_columns": False,
     "on_collision": "fail",
     "vanished_shards": None,
+    "column_order": "first_shard",
     "plan_only": False,
 }
 
@@ -132,6 +133,7 @@ WRONG: dict[str, list[Any]] = {
     "origin_columns": ["true", 1, None],
     "on_collision": ["Fail", "", None, "origin"],
     "vanished_shards": ["shop_1.orders", [1], {"shop.orders": 1}],
+    "column_order": ["Name", "", None, "by_name"],
     "plan_only": ["true", 1, None],
 }
 

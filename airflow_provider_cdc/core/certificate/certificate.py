@@ -85,7 +85,8 @@ class Certificate:
     ``definition`` names the definition of the digests, ``digest`` is the digest of all ``rows``; empty: it is not
     known. ``policies`` has the rules that had an effect on this copy, such as ``nulled``, the number of values that
     became null, by column. ``versions`` are the versions of the programs that made the copy. ``shards`` has the shards
-    of a merged table. Its ``derivation`` and the details of how it was ``made`` are those of the shards.
+    of a merged table. Its ``derivation`` and the details of how it was ``made`` are those of the shards. If the shards
+    are in several sources, ``positions`` has the position of each source, and ``position`` is empty.
     """
 
     table: str
@@ -110,6 +111,7 @@ class Certificate:
     scrubbed: int = 0
     scrubbed_bytes: int = 0
     shards: tuple[ShardPart, ...] = ()
+    positions: tuple[dict[str, Any], ...] = ()
     definition: str = NAME
     format: int = FORMAT
 

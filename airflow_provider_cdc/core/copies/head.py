@@ -29,8 +29,9 @@ class Copy:
     in `Selection`. Records of earlier versions have only the run's id and the initial position. ``changes`` is the
     record of the changes between the previous copy and this copy, as `sinks.feeds` writes it. ``history`` is the result
     of `core.copies.history.told`. ``shards`` has one object for each shard of a merged table, with its name (``shard``)
-    and ``rows``; the objects in ``files`` then also name their ``shard``. ``more`` has the fields that a later version
-    added. These fields are kept when the record is written again.
+    and ``rows``; the objects in ``files`` then also name their ``shard``. If its shards are in several sources,
+    ``positions`` has the position of each source (`core.shards.vector`), and ``position`` is empty. ``more`` has the
+    fields that a later version added. These fields are kept when the record is written again.
     """
 
     run_id: str
@@ -50,6 +51,7 @@ class Copy:
     changes: dict[str, Any] = field(default_factory=dict)
     history: dict[str, Any] = field(default_factory=dict)
     shards: tuple[dict[str, Any], ...] = ()
+    positions: tuple[dict[str, Any], ...] = ()
     more: dict[str, Any] = field(default_factory=dict)
 
 
@@ -125,7 +127,11 @@ def is_newer(copy: Copy, than: Copy) -> bool:
     and then by position.
 
     If the positions do not determine an order, compare the times at which they were recorded, and then the run ids.
+    Copies with the positions of several sources are compared source by source.
     """
+    later, earlier = _sources_in_order(copy, than)
+    if later != earlier:
+        return later
     numbers = [number_in(compared.history) for compared in (copy, than)]
     if numbers[0] != numbers[1]:
         return numbers[0] > numbers[1]
@@ -135,6 +141,29 @@ def is_newer(copy: Copy, than: Copy) -> bool:
     if times[0] and times[1] and times[0] != times[1]:
         return times[0] > times[1]
     return copy.run_id > than.run_id
+
+
+def _sources_in_order(copy: Copy, than: Copy) -> tuple[bool, bool]:
+    """Return whether ``copy`` is newer than ``than`` in a source that both have, and whether it is older in one."""
+    own, other = (
+        {str(entry.get("source", "")): _copy_of_source(entry) for entry in compared.positions}
+        for compared in (copy, than)
+    )
+    pairs = [(own[name], other[name]) for name in own.keys() & other.keys() if own[name].run_id != other[name].run_id]
+    return any(is_newer(*pair) for pair in pairs), any(is_newer(*reversed(pair)) for pair in pairs)
+
+
+def _copy_of_source(entry: Mapping[str, Any]) -> Copy:
+    """Return the facts of one source in ``positions`` as the record of a copy."""
+    names = ("kind", "server", "database", "timeline")
+    history = entry.get("history")
+    return Copy(
+        run_id=str(entry.get("run_id", "")),
+        position=str(entry.get("position", "")),
+        recorded_at=str(entry.get("recorded_at", "")),
+        source={name: str(entry[name]) for name in names if name in entry},
+        history=dict(history) if isinstance(history, Mapping) else {},
+    )
 
 
 def position_of(copy: Copy) -> str:

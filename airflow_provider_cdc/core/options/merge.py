@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from airflow_provider_cdc.core.options.declare import COLUMNS, FLAG, FOLDED, PATTERNS, one_of, option
 
 FAIL, ORIGIN_IN_KEY = "fail", "origin_in_key"
+FIRST_SHARD, BY_NAME = "first_shard", "name"
 _MERGES = replace(COLUMNS, what="an object with a list of tables for each merged table; or null")
 _SHARDS = replace(PATTERNS, what="a list of tables; or null", plain=lambda value: list(value or ()))
 
@@ -59,4 +60,15 @@ class MergeOptions:
         help="Tables that were shards of the last copy of a merged table, and that may be missing now. Without this "
         "confirmation, a missing shard stops the merged table, because its rows would disappear.",
         example='a list such as ["shop_3.orders"]',
+    )
+    column_order: str = option(
+        FIRST_SHARD,
+        accepts=one_of(
+            (FIRST_SHARD, BY_NAME), ("first_shard: as in the first shard, by name", "name: the key, and then by name")
+        ),
+        title="Order of the columns of merged tables",
+        section=FOLDED,
+        help="The order of a merged table's columns: `first_shard`: that of its first shard. `name`: the key, and then "
+        "by name.",
+        example="first_shard or name",
     )

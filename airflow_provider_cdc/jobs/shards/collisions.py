@@ -16,8 +16,8 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.shards.copy_tables import CopyTables, copies_of
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -228,21 +228,27 @@ def check_collisions(
 def _compared(step: Step, copy: CopyTables, files: Sequence[ShardFile]) -> Found:
     index = step.tables.index(copy.first)
     shards = Shards(tuple(copy.first.table.key), step.files_of(index).published)
-    divided = portions(files, _extents(step, shards, files))
     rows = sum(file.file.live_rows for file in files)
     say(f"consolidate: {copy.name}: comparing {counted(rows, 'key')} of {counted(len(copy.tables), 'shard')}")
+    return compared(step.spark, shards, files)
+
+
+def compared(spark: SparkSession, shards: Shards, files: Sequence[ShardFile]) -> Found:
+    """Compare the keys of all rows of files, and return the keys that are in several shards."""
     total = Found()
-    for found in run_tasks(step.spark, "compare keys of shards", divided, CompareKeys(shards)):
+    for found in run_tasks(
+        spark, "compare keys of shards", portions(files, _extents(spark, shards, files)), CompareKeys(shards)
+    ):
         total = Found(total.count + found.count, (total.first + found.first)[:_SHOWN])
     return total
 
 
-def _extents(step: Step, shards: Shards, files: Sequence[ShardFile]) -> list[GroupExtents]:
+def _extents(spark: SparkSession, shards: Shards, files: Sequence[ShardFile]) -> list[GroupExtents]:
     """Return the extents of each file, or nothing if the keys are compared without them."""
     if sum(file.file.rows for file in files) <= PORTION_ROWS or not has_one_pattern(shards.first):
         return []
     orders = [files[start : start + _LOOKED_AT] for start in range(0, len(files), _LOOKED_AT)]
-    outcomes = run_tasks(step.spark, "read key ranges", orders, ReadExtents(shards))
+    outcomes = run_tasks(spark, "read key ranges", orders, ReadExtents(shards))
     return [of_file for of_files in outcomes for of_file in of_files]
 
 
@@ -309,24 +315,28 @@ def _less(one: Bound, other: Bound) -> bool:
 
 
 def _error(step: Step, copy: CopyTables, found: Found) -> KeysCollide:
-    key = copy.first.table.key
+    names = [str(entry.table.name) for entry in step.tables]
+    return collision_error(str(copy.name), copy.first.table.key, names, found, step.run.position_text)
+
+
+def collision_error(where: str, key: Sequence[str], names: Sequence[str], found: Found, position: str) -> KeysCollide:
+    """Return the error for a merged table with colliding keys.
+
+    :param names: the names of the shards, by their index.
+    """
     shown = "; ".join(
         f"({', '.join(f'{name}={value}' for name, value in zip(key, one.key, strict=True))}) in "
-        f"{' and '.join(dict.fromkeys(_name(step.tables[index]) for index in one.tables))}"
+        f"{' and '.join(dict.fromkeys(names[index] for index in one.tables))}"
         for one in found.first
     )
     more = ", such as" if found.count > len(found.first) else ":"
     return KeysCollide(
         f"{counted(found.count, 'key')} {'is' if found.count == 1 else 'are'} in more than one shard at "
-        f"{step.run.position_text}{more} {shown}",
-        where=str(copy.name),
+        f"{position}{more} {shown}",
+        where=where,
         hint="remove the rows from all but one of the shards, or set `origin_columns` and `on_collision` = "
         "`origin_in_key`, and trigger a new run",
     )
-
-
-def _name(entry: RunTable) -> str:
-    return str(entry.table.name)
 
 
 def _shown(value: object) -> str:

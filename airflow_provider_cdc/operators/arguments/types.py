@@ -129,6 +129,7 @@ class OptionArguments(TypedDict, total=False):
     origin_columns: bool | str
     on_collision: str
     vanished_shards: Sequence[str] | str | None
+    column_order: str
     missing_past: str
     concurrent_runs: str
     concurrent_wait_seconds: float | str

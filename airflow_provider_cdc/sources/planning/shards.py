@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from airflow_provider_cdc.core.options.merge import ORIGIN_IN_KEY, MergeOptions
+from airflow_provider_cdc.core.options.merge import BY_NAME, ORIGIN_IN_KEY, MergeOptions
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.shards.lists import VANISHED_HINT, Heads, vanished
@@ -18,6 +19,7 @@ from airflow_provider_cdc.sources.planning.selections import by_table
 from airflow_provider_cdc.sources.planning.survey import Survey
 
 _MERGE = "parameter merge"
+_log = logging.getLogger(__name__)
 
 
 def with_shards(source: Any, found: Survey, options: StepOptions, conn_id: str) -> Survey:
@@ -83,7 +85,15 @@ def without_vanished(heads: Heads, found: Survey, options: StepOptions) -> Surve
     :raises PreflightError: there are such tables, and the run does not leave out tables.
     :raises ManifestError: the record of a copy is damaged.
     """
-    failed = vanished(heads, found.plans, options.merging.vanished_shards or ())
+    confirmed = options.merging.vanished_shards or ()
+    copied = {str(plan.table) for plan in found.plans if plan.shard is not None}
+    for name in sorted({*confirmed} & copied):
+        _log.warning(
+            "%s is in vanished_shards, but it is copied. Take it out of the option: until then, it can vanish without "
+            "notice.",
+            name,
+        )
+    failed = vanished(heads, found.plans, confirmed)
     if failed and not options.skips:
         raise PreflightError([Problem(f"{_MERGE}, {name}", why, VANISHED_HINT) for name, why in failed.items()])
     merged = {plan.table: plan.shard.merged for plan in found.plans if plan.shard is not None}
@@ -186,7 +196,11 @@ def _shards_of(
     first = tables[0]
     # Columns outside of the key may be null, whatever the shards declare, so that shards can join and become nullable.
     required = {*first.key} - {column.name for own in columns for column in own if column.nullable}
-    merged = tuple(replace(column, nullable=column.name not in required) for column in columns[0])
+    ordered = list(columns[0])
+    if merging.column_order == BY_NAME:
+        ordered.sort(key=lambda column: (column.name not in first.key, column.name))
+        ordered[: len(first.key)] = sorted(ordered[: len(first.key)], key=lambda column: first.key.index(column.name))
+    merged = tuple(replace(column, nullable=column.name not in required) for column in ordered)
     spec = Shard(name, merged, first.key)
     problems = [
         Problem(where, f"{table.name}: {what} (compared with {first.name})", "make the tables alike, or leave it out")

@@ -28,6 +28,7 @@ from harness.airflow_home import AirflowHome
 from harness.cache import cache_directory
 from harness.demo.mysql_stage import MysqlStage
 from harness.demo.postgres_stage import PostgresStage
+from harness.demo.shards import show as show_shards
 from harness.demo.stage import KEYS, SCHEMA, Row, Stage, StageFactory
 from harness.demo.tables import rows_at_cut, show_cuts
 from harness.demo.verifying import FOUND, exchanged_balances, show_fault, verify
@@ -35,7 +36,8 @@ from harness.errors import HarnessError
 
 STAGES: Mapping[str, StageFactory] = {"mysql": MysqlStage.start, "postgres": PostgresStage.start}
 
-
+SHARDS, SHARD_ROWS = "shards", 5_000
+"""The demo of merged tables, and the greatest number of rows of each of its shards."""
 PAST_SECONDS = 3
 """Seconds that the writers run before the time of the copy of the past, and again before the first DAG begins."""
 
@@ -64,19 +66,22 @@ class TableResult:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="dev/demo", description=__doc__)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(STAGES)} (default: all)")
+    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(STAGES)} (default: both), {SHARDS}")
     parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the shop, in all tables together")
     parser.add_argument("--writes", type=float, default=400, help="the writers' target rate, in transactions/s")
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="the format of the copies")
     arguments = parser.parse_args()
-    if unknown := set(arguments.kinds) - set(STAGES):
-        parser.error(f"no such demo: {', '.join(sorted(unknown))} (there are: {', '.join(STAGES)})")
+    if unknown := set(arguments.kinds) - {*STAGES, SHARDS}:
+        parser.error(f"no such demo: {', '.join(sorted(unknown))} (there are: {', '.join(STAGES)}, {SHARDS})")
     folder = cache_directory() / "demo"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     failed = False
     try:
         for kind in arguments.kinds or STAGES:
+            if kind == SHARDS:
+                failed |= show_shards(folder, _step, min(arguments.rows, SHARD_ROWS))
+                continue
             with STAGES[kind](folder / f"{kind}-server") as stage:
                 failed |= _demo(folder, stage, arguments.rows, arguments.writes, arguments.format)
     except HarnessError as error:

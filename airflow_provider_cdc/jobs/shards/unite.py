@@ -1,0 +1,245 @@
+"""The union of merged tables whose shards are in several sources: compares the keys of all shards, and publishes them.
+
+Everything that is published is in the commit of the union (`core.shards.union`), so every try publishes the same files.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core.copies.head import describe, is_of_another_source, known_source
+from airflow_provider_cdc.core.kinds import KINDS
+from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
+from airflow_provider_cdc.core.run.results import ConsolidateResult
+from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.shards.union import (
+    REQUEST,
+    RESULT,
+    VANISHED_HINT,
+    Request,
+    Union,
+    UnionCopy,
+    UnionResult,
+    check_same_members,
+    decide,
+    missing_shards,
+    read_commit,
+    shard_name,
+)
+from airflow_provider_cdc.core.shards.vector import merged_source
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.errors import told
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import FileDamaged, KeysCollide, UnionRefused
+from airflow_provider_cdc.jobs.runtime.progress import say, table
+from airflow_provider_cdc.jobs.shards.collisions import ShardFile, Shards, collision_error, compared
+from airflow_provider_cdc.jobs.shards.members import (
+    MemberRun,
+    as_of,
+    check_latest,
+    manifests_now,
+    members_of,
+    recorded_at,
+    superseded,
+    union_copy,
+    unlike,
+)
+from airflow_provider_cdc.jobs.shards.old_unions import remove_old_unions
+from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, Sink, TableChange
+from airflow_provider_cdc.sinks.registry import open_sink
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+
+
+def unite(spark: SparkSession, folder: Storage, settings: ConnectionSettings | None = None) -> UnionResult:
+    """Do what the request in ``folder`` asks: publish the merged tables of the members as one table each.
+
+    :param settings: not used, because a union reads published files only.
+    :raises KeysCollide: a key is in several shards.
+    :raises UnionRefused: the copies cannot be united.
+    :raises FileDamaged: a file that the union needs is gone or damaged.
+    :raises PublishIncomplete: publishing stopped half-way; call this function again.
+    :raises CommitUnknown: it is not known whether a table was published; call this function again.
+    """
+    started = time.monotonic()
+    request = records.read(Request, folder, REQUEST)
+    union = read_commit(folder) or decide(folder, _staged(spark, folder, request))
+    check_same_members(union, request.members, manifests_now(request), folder)
+    target = Storage(request.target)
+    try:
+        copies = _publish(target, folder, union)
+    except FileDamaged as error:
+        raise superseded(request, union) or error from error
+    result = UnionResult(
+        published={str(name): copy.uri for name, copy in copies.items()},
+        latest={str(name): copy.is_latest for name, copy in copies.items()},
+        rows={name: sum(copy.rows.values()) for name, copy in union.copies.items()},
+        shards={name: copy.rows for name, copy in union.copies.items()},
+        positions=union.positions,
+        in_order=union.in_order,
+        skipped=union.skipped,
+        removed=remove_old_unions(target, union, request.keep),
+        seconds=round(time.monotonic() - started, 3),
+    )
+    records.write(folder, RESULT, result)
+    for name, rows in result.shards.items():
+        say(table((f"shard of {name}", "rows"), list(rows.items())))
+    for name, why in result.skipped.items():
+        say(f"unite: WARNING: {name} is left out: {why}")
+    say(f"unite: exact at {_told(union.positions)}")
+    return result
+
+
+def _staged(spark: SparkSession, folder: Storage, request: Request) -> Union:
+    """Check and compare the copies of all members, and return the commit of the union."""
+    members, published_at = members_of(request), datetime.now(UTC).isoformat(timespec="seconds")
+    check_latest(request, members)
+    sink = open_sink(LAKE_FORMAT, Storage(request.target))
+    refused: dict[str, UnionRefused | KeysCollide] = {}
+    copies: dict[str, UnionCopy] = {}
+    reasons = unlike(members)
+    for name in sorted({name for member in members for name in member.copies}):
+        try:
+            _check_whole(name, members, reasons.get(name, []))
+            copy = union_copy(request.id, name, members, published_at)
+            _check_shards(sink, request, name, copy)
+            _compare(spark, request, name, copy, members)
+        except (UnionRefused, KeysCollide) as error:
+            refused[name] = error
+        else:
+            copies[name] = copy
+    skips = all(member.run.manifest.options.skips for member in members)
+    if refused and not (skips and copies):
+        raise next(iter(refused.values()))
+    if not copies:
+        raise UnionRefused("the runs have no merged tables", where=f"union {request.id}", hint="set `merge`")
+    messages = {name: str(error.message) for name, error in refused.items()}
+    return Union(
+        request.id,
+        tuple(member.member for member in members),
+        copies,
+        recorded_at(members),
+        published_at,
+        {name: why for name, why in {**messages, **_left_out(members)}.items() if name not in copies},
+        *as_of(members),
+    )
+
+
+def _left_out(members: Sequence[MemberRun]) -> dict[str, str]:
+    """Return why the members left out merged tables and shards, by their names."""
+    found: dict[str, str] = {}
+    for member in members:
+        merged = member.run.manifest.options.merging.merge or {}
+        for name, why in member.run.found(ConsolidateResult).skipped.items():
+            found[name if name in merged else shard_name(member.source, name)] = f"{member.source}: {why}"
+    return found
+
+
+def _check_whole(name: str, members: Sequence[MemberRun], reasons: Sequence[str]) -> None:
+    """Check that all members have copies of a merged table, in one form.
+
+    :raises UnionRefused: they do not.
+    """
+    lacking = [member.source for member in members if name not in member.copies]
+    if lacking:
+        what = f"{', '.join(lacking)}: the run has no copy of it"
+        raise UnionRefused(what, where=name, hint="see the log of the task `consolidate` of this source")
+    if reasons:
+        raise UnionRefused("; ".join(reasons), where=name, hint="make the tables alike in all sources")
+
+
+def _check_shards(sink: Sink, request: Request, name: str, copy: UnionCopy) -> None:
+    """Check that the latest copy is also a union, and that none of its shards is missing.
+
+    :raises UnionRefused: it is another copy, or a shard is missing.
+    """
+    head = sink.head(copy.name(name))
+    if head is not None and is_of_another_source(head, merged_source(copy.positions), None):
+        what = f"the target has copies of one source with this name: {describe(known_source(head))}"
+        hint = "use another target, or give the merged table another name"
+        raise UnionRefused(what, where=name, hint=hint)
+    if head is not None and (missing := missing_shards(head.shards, list(copy.files), request.vanished)):
+        what = f"its latest copy (run {head.run_id}) also has the rows of {', '.join(missing[:5])}"
+        raise UnionRefused(f"{what}, which no run has copied", where=name, hint=VANISHED_HINT)
+
+
+def _compare(spark: SparkSession, request: Request, name: str, copy: UnionCopy, members: Sequence[MemberRun]) -> None:
+    """Check that the files of a merged table have one schema, and that no key is in several shards.
+
+    :raises UnionRefused: the files of two sources have different schemas.
+    :raises KeysCollide: a key is in several shards.
+    """
+    target, shards = Storage(request.target), list(copy.files)
+    schemas = {member.source: _schema(target, member.files(name)) for member in members}
+    (first, schema), *others = schemas.items()
+    for source, other in others:
+        if not other.equals(schema):
+            what = f"the files of {source} have another schema than those of {first}"
+            raise UnionRefused(what, where=name, hint="make the tables alike in all sources")
+    merged = members[0].copies[name].first.table
+    if merged.shard is None or merged.shard.origin_in_key:
+        return
+    files = [
+        ShardFile(index, target, file)
+        for index, own in enumerate(copy.files.values())
+        for file in own
+        if file.live_rows
+    ]
+    rows = sum(copy.rows.values())
+    say(f"unite: {name}: comparing {counted(rows, 'key')} of {counted(len(shards), 'shard')}")
+    found = compared(spark, Shards(tuple(merged.key), schema), files)
+    if found.count:
+        positions = {member.source: member.run.position_text for member in members}
+        raise collision_error(name, merged.key, shards, found, _told(positions))
+
+
+def _schema(target: Storage, files: Mapping[str, Sequence[StagedFile]]) -> pa.Schema:
+    first = next(file for own in files.values() for file in own)
+    with told(target.uri_of(first.name)), target.filesystem.open_input_file(target.path(first.name)) as file:
+        return pq.read_schema(file)
+
+
+def _publish(target: Storage, folder: Storage, union: Union) -> dict[TableName, PublishedCopy]:
+    """Publish the files that the commit names."""
+    published: dict[TableName, PublishedCopy] = {}
+    sink = open_sink(LAKE_FORMAT, target)
+    for name, copy in union.copies.items():
+        kind = KINDS[str(copy.positions[0]["kind"])]
+        change = TableChange(
+            copy.name(name),
+            (),
+            copy.all_files,
+            where=copy.where,
+            columns=copy.columns,
+            certificate=copy.certificate,
+            shards={shard: frozenset(file.base_name for file in files) for shard, files in copy.files.items()},
+        )
+        publication = Publication(
+            union.id,
+            Staging(folder),
+            (change,),
+            kind.position_key,
+            "",
+            union.recorded_at,
+            union.published_at,
+            merged_source(copy.positions),
+            union.as_of,
+            union.missed_as_of,
+            positions=copy.positions,
+        )
+        published |= sink.publish(publication)
+    for table_name, one in published.items():
+        if not one.is_latest:
+            say(f"unite: WARNING: {table_name} is published, but the latest copy of the table is still a newer copy")
+    return published
+
+
+def _told(positions: Mapping[str, str]) -> str:
+    return ", ".join(f"{source} {position}" for source, position in positions.items())
