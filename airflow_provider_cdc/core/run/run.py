@@ -239,6 +239,11 @@ class Run:
         run._load()
         return run
 
+    def earlier_manifests(self) -> list[Manifest]:
+        """Return the manifests that the run had before, the first one first."""
+        names = [_manifest_name(generation) for generation in range(1, self.generation)]
+        return [records.read(Manifest, self.folder, name) for name in names if self.folder.exists(name)]
+
     @classmethod
     def create(cls, manifest: Manifest, instead_of: Run | None = None) -> Run:
         """Write a manifest, unless a concurrent try has already written one. Return the run with the manifest that was

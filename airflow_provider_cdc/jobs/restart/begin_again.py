@@ -39,7 +39,9 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.jobs.restart.altered import altered_table, described
 from airflow_provider_cdc.jobs.restart.carry import FinishedRead, carried_tables, finished_reads, with_carried
+from airflow_provider_cdc.jobs.restart.kept_tables import altered_in_log, renewed
 from airflow_provider_cdc.jobs.restart.sources_of_reads import ReadsOfManifest, by_manifest
+from airflow_provider_cdc.jobs.restart.unused import discard_unused
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import BegunAgain, Step
@@ -74,9 +76,10 @@ def begin_again(
     run, altered = step.run, dict(altered)
     if _overtaken(run):
         return BegunAgain()
+    end_spool(step)
+    altered |= altered_in_log(step, altered, read)
     for name, why in altered.items():
         say(f"WARNING: the run moves to a later position, because of {name}: {why}")
-    end_spool(step)
     if read and recorded_pieces(step, "") is None and has_let_log_go(step):
         say("all tables are read again, because the source has removed the log since the run began")
         read = {}
@@ -122,21 +125,11 @@ def begin_again(
     following = run if _overtaken(run) else Run.create(manifest, instead_of=run)
     if following.manifest == manifest:
         acknowledge(step, manifest)
-        _discard_unused(step, [step.manifest, *step.manifest.earlier_reads.values()], manifest)
+        discard_unused(step, [step.manifest, *step.manifest.earlier_reads.values()], manifest)
     else:
         # A concurrent attempt has written another manifest, or has finished a step without this one.
-        _discard_unused(step, [manifest], following.manifest)
+        discard_unused(step, [manifest], following.manifest)
     return BegunAgain()
-
-
-def _discard_unused(step: Step, made: Sequence[Manifest | EarlierReads], present: Manifest) -> None:
-    """Drop the slots and publications that were ``made`` and that the ``present`` manifest does not use. The server
-    would keep log for them until the end of the run."""
-    used = [present.identity, *(reads.identity for reads in present.earlier_reads.values())]
-    for one in made:
-        if one.identity not in used and isinstance(step.source, Discards):
-            with suppress(CdcError):
-                step.source.discard(one.identity)
 
 
 def _overtaken(run: Run) -> bool:
@@ -217,6 +210,7 @@ def _manifest(
             )
         return point
 
+    tables_kept = {table.name: table for kept in kept_reads for table in _renewed(step, kept, generation)}
     point = persist("fix a later position", fix_position)
     try:
         # The other tables must be unchanged up to the new position, and no unlogged change may have replaced them.
@@ -251,7 +245,9 @@ def _manifest(
         name = str(entry.table.name)
         if name in carried:
             entry = carried[name]
-        elif not entry.read_in:
+        elif entry.read_in:
+            entry = replace(entry, table=tables_kept[entry.table.name])
+        else:
             table = replace(tables[entry.table.name], selection=entry.table.selection)
             entry = replace(entry, table=table, place=places.get(table.copy_name, entry.place))
         entries.append(entry)
@@ -282,6 +278,15 @@ def _manifest(
         earlier_reads=earlier_reads,
         restarts=(*old.restarts, restart),
     )
+
+
+def _renewed(step: Step, kept: ReadsOfManifest, generation: str) -> Sequence[Table]:
+    """Return the tables of ``kept`` with the facts that the next run compares with the tables (`renewed`)."""
+    try:
+        kept.check(step.manifest.kind)
+        return renewed(kept)
+    except LogGone as error:
+        raise _LogOfReadsGone(kept.key or generation, error) from error
 
 
 def _carried(step: Step, kept: ReadsOfManifest, pieces: KeptPieces | None, generation: str, point: InitialPoint) -> str:

@@ -24,6 +24,7 @@ from airflow_provider_cdc.jobs.control import controller
 from airflow_provider_cdc.jobs.restart.altered import look_for_altered, may_restart, note_altered
 from airflow_provider_cdc.jobs.restart.begin_again import begin_again
 from airflow_provider_cdc.jobs.restart.earlier_reads import files_read_earlier, nulled_earlier, undone
+from airflow_provider_cdc.jobs.restart.unused import finish_move
 from airflow_provider_cdc.jobs.runtime.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say, table
 from airflow_provider_cdc.jobs.runtime.retry import Patience, persist
@@ -68,6 +69,7 @@ def read_tables(step: Step) -> SnapshotResult:
 
     :raises BegunAgain: a table was altered, and the run has a new manifest.
     """
+    finish_move(step)
     for entry in step.tables:
         check_still(step.source, entry.table)
     if rolled := sum(bool(entry.base) for entry in step.tables):

@@ -51,13 +51,14 @@ from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, RunSe
 from airflow_provider_cdc.sources.mysql.steps import preflight, snapshot
 from airflow_provider_cdc.sources.mysql.steps.carried_reads import CarriesReads
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
+from airflow_provider_cdc.sources.mysql.steps.kept_tables import KeepsTables
 from airflow_provider_cdc.sources.mysql.tables import schema, types
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import look_replaced
 from airflow_provider_cdc.sources.mysql.tables.identities.watched import WatchedTables
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 
-class MysqlSource(CarriesReads):
+class MysqlSource(CarriesReads, KeepsTables):
     """`Source` for MySQL. The methods call functions of other modules.
 
     The methods import the decoders of rows and logs only when they are needed. The kernels of the decoders take a

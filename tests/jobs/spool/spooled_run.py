@@ -34,7 +34,8 @@ ROWS = 60
 class SpooledRun:
     """A run of two tables, ``shop.orders`` with a key and ``shop.events`` without one.
 
-    ``between`` is called after the read of each part. ``expected`` has the rows at the run's position.
+    ``between`` is called after the read of each part. ``same_source`` is the source of the attempt that spools; None:
+    another attempt spools. ``expected`` has the rows at the run's position.
     """
 
     def __init__(self, server: Server, folder: Path, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
@@ -42,6 +43,8 @@ class SpooledRun:
         self.between: Callable[[], object] = lambda: None
         self.random = random.Random(7)
         self.read_parts: Sequence[Any] = ()
+        self.reading_source: Any = None
+        self.same_source: Any = None
         spark: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=8))
         options = {"chunk_rows": 10} | options
         self.pipeline = Pipeline(spark, settings_of(server), folder.as_uri(), ["shop.*"], **options)
@@ -64,7 +67,8 @@ class SpooledRun:
         **arguments: Any,
     ) -> list[Any]:
         results: dict[int, Any] = {}
-        self.read_parts = orders if title == "read chunks" else self.read_parts
+        if title == "read chunks":
+            self.read_parts, self.reading_source = orders, work.source
         # The parts are read in any order, so some are read before the table without a key, and some after it.
         for index in self.random.sample(range(len(orders)), len(orders)):
             done(results.setdefault(index, work(orders[index])))
@@ -81,7 +85,7 @@ class SpooledRun:
         run = Run.load(self.pipeline.run)
         source = self.pipeline.source.of_run(run.expected_identity(), run.manifest.initial)
         spark: Any = None
-        return Spooler(Step(spark, run, source))
+        return Spooler(Step(spark, run, source if self.same_source is None else self.same_source))
 
     def links(self) -> list[Link]:
         run = Run.load(self.pipeline.run)

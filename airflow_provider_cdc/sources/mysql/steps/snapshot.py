@@ -60,6 +60,7 @@ from airflow_provider_cdc.sources.mysql.server.session import (
 )
 from airflow_provider_cdc.sources.mysql.tables.cascades import locked_with
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import read_identities, with_identities
+from airflow_provider_cdc.sources.mysql.tables.missing import naming_missing_tables
 from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position, with_same_identity
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, table_sql
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
@@ -98,7 +99,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         # every table whose identity has changed since. The log from the place on shows whether the change was logged.
         identities = read_identities(connection, [plan.table for plan in plans])
         if locked:
-            with _table_lock(connection, locked, lock) as held:
+            with naming_missing_tables(connection, locked), _table_lock(connection, locked, lock) as held:
                 position = executed(connection)
             lock_seconds = held.seconds
         else:

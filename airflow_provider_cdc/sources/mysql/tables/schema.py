@@ -73,16 +73,21 @@ def read_tables(
     tables = []
     for name in names:
         if name not in columns or name not in sizes:
-            raise SchemaChanged(
-                "the table does not exist, or this user may not see it",
-                where=str(name),
-                hint="restore the table or this user's privileges on the table, or trigger a new run without the table",
-            )
+            raise missing(name)
         key_index, key = _key(columns[name], indexes.get(name, {}), (key_indexes or {}).get(name, ""))
         rows, size = sizes[name]
         details = partition_details.get(name, {})
         tables.append(Table(name, tuple(columns[name]), key, key_index, int(rows), int(size), details=details))
     return tuple(tables)
+
+
+def missing(name: TableName) -> SchemaChanged:
+    """Return the error for a table that does not exist."""
+    return SchemaChanged(
+        "the table does not exist, or this user may not see it",
+        where=str(name),
+        hint="restore the table or this user's privileges on the table, or trigger a new run without the table",
+    )
 
 
 def may_lack_partitions(table: Table) -> bool:

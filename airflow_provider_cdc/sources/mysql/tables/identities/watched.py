@@ -20,6 +20,7 @@ from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import TableIdentity, identified, look_replaced
+from airflow_provider_cdc.sources.mysql.tables.missing import naming_missing_tables
 from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
 
 _HINT = "trigger a new run"
@@ -52,7 +53,8 @@ def _wait_for_statements(connection: Connection, names: Sequence[TableName]) -> 
     query(connection, f"SET SESSION lock_wait_timeout = {_WAIT_SECONDS}")
     for start in range(0, len(names), _AT_ONCE):
         selects = [f"(SELECT 1 FROM {table_sql(name)} LIMIT 0)" for name in names[start : start + _AT_ONCE]]
-        query(connection, " UNION ALL ".join(selects))
+        with naming_missing_tables(connection, names):
+            query(connection, " UNION ALL ".join(selects))
 
 
 class WatchedTables:
@@ -80,6 +82,19 @@ class WatchedTables:
         :raises SchemaChanged, TransientError: as `replaced.check_not_replaced`.
         """
         self._check(settings, connection, tables, self._since, self._explained)
+
+    def renewed(self, settings: ConnectionSettings, connection: Connection, tables: Sequence[Table]) -> list[Table]:
+        """Check the ``tables``, and return them with their present identities.
+
+        If the log does not explain an identity yet, because a statement is under way, the table has the identity that
+        was known before.
+
+        :raises SchemaChanged, TransientError: as `replaced.check_not_replaced`.
+        """
+        since, explained = self._since, dict[TableName, TableIdentity]()
+        self._check(settings, connection, tables, since, explained)
+        present = {str(name): identity for name, identity in explained.items()}
+        return _Noted(since.place, {**since.identities, **present}).among(tables)
 
     def note(self, settings: ConnectionSettings, connection: Connection, end: LogEnd, tables: Sequence[Table]) -> str:
         """Check the ``tables``, and note their identities at the place ``end``, which was read before this call.

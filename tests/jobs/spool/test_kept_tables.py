@@ -1,0 +1,162 @@
+"""Tables that stay read when the run moves: harmless statements on them, unlogged statements, and statements that
+only the log shows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.core.kinds import parse_position
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.jobs.certificate import derive
+from airflow_provider_cdc.jobs.roll_forward import merge, plan
+from airflow_provider_cdc.sources.mysql.source import MysqlSource
+from harness.mysql_server import MysqlServer
+from harness.pipeline import Pipeline, settings_of
+from tests.conftest import MysqlFactory
+from tests.jobs.spool.spooled_run import make_tables
+from tests.jobs.spool.test_restarts import RestartedRun
+
+pytestmark = pytest.mark.slow
+
+
+def unlogged(server: MysqlServer, statement: str) -> None:
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET SESSION sql_log_bin = 0")
+        cursor.execute(statement)
+
+
+def refused_next_night(run: RestartedRun) -> Mapping[str, str]:
+    """The tables that the next run would read in full, each with the reason."""
+    manifest = Run.load(run.pipeline.run).manifest
+    source, tables = MysqlSource(settings_of(run.server)), [entry.table for entry in manifest.tables]
+    position = parse_position("mysql", manifest.initial_position)
+    refused = source.refusals_since(manifest.identity, position, tables, None, manifest.options)
+    return {name.name: why for name, why in refused.items()}
+
+
+@pytest.mark.parametrize("spools", [False, pytest.param(True, marks=pytest.mark.long)])
+def test_the_next_run_goes_on_from_tables_that_had_harmless_statements_before_the_move(
+    mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spools: bool
+) -> None:
+    """The server has removed the log of these statements by then. Unlogged statements are found before the
+    move and after it."""
+    server = mysql_factory({})
+    make_tables(server)
+    run = RestartedRun(server, tmp_path, monkeypatch)
+
+    def last() -> None:
+        if spools:
+            run.same_source = run.reading_source
+            run.spool()
+
+    def act() -> None:
+        server.query("OPTIMIZE TABLE shop.visits")
+        server.query("ALTER TABLE shop.visits ADD INDEX (note(9))")
+        server.query("ALTER TABLE shop.events ADD INDEX (a)")
+        unlogged(server, "ALTER TABLE shop.events FORCE")
+        run.alter()
+
+    run.acts = {1: [run.change] * 3 + [last, act, last]}
+    run.pipeline.snapshot()
+    assert set(run.kept) == {"visits"}
+    assert "sql_log_bin=0" in run.present.restarts[0].tables["shop.events"]
+    server.query("FLUSH BINARY LOGS")
+    run.finish()
+    assert refused_next_night(run) == {}
+    unlogged(server, "TRUNCATE TABLE shop.visits")
+    assert list(refused_next_night(run)) == ["visits"]
+
+
+def test_an_unlogged_statement_right_after_the_new_position_is_found_by_the_next_run(
+    mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An OPTIMIZE TABLE before the move does not explain it."""
+    server = mysql_factory({})
+    make_tables(server)
+    run = RestartedRun(server, tmp_path, monkeypatch)
+
+    change = run.change
+
+    def act() -> None:
+        server.query("OPTIMIZE TABLE shop.visits")
+        run.alter()
+        # The next changes come right after the position is fixed.
+        monkeypatch.setattr(run, "change", replaced)
+
+    def replaced() -> None:
+        monkeypatch.setattr(run, "change", change)
+        unlogged(server, "TRUNCATE TABLE shop.visits")
+
+    run.acts = {1: [change] * 14 + [act]}
+    run.finish()
+    assert set(run.kept) == {"events", "visits"}
+    assert list(refused_next_night(run)) == ["visits"]
+
+
+def test_one_move_covers_all_statements_that_only_the_log_shows(
+    mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = mysql_factory({})
+    make_tables(server)
+    run = RestartedRun(server, tmp_path, monkeypatch)
+
+    def act() -> None:
+        for statement in (
+            "TRUNCATE TABLE shop.visits",
+            "CREATE TABLE shop.copy LIKE shop.orders",
+            "RENAME TABLE shop.orders TO shop.old, shop.copy TO shop.orders",
+            "DROP TABLE shop.old",
+        ):
+            server.query(statement)
+        run.change()
+
+    run.acts = {1: [run.change] * 14 + [act]}
+    run.pipeline.snapshot()
+    assert not run.points
+    run.finish()
+    assert len(run.points) == 1
+    (restart,) = run.present.restarts
+    assert {name: text.partition(" on ")[0] for name, text in restart.tables.items()} == {
+        "shop.orders": "RENAME TABLE",
+        "shop.visits": "TRUNCATE TABLE",
+    }
+    assert set(run.kept) == {"events"}
+
+
+@pytest.mark.long
+def test_one_move_covers_copies_that_are_rolled_forward(
+    mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the new table of the second night is read, and is altered. The statements on the other tables come after
+    the position that the run had until then, and before the position to which it moves."""
+    server = mysql_factory({})
+    make_tables(server)
+    run = RestartedRun(server, tmp_path, monkeypatch)
+    run.finish()
+    server.query("CREATE TABLE shop.late (id INT PRIMARY KEY)")
+    server.query("INSERT INTO shop.late VALUES (1), (2)")
+    options: dict[str, Any] = {"run_id": "20260102T000000Z-00000000", "refresh": "auto"}
+    for module in (plan, merge, derive):
+        monkeypatch.setattr(module, "run_tasks", run._run_tasks)
+    spark = run.pipeline._spark
+    run.pipeline = Pipeline(spark, settings_of(server), tmp_path.as_uri(), ["shop.*"], **options)
+    run.pipeline.record()
+    run.names = ("orders", "events", "visits", "late")
+    assert [entry.table.name.name for entry in run.present.tables if entry.live] == ["late"]
+
+    def act() -> None:
+        run.change()
+        for name in ("orders", "visits", "late"):
+            server.query(f"TRUNCATE TABLE shop.{name}")
+        run.change()
+
+    run.acts = {1: [act]}
+    run.finish()
+    assert len(run.points) == 1
+    (restart,) = run.present.restarts
+    assert set(restart.tables) == {"shop.orders", "shop.visits", "shop.late"}
+    assert [entry.table.name.name for entry in run.present.tables if entry.base] == ["events"]
