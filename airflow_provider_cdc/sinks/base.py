@@ -206,7 +206,8 @@ class Prepared:
     ``identities`` has the identity of each column (`sources.api.optional_capabilities.IdentifiesColumns`), by the
     column's name. Columns that are not in it are identified by their name. ``layout`` is the requested layout of the
     table. ``names_before`` has, for each column of a table that was altered since the base copy, its name in that copy,
-    or an empty text for a new column.
+    or an empty text for a new column. ``read`` is set if the names before are those of rows that the run has read: the
+    place that was prepared for them.
     """
 
     name: TableName
@@ -215,6 +216,7 @@ class Prepared:
     identities: Mapping[str, str] = field(default_factory=dict)
     layout: Layout = PLAIN
     names_before: Mapping[str, str] = field(default_factory=dict)
+    read: Place | None = None
 
 
 @dataclass(frozen=True)

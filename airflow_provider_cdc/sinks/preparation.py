@@ -53,6 +53,22 @@ def lake_format(
     return LakeFormat(name, prepare)
 
 
+def place_of_carried(
+    sink: Sink, run_id: str, source: Source, table: Table, layout: Layout, read: Place | None
+) -> Place | None:
+    """Prepare the lake for a table that the run has read, and that is carried over schema changes. Return the place of
+    its data files; None: the format has no places.
+
+    :param table: the present table. Its eras begin with the columns that were read.
+    :param read: the place that was prepared for the rows that were read.
+    :raises ConfigurationError: the lake's table cannot take the new columns, or changed after it was prepared.
+    """
+    if read is None:
+        return None
+    prepared = replace(_prepared(source, table, layout), read=read)
+    return sink.prepare(run_id, [prepared])[table.copy_name]
+
+
 def _prepared(source: Source, table: Table, layout: Layout) -> Prepared:
     # Each shard gives its columns other identities, so the columns of a merged table are identified by their names.
     identities: dict[str, str] = {}

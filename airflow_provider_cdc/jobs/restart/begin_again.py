@@ -222,9 +222,11 @@ def _manifest(
         point = with_shards(source, plans, with_known_of_bases(plans, point, scratch))
         tables = {table.name: table for table in point.tables}
         _check_parts(source, [entry for entry in planned if not entry.read_in], tables)
-        live = {entry.table.name: entry.table.selection for entry in planned if entry.live}
-        format = old.options.lake.format
         laid_out = layouts(list(dict.fromkeys(entry.table.lake_name for entry in planned)), [], old.options.lake)
+        carried = carried_tables(step, finished, planned, point, laid_out)
+        read_live = [entry for entry in planned if entry.live and str(entry.table.name) not in carried]
+        live = {entry.table.name: entry.table.selection for entry in read_live}
+        format = old.options.lake.format
         prepare = lake_format(format, step.sink, old.run_id, source, laid_out).prepare
         try:
             places = prepare([tables[name] for name in live], live)
@@ -233,7 +235,6 @@ def _manifest(
             if error.where not in altered:
                 raise
             raise SchemaChanged(error.message, where=error.where, hint=error.hint) from error
-        carried = carried_tables(step, finished, planned, point)
     except (CdcError, _LogOfReadsGone):
         if isinstance(source, Discards):
             with suppress(CdcError):

@@ -15,13 +15,15 @@ from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.manifest import EarlierReads, RunTable
 from airflow_provider_cdc.core.run.plan import InitialPoint
-from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table
+from airflow_provider_cdc.core.tables.layout import PLAIN, Layout
+from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
 from airflow_provider_cdc.errors import TerminalError
 from airflow_provider_cdc.jobs.restart.earlier_reads import undone
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.table_files import TableFiles, read_record
+from airflow_provider_cdc.sinks.preparation import place_of_carried
 from airflow_provider_cdc.sources.api.optional_capabilities import TellsReplaced
 from airflow_provider_cdc.sources.api.rolling_forward import CarriesReads
 from airflow_provider_cdc.sources.api.window import UpperBound
@@ -84,9 +86,8 @@ def finished_reads(
 
 
 def _may_be_carried(entry: RunTable) -> bool:
-    # All shards of a merged table have the same columns. The field ids of an Iceberg table belong to its columns as
-    # they were when the run began.
-    return entry.table.shard is None and entry.place is None
+    # All shards of a merged table have the same columns.
+    return entry.table.shard is None
 
 
 def carried_tables(
@@ -94,11 +95,13 @@ def carried_tables(
     finished: Mapping[str, FinishedRead],
     planned: Sequence[RunTable],
     point: InitialPoint,
+    laid_out: Mapping[TableName, Layout],
 ) -> dict[str, RunTable]:
     """Return the tables whose finished reads are carried to the new position, by name. The other tables are read again.
 
     :param planned: the tables of the new manifest. They include the altered tables, which are to be read again.
     :param point: the new position, with the tables as they were recorded after it.
+    :param laid_out: the layouts of the tables that have one.
     """
     carried: dict[str, RunTable] = {}
     tables = {table.name: table for table in point.tables}
@@ -109,13 +112,15 @@ def carried_tables(
         now = tables[entry.table.name]
         try:
             table = _carried(step, one, now, point)
+            layout = laid_out.get(table.lake_name, PLAIN)
+            place = place_of_carried(step.sink, step.run.run_id, step.source, table, layout, one.entry.place)
         except TerminalError as error:
             say(f"{one.table.name} is read again, because its rows cannot be carried over the change: {error.message}")
             continue
         over = "; ".join(f"{era.statement} ({era.begins})" for era in table.eras)
         say(f"{one.table.name} is not read again: the rows that were read are carried over {over}")
         reason = f"not read again: its rows are carried over {over}; {one.entry.reason}"
-        carried[str(table.name)] = replace(entry, table=table, read_in=one.key, reason=reason)
+        carried[str(table.name)] = replace(entry, table=table, read_in=one.key, reason=reason, place=place)
     return carried
 
 

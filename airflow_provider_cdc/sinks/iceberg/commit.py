@@ -229,8 +229,7 @@ def _stage(table: Table, commit: TableCommit, where: str) -> _Staged:
     properties = {RUN_ID: run_id, COPY: copy, "cdc.position": commit.copy.position, **commit.properties}
     before = names_before(commit.place)
     if base is not None:
-        if not before:
-            check_kept(table, base, wanted_schema, where)
+        check_kept(table, base, wanted_schema, before, where)
         properties["cdc.base_run_id"] = commit.base
         # This copy shares files with the base's snapshot. These files are not removed as long as the base's snapshot
         # has its tag.

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.table import Table
 
+from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.layout import PLAIN, Layout
@@ -32,14 +33,18 @@ def run_of(
     group: str = "",
     identities: Mapping[str, str] | None = None,
     layout: Layout = PLAIN,
+    read: Place | None = None,
+    names: Mapping[str, str] | None = None,
 ) -> Publication:
     """A run at position ``number`` whose copies have these rows, a file for each chunk of a table.
 
-    ``identities`` are those of the columns of each table.
+    ``identities`` are those of the columns of each table. ``read`` is the place of rows that were carried over schema
+    changes, and ``names`` are the names of their columns by the present ones.
     """
     run_id = run_id_of(number)
     places = lake.sink.prepare(
-        run_id, [Prepared(table, one.schema, key, identities or {}, layout) for table, one in rows.items()]
+        run_id,
+        [Prepared(table, one.schema, key, identities or {}, layout, names or {}, read) for table, one in rows.items()],
     )
     changes = []
     for table, one in rows.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 
 from pyiceberg.schema import Schema
@@ -78,16 +79,20 @@ def columns_update(table: Table, identities: Mapping[int, str]) -> tuple[TableUp
     return (SetPropertiesUpdate(updates={COLUMNS: encode_identities(merged)}),)
 
 
-def check_kept(table: Table, base: Snapshot, wanted: Schema, where: str) -> None:
+def check_kept(table: Table, base: Snapshot, wanted: Schema, names_before: Mapping[int, str], where: str) -> None:
     """Check that each column has the same field id in the snapshot ``base`` and in ``wanted``.
 
+    :param names_before: as for `stage_schema`. If it is not empty, the copy shares no file with the base, and a column
+        of another type may have another field id.
     :raises ConfigurationError: a column was dropped since that snapshot, and a column with the same name was added.
     """
     schemas = {schema.schema_id: schema for schema in table.metadata.schemas}
     written = schemas.get(base.schema_id) if base.schema_id is not None else None
-    ids = {field.name: field.field_id for field in written.fields} if written is not None else {}
+    fields = {field.name: field for field in written.fields} if written is not None else {}
     for field in wanted.fields:
-        if ids.get(field.name, field.field_id) != field.field_id:
+        before = fields.get(names_before.get(field.field_id, field.name), field)
+        retyped = bool(names_before) and not holds(field.field_type, before.field_type)
+        if before.field_id != field.field_id and not retyped:
             raise ConfigurationError(
                 f"the column {field.name} differs from the column with this name in the last copy",
                 where=where,
@@ -95,13 +100,19 @@ def check_kept(table: Table, base: Snapshot, wanted: Schema, where: str) -> None
             )
 
 
-def schema_key(schema: Schema) -> tuple[object, ...]:
+def schema_key(schema: Schema) -> tuple[tuple[object, ...], frozenset[int]]:
     """Return a value that is equal for equal schemas. Schema ids and the order of columns have no effect on the
     value."""
     fields = sorted(
         ((field.field_id, field.name, str(field.field_type), field.required) for field in schema.fields),
     )
     return tuple(fields), frozenset(schema.identifier_field_ids)
+
+
+def schema_digest(schema: Schema) -> str:
+    """Return a text that is equal for schemas with an equal `schema_key`."""
+    fields, keys = schema_key(schema)
+    return hashlib.sha256(repr((fields, sorted(keys))).encode()).hexdigest()[:32]
 
 
 def _check_ids(

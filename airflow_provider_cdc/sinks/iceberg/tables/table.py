@@ -32,6 +32,7 @@ from airflow_provider_cdc.sinks.iceberg.tables.layout import (
     partition_spec,
     sort_order,
 )
+from airflow_provider_cdc.sinks.iceberg.tables.schema_change import schema_digest
 
 RUN_ID = "cdc.run_id"
 """The property of a snapshot that contains the id of the run."""
@@ -51,6 +52,8 @@ _PROPERTIES = {
 _PLAIN = re.compile(r"[A-Za-z0-9_-]+")
 _UUID, _SCHEMA, _IDENTIFIER, _LOCATION, _COLUMNS = "table_uuid", "schema", "identifier", "location", "columns"
 _SPEC, _ORDER, _NAMES_BEFORE = "partition_spec_id", "sort_order", "names_before"
+_SCHEMA_THEN = "schema_then"
+"""The key of the digest of the schema that the Iceberg table had when the place was prepared."""
 
 
 def identifier_of(table: TableName, template: str, source: str) -> Identifier:
@@ -124,12 +127,14 @@ def prepare_table(
     :param own: whether this package, and not the catalog, chooses the location of the table.
     :param new_column: whether a column whose type changed may become a new column (`evolved_columns`).
     :raises ConfigurationError: the table has rows of another writer, or Iceberg does not support the change of a
-        column's type.
+        column's type. Or the table changed since it was prepared for the rows that were read (`Prepared.read`).
     """
     where = name_of(identifier)
     schema = new_schema(table, where)
     check_columns(table)
     existing = load_table(catalog, identifier)
+    if table.read is not None:
+        _check_as_then(existing, table.read, where)
     if existing is None:
         properties = {**_PROPERTIES, TABLE: str(table.name)}
         location = f"{LakeUri.parse(lake.uri).plain}/{_folder_name(identifier)}" if own else None
@@ -152,7 +157,9 @@ def prepare_table(
             where=where,
             hint="drop or rename it, or choose other names with table_name",
         )
-    evolved = evolved_columns(existing.metadata, table, schema, new_column, where)
+    # No rows of another type are in a table that was never published.
+    retypes = new_column or not existing.metadata.snapshots
+    evolved = evolved_columns(existing.metadata, table, schema, retypes, where)
     check_partitioning(existing.metadata, evolved.schema, table.layout.partition, where)
     columns = {field.name: field for field in evolved.schema.fields}
     element_ids = {
@@ -170,10 +177,28 @@ def prepare_table(
             _NAMES_BEFORE: encode_identities({columns[now].field_id: was for now, was in table.names_before.items()}),
             _SPEC: str(existing.spec().spec_id),
             _ORDER: encode_order(sort_order(table, evolved.schema)),
+            _SCHEMA_THEN: schema_digest(existing.schema()),
         },
         f"{str(existing.location()).rstrip('/')}/{DATA}",
         table.layout.partition,
     )
+
+
+def _check_as_then(existing: Table | None, read: Place, where: str) -> None:
+    """Check that the Iceberg table has not changed since it was prepared for rows that were read. If its columns
+    changed, the names of the columns that were read may be those of other Iceberg columns now.
+
+    :raises ConfigurationError: it changed.
+    """
+    if existing is None or str(existing.metadata.table_uuid) != recorded_uuid(read):
+        what = "the Iceberg table was dropped or replaced"
+    elif folder_of(existing, DATA).uri != read.folder:
+        what = "the Iceberg table was moved"
+    elif read.details.get(_SCHEMA_THEN) != schema_digest(existing.schema()):
+        what = "another run or another program changed the columns of the Iceberg table"
+    else:
+        return
+    raise ConfigurationError(f"{what} while the run was at work", where=where, hint="trigger a new run")
 
 
 def check_version(table: Table, where: str) -> None:
