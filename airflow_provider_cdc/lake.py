@@ -32,7 +32,7 @@ from airflow_provider_cdc.core.tables.table import CopyName, TableName
 from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, PositionError
 from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy, Sink
 from airflow_provider_cdc.sinks.catalog import CUTS_NAMESPACE
-from airflow_provider_cdc.sinks.feeds import feeds_of
+from airflow_provider_cdc.sinks.feeds import LakeFeedGap, feeds_of, read_gap
 from airflow_provider_cdc.sinks.registry import open_sink
 
 if TYPE_CHECKING:
@@ -172,7 +172,8 @@ def read_changes(
         plain Parquet files.
     :param where: together with ``columns``, the part of the table that was copied, as for `read_latest`.
     :param storage: as for `read_latest`.
-    :raises ChangesMissing: no changes were published since the copy ``since``, or some of the changes no longer exist.
+    :raises ChangesMissing: no changes were published since the copy ``since``, the changes began anew since then
+        (``on_feed_gap``), or some of the changes no longer exist.
     :raises ConfigurationError: ``target`` is not a folder in a lake, ``table`` is not a table's name, or ``where`` is
         not a condition.
     :raises ManifestError: a record of copies or changes is damaged.
@@ -190,6 +191,8 @@ def read_changes(
     while since not in (run_id, position) and (since or not feeds):
         feed = sink.feed(run_id, name)
         joins = feed is not None and (not feeds or feed.first_order + feed.rows == feeds[0].first_order)
+        if feed is None and (gap := read_gap(lake, name, run_id)) is not None:
+            raise _begins_anew(gap, table, since)
         if feed is None or not joins or feed.position != position:
             raise ChangesMissing(
                 f"the changes before the copy of run {run_id}, at position {position}, are not published",
@@ -210,6 +213,18 @@ def read_changes(
         files=tuple(file for feed in feeds for file in feed.files),
         copy_file="" if cut is not None else latest.files[0],
         schema=None if cut is None or feeds else _schema_in(cut, name, sink.feed(latest.run_id, name), storage),
+    )
+
+
+def _begins_anew(gap: LakeFeedGap, table: str, since: str) -> ChangesMissing:
+    """Return the error for a reader of changes that would have to cross a gap."""
+    return ChangesMissing(
+        f"the changes begin anew at {gap.end} (the copy of run {gap.run_id}). No changes lead to this copy from the "
+        f"copy before it{f' (of run {gap.from_run_id}, at {gap.start})' if gap.start else ''}: {gap.reason}",
+        where=table,
+        hint="load the latest copy as a whole, and go on with the changes since its position"
+        if since
+        else "load this copy as a whole, and go on with the changes since its position",
     )
 
 

@@ -36,6 +36,7 @@ METRICS = (
     Metric("published_at_seconds", "gauge", "Unix time", "when the last run was published"),
     Metric("tables", "gauge", "tables", "tables that the last run published"),
     Metric("skipped_tables", "gauge", "tables", "tables that the last run left out (`on_table_error`)"),
+    Metric("feed_gaps", "gauge", "tables", "tables whose changes begin anew at the last copy (`on_feed_gap`)"),
     Metric("rows", "gauge", "rows", "rows of the copies that the last run published"),
     Metric("rows_read", "gauge", "rows", "rows that the last run read from the tables"),
     Metric("bytes_read", "gauge", "bytes", "size of the files with these rows"),
@@ -82,6 +83,7 @@ def _numbers(run: Run) -> Iterator[tuple[str, float]]:
     yield "published_at_seconds", datetime.fromisoformat(done.published_at).timestamp()
     yield "tables", len(done.published)
     yield "skipped_tables", len(done.skipped)
+    yield "feed_gaps", len(done.feed_gaps)
     yield "rows", sum(done.rows.values())
     yield "rows_read", read.rows
     yield "bytes_read", sum(table_files.bytes for table_files in read.tables.values())

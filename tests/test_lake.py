@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.run.feed import Feed, feed_schema
+from airflow_provider_cdc.core.run.feed import Feed, FeedGap, feed_schema
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Table, TableName
@@ -23,7 +23,7 @@ from airflow_provider_cdc.report.snippets import snippets_of
 from airflow_provider_cdc.sinks import latest, parquet
 from airflow_provider_cdc.sinks.base import Publication
 from harness.s3_server import s3_environment
-from tests.sinks.test_contract import MYSQL, SCHEMA, SERVER, Lake
+from tests.sinks.test_contract import MYSQL, ORDERS, SCHEMA, SERVER, Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -266,6 +266,47 @@ def test_changes_do_not_begin_at_a_position_that_a_history_had_which_ended(lake:
     copy = read_latest(target, "shop.orders")
     assert copy is not None
     assert copy.history == history
+
+
+def test_changes_that_begin_anew_lead_to_no_copy_before(lake: Lake) -> None:
+    """The error has what a consumer needs to go on. The gap is removed with its copy."""
+    nights = [lake.stage(number) for number in (1, 2, 3)]
+    gap = FeedGap(nights[0].run_id, f"{SERVER}:1", "TRUNCATE TABLE (binlog.000007:4)", 8)
+    orders = replace(nights[1].tables[0], feed_gap=gap)
+    nights[1] = replace(nights[1], tables=(orders, *nights[1].tables[1:]))
+    nights[2] = with_changes(lake, nights[2], nights[1], 8, 2)
+    target = lake.storage.uri
+    lake.sink.publish(nights[0])
+    for night, asked in ((nights[1], ("", nights[0].position)), (nights[2], (nights[0].position, nights[0].run_id))):
+        lake.sink.publish(night)
+        for since in asked:
+            with pytest.raises(ChangesMissing, match=re.escape(f"anew at {SERVER}:1-2 (the copy of run")) as refusal:
+                read_changes(target, "shop.orders", since)
+            assert refusal.value.where == "shop.orders"
+            assert f"(of run {nights[0].run_id}, at {SERVER}:1): TRUNCATE TABLE" in refusal.value.message
+            assert "its position" in refusal.value.hint
+    assert read_changes(target, "shop.orders", nights[1].position).rows == 2
+    record = f"shop.orders/_changes/{nights[1].run_id}/_gap.json"
+    told = lake.storage.read_json(record)
+    assert {**told, "reason": ""} == {
+        "run_id": nights[1].run_id,
+        "from_run_id": nights[0].run_id,
+        "from": f"{SERVER}:1",
+        "to": f"{SERVER}:1-2",
+        "first_order": 8,
+        "reason": "",
+    }
+    # Fields that a later version adds do not matter.
+    lake.storage.write_json(record, {**told, "more": 1})
+    with pytest.raises(ChangesMissing, match="TRUNCATE"):
+        read_changes(target, "shop.orders", nights[0].position)
+    lake.storage.write_json(record, {**told, "first_order": "8"})
+    with pytest.raises(ManifestError, match="first_order"):
+        read_changes(target, "shop.orders", nights[0].position)
+    lake.sink.remove(nights[1].run_id, ORDERS, orders.added)
+    assert not lake.storage.exists(f"shop.orders/_changes/{nights[1].run_id}")
+    with pytest.raises(ChangesMissing, match=f"the copy of run {nights[1].run_id}, .* are not published"):
+        read_changes(target, "shop.orders", nights[0].position)
 
 
 def test_what_is_damaged_or_gone_among_changes_is_said(lake: Lake) -> None:

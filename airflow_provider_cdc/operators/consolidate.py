@@ -9,6 +9,7 @@ from airflow_provider_cdc.assets import announce
 from airflow_provider_cdc.core.certificate.sums import NAME as DEFINITION
 from airflow_provider_cdc.core.copies.removal_record import Removed, read_removed
 from airflow_provider_cdc.core.run.announced import Told
+from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.run.run import Run, read_is_latest
 from airflow_provider_cdc.core.shards.copy_tables import copies_of
@@ -38,14 +39,16 @@ SHOWN_COPIES = 100
 class ConsolidateOperator(SparkStepOperator):
     """Rewind every touched row to the initial position, and publish all tables at once.
 
-    XComs (``published``, ``latest``, ``skipped``, ``superseded`` and ``removed`` are objects with the table names as
-    keys):
+    XComs (``published``, ``latest``, ``skipped``, ``superseded``, ``feed_gaps`` and ``removed`` are objects with the
+    table names as keys):
 
     - ``published``: the URI of each table's new files.
     - ``latest``: whether ``_latest.json`` names the copy of this run. False if a newer copy exists.
     - ``skipped``: for each table that was requested but not published, the reason.
     - ``superseded``: for each table whose source was set back since the last copy, a description of how this was
       detected. The new copies of these tables begin a new history.
+    - ``feed_gaps``: for each table whose row changes begin anew at its new copy (``on_feed_gap``), the earlier copy at
+      which they ended (``base`` and ``start``, its run and position), and the ``reason``.
     - ``removed``: the URIs of the older copies that the option ``keep`` removed.
     - ``position``: the position at which all copies are exact.
     - ``counts``: numbers about the work of the step.
@@ -56,11 +59,13 @@ class ConsolidateOperator(SparkStepOperator):
     ``schema_digest`` changes if the columns, their types or the key change. If only a part of the table is copied,
     ``extra`` also has ``where`` and ``columns``. ``certificate`` has the digest of the copy's rows
     (``docs/certificate.md``). If the run could not be exact at the end of its interval, ``extra``
-    also has ``missed_as_of``. The event of a merged table also has ``shards``: the number of rows of each shard.
+    also has ``missed_as_of``. If the changes of the table begin anew at the copy, ``extra`` also has ``feed_gap``, with
+    the copy at which they ended (``from_run_id``, ``from``) and the ``reason``. The event of a merged table also has
+    ``shards``: the number of rows of each shard.
     """
 
     step = "consolidate"
-    outputs = ("published", "skipped", "position", "superseded")
+    outputs = ("published", "skipped", "position", "superseded", "feed_gaps")
     outlets: list[Any]
     reports_lineage = True
     """Whether the task reports the lineage of its copies. A later task may report it instead."""
@@ -90,6 +95,9 @@ class ConsolidateOperator(SparkStepOperator):
             )
         for table, why in result["superseded"].items():
             self.log.warning("%s: this copy begins a new history, and supersedes all earlier copies: %s", table, why)
+        for table, gap in run.found(ConsolidateResult).feed_gaps.items():
+            what = gap.described(run.position_text)
+            self.log.warning("%s: no changes lead from the last copy to this copy: %s", table, what)
         say_skipped(self.log, result["skipped"])
         say_missed_past(self.log, run.manifest.missed_past)
         self._say_published(run, result)
@@ -158,6 +166,7 @@ def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) 
             **({"shards": done.shards[name]} if copy.merged else {}),
             **({"missed_as_of": run.manifest.missed_as_of} if run.manifest.missed_past is not None else {}),
             **_part(copy.first.table),
+            **(_gap(done.feed_gaps[name]) if name in done.feed_gaps else {}),
         }
         for copy in copies_of(run.manifest.tables)
         if (name := str(copy.name)) in published
@@ -182,6 +191,10 @@ def _part(table: Table) -> dict[str, Any]:
     selection = table.selection
     part = {"where": selection.condition, "columns": list(selection.columns)}
     return {name: value for name, value in part.items() if value}
+
+
+def _gap(gap: FeedGap) -> dict[str, Any]:
+    return {"feed_gap": {"from_run_id": gap.base, "from": gap.start, "reason": gap.reason}}
 
 
 def _shape(table: Table) -> list[Any]:

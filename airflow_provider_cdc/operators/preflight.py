@@ -43,7 +43,14 @@ from airflow_provider_cdc.operators.planning.missing_past import (
     missed_past,
     say_missed_past,
 )
-from airflow_provider_cdc.operators.planning.plan_text import View, pace_of, readable, summary, view_of
+from airflow_provider_cdc.operators.planning.plan_text import (
+    View,
+    pace_of,
+    readable,
+    say_feed_gaps,
+    summary,
+    view_of,
+)
 from airflow_provider_cdc.operators.planning.turn import take_turn
 from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
@@ -181,6 +188,7 @@ class PreflightOperator(TargetOperator):
         say_skipped(self.log, found.skipped)
         say_missed_past(self.log, missed)
         plans = found.plans
+        say_feed_gaps(self.log, plans)
         outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": found.skipped}
         outputs["missed_past"] = encode(missed) if missed is not None else {}
         outputs["may_miss_past"] = may_miss

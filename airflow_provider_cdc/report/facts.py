@@ -86,6 +86,10 @@ def report_of(run: Run, dag_run: DagRunName) -> Report:
         sections.append(
             Section("Left out", ("table", "reason"), why, "The folders of these tables keep the earlier copies.")
         )
+    if done.feed_gaps:
+        note = "No changes lead to these copies. Readers of changes load the copies, and go on from there."
+        gaps = tuple((name, gap.described(done.position)) for name, gap in sorted(done.feed_gaps.items()))
+        sections.append(Section("Changes that begin anew", ("table", "where and why"), gaps, note))
     if run.manifest.options.keep:
         sections.append(_removed(read_removed(run.folder), run.manifest.options))
     if nulls := _nulls(read, done):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from airflow_provider_cdc.core.copies.head import Copy, position_of
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.feed import Feed
+from airflow_provider_cdc.core.run.feed import Feed, FeedGap
 from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -38,7 +38,8 @@ class TableChange:
     ``base``; None: the changes are not published. ``history`` is the result of `Manifest.history_of`. ``place`` is the
     result of `Sink.prepare`; if it is not None, the files are already at their final place. ``certificate`` is the JSON
     data of the copy's certificate (`core.certificate.certificate`); empty: it has none. ``shards`` has the names of the
-    files of each shard, by the shard's name; empty: the table is not merged.
+    files of each shard, by the shard's name; empty: the table is not merged. ``feed_gap`` is set if no changes lead to
+    the copy, although the run publishes changes and the table has an earlier copy.
     """
 
     table: TableName
@@ -52,6 +53,7 @@ class TableChange:
     place: Place | None = None
     certificate: Mapping[str, Any] = field(default_factory=dict)
     shards: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    feed_gap: FeedGap | None = None
 
     @property
     def rows(self) -> int:
@@ -127,6 +129,8 @@ class LatestCopy:
     :param shards: the shards of a merged table, each with its name (``shard``) and ``rows``; empty: it is not merged.
     :param positions: the positions of a merged table with shards of several sources: for each source its connection
         (``source``), ``run_id`` and ``position``. ``position`` is then empty.
+    :param feed_gap: if the changes of the table begin anew at this copy: the earlier copy at which they ended
+        (``from_run_id``, ``from``), and the ``reason``; otherwise empty.
     """
 
     table: str
@@ -145,6 +149,7 @@ class LatestCopy:
     missed_as_of: str = ""
     shards: tuple[Mapping[str, Any], ...] = ()
     positions: tuple[Mapping[str, Any], ...] = ()
+    feed_gap: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, table: TableName, head: Copy, path: str, files: Sequence[str]) -> LatestCopy:
@@ -166,6 +171,7 @@ class LatestCopy:
             missed_as_of=head.missed_as_of,
             shards=head.shards,
             positions=head.positions,
+            feed_gap=head.feed_gap,
         )
 
     @property

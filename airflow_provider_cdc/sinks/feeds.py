@@ -3,10 +3,13 @@
 ``<lake>/<schema>.<table>/_changes/<run_id>/part-*`` has the changes between the previous copy and the copy of the run
 ``run_id``. ``_feed.json``, in the same folder, is the record of these changes. The record never changes. Readers of
 copies ignore folders whose names begin with ``_``.
+
+If the changes begin anew at the copy of a run, the run has no changes. Its folder has only the record ``_gap.json``.
 """
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -21,6 +24,7 @@ from airflow_provider_cdc.sinks.base import LakeFeed, Publication, TableChange
 
 FOLDER = "_changes"
 RECORD = "_feed.json"
+GAP = "_gap.json"
 
 _HINT = "restore the file, or start over: load the latest copy in full, then apply the changes after it"
 
@@ -47,6 +51,20 @@ class _Told:
     files: tuple[_File, ...]
 
 
+@dataclass(frozen=True)
+class LakeFeedGap:
+    """The fields of ``_gap.json``: no changes were published between the copies of the runs ``from_run_id`` and
+    ``run_id``, at the positions ``start`` and ``end`` (the fields ``from`` and ``to``). The next change has the number
+    ``first_order``."""
+
+    run_id: str
+    from_run_id: str
+    first_order: int
+    start: str
+    end: str
+    reason: str
+
+
 def place_of(table: TableName, run_id: str) -> str:
     """Return the folder, relative to the lake, with the changes that a run published for a table."""
     return f"{feeds_of(table)}/{run_id}"
@@ -68,6 +86,30 @@ def told(publication: Publication, feed: Feed) -> dict[str, Any]:
         "first_order": feed.first,
         "files": [told_file(file) for file in feed.files],
     }
+
+
+def told_gap(publication: Publication, change: TableChange) -> dict[str, Any]:
+    """Return the contents of ``_gap.json``; empty: there is no gap before the copy of this table."""
+    gap = change.feed_gap
+    if gap is None:
+        return {}
+    return {
+        "run_id": publication.run_id,
+        "to": publication.position,
+        "from_run_id": gap.base,
+        "from": gap.start,
+        "reason": gap.reason,
+        "first_order": gap.first,
+    }
+
+
+def write_record(lake: Storage, publication: Publication, change: TableChange) -> None:
+    """Write the record of the changes that lead to a copy, or of the gap before it."""
+    folder = place_of(change.table, publication.run_id)
+    if change.feed is not None:
+        lake.write_json(f"{folder}/{RECORD}", told(publication, change.feed))
+    elif gap := told_gap(publication, change):
+        lake.write_json(f"{folder}/{GAP}", gap)
 
 
 def told_file(file: StagedFile) -> dict[str, Any]:
@@ -93,7 +135,7 @@ def read_feed(lake: Storage, table: TableName, run_id: str) -> LakeFeed | None:
         data = lake.read_json(f"{folder}/{RECORD}")
     except FileNotFoundError:
         return None
-    one = records.decode(_Told, _known(data), where)
+    one = records.decode(_Told, _known(_Told, data), where)
     if one.run_id != run_id or sum(file.rows for file in one.files) != one.rows:
         raise ManifestError(
             "the record in this folder was not written for the changes in this folder", where=where, hint=_HINT
@@ -102,11 +144,32 @@ def read_feed(lake: Storage, table: TableName, run_id: str) -> LakeFeed | None:
     return LakeFeed(one.run_id, one.end, one.from_run_id, one.start, one.rows, one.first_order, files)
 
 
-def _known(data: Any) -> Any:
+def read_gap(lake: Storage, table: TableName, run_id: str) -> LakeFeedGap | None:
+    """Return the gap in a table's changes before the copy of a run; None: the run recorded no gap.
+
+    :raises ManifestError: the record of the gap is damaged.
+    """
+    name = f"{place_of(table, run_id)}/{GAP}"
+    try:
+        data = lake.read_json(name)
+    except FileNotFoundError:
+        return None
+    return records.decode(LakeFeedGap, _known(LakeFeedGap, data), lake.uri_of(name))
+
+
+def remove_gap(lake: Storage, table: TableName, run_id: str) -> None:
+    """Remove the record of the gap before a copy that is removed."""
+    # Ignore a missing file: most copies have no gap, and another run may remove the same copy.
+    with suppress(FileNotFoundError):
+        lake.delete_file(f"{place_of(table, run_id)}/{GAP}")
+        lake.delete_empty_folder(place_of(table, run_id))
+
+
+def _known(kind: type[Any], data: Any) -> Any:
     """Return a record without the fields that a later version of this package added."""
     if not isinstance(data, dict):
         return data
-    feed = _chosen(_Told, {**data, "start": data.get("from"), "end": data.get("to")})
+    feed = _chosen(kind, {**data, "start": data.get("from"), "end": data.get("to")})
     if isinstance(files := feed.get("files"), list):
         feed["files"] = [_chosen(_File, file) if isinstance(file, dict) else file for file in files]
     return feed

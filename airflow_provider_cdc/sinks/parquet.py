@@ -171,10 +171,10 @@ class ParquetSink:
             # run with this id is created again, it publishes nothing in this folder as long as the folder contains
             # files of the first run.
             self._lake.rename_folder(place, hidden)
-        for folder in (place, hidden):
-            errors += self._remove_files(folder, file_names)
+        errors += [uri for folder in (place, hidden) for uri in self._remove_files(folder, file_names)]
         if not self._lake.exists(place):  # Otherwise, a recreated run with this id has a copy here.
             remove_certificate(self._lake, table, run_id)
+            feeds.remove_gap(self._lake, table, run_id)
         return errors
 
     def remove_feed(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> list[str]:
@@ -259,12 +259,11 @@ class ParquetSink:
 
     def place_feed(self, publication: Publication, change: TableChange) -> None:
         """Put the files of one table's feed, and its record, where readers will find them."""
-        if change.feed is None:
-            return
         folder = feeds.place_of(change.table, publication.run_id)
         try:
-            self._move(publication.staging, folder, change.feed.files, {}, "")
-            self._lake.write_json(f"{folder}/{feeds.RECORD}", feeds.told(publication, change.feed))
+            if change.feed is not None:
+                self._move(publication.staging, folder, change.feed.files, {}, "")
+            feeds.write_record(self._lake, publication, change)
         except (OSError, pa.ArrowException) as error:
             raise PublishIncomplete(
                 f"could not move a file to its final folder: {error}", where=self._lake.uri_of(folder), hint=_INCOMPLETE
@@ -393,6 +392,7 @@ def record_of(publication: Publication, change: TableChange, uri: str) -> Copy:
         published_at=publication.published_at,
         files=feeds.told_files(change),
         changes={} if change.feed is None else feeds.told(publication, change.feed),
+        feed_gap=feeds.told_gap(publication, change),
         history=dict(change.history),
         shards=change.told_shards,
         positions=publication.positions,

@@ -11,7 +11,6 @@ from typing import Any, Unpack
 from airflow.providers.common.compat.sdk import AssetAlias, TaskGroup, XComArg
 
 from airflow_provider_cdc.assets import copies_alias, outlets_of
-from airflow_provider_cdc.compat import runs_dag_code
 from airflow_provider_cdc.core.options.run import declared
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators.arguments.types import GroupArguments, TaskGroupArguments
@@ -19,9 +18,9 @@ from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.preflight import PreflightOperator
-from airflow_provider_cdc.operators.release import ReleaseOfRun
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.task_groups.mapping import PartialGroup
+from airflow_provider_cdc.task_groups.run_end import release_when_the_run_ends
 
 RETRYING = {"retries": 2, "retry_delay": timedelta(seconds=15)}
 
@@ -107,8 +106,11 @@ class SnapshotTaskGroup(TaskGroup):
         ``preflight`` gives the reason. ``changes``: like ``auto``, but the run stops if a table would have to be read
         in full. On PostgreSQL, ``auto`` and ``changes`` need a ``standing_slot``.
     :param changes: With each copy that is rolled forward, also publish all row changes since the last copy, in commit
-        order. Requires ``refresh``. The run stops if the last copy of a table cannot be rolled forward. If a table has
-        no copy, its changes begin at the first copy. PostgreSQL tables need ``REPLICA IDENTITY FULL``.
+        order. Requires ``refresh``. ``on_feed_gap`` is about tables whose last copy cannot be rolled forward. If a
+        table has no copy, its changes begin at the first copy. PostgreSQL tables need ``REPLICA IDENTITY FULL``.
+    :param on_feed_gap: With ``changes``: what a run does if the changes since the last copy of a table cannot be
+        published. ``fail`` stops the run. ``begin_anew`` copies the table as without ``changes``. The changes then
+        begin anew at this copy. The plan, the logs, the report, the event and the copy say so.
     :param keep: Number of copies to keep of each table. After a run has published its copies, it removes older copies
         of the same tables, even if another run published these copies. 0 keeps all copies.
     :param keep_days: Copies that were published within this number of days are kept, even if there are more than
@@ -237,6 +239,7 @@ class SnapshotTaskGroup(TaskGroup):
         standing_slot_hours: int | str = 48,
         refresh: str = "full",
         changes: bool | str = False,
+        on_feed_gap: str = "fail",
         keep: int | str = 0,
         keep_days: int | str = 0,
         max_reads: int | str = 0,
@@ -330,7 +333,7 @@ class SnapshotTaskGroup(TaskGroup):
                 **on_spark,
             )
             self.snapshot >> self.extract_delta >> self.consolidate
-        self._release_when_the_run_ends()
+        release_when_the_run_ends(self.dag, self.lock_and_record)
 
     @classmethod
     def partial(cls, **shared: Unpack[GroupArguments]) -> PartialGroup[SnapshotTaskGroup]:
@@ -344,26 +347,6 @@ class SnapshotTaskGroup(TaskGroup):
         own_parameters = [*signature(cls.__init__).parameters][1:-1]
         _check_arguments({name: value for name, value in shared.items() if name not in own_parameters})
         return PartialGroup(cls, shared)
-
-    def _release_when_the_run_ends(self) -> None:
-        # Both callbacks are needed, because a DAG run may succeed even if this group did not succeed. For example, a
-        # user may set the states of the group's tasks, or a later task may run even after a failure of the group.
-        # Airflow calls a DAG's callbacks in its DAG processor. `dag.test` calls the callbacks in the process of the
-        # tasks, and raises an error if a param has no default. The callbacks are useless in `dag.test`, because they
-        # would be killed together with the tasks.
-        if not runs_dag_code():
-            return
-        dag: Any = self.dag
-        for name in ("on_failure_callback", "on_success_callback"):
-            callbacks = getattr(dag, name) or []
-            setattr(
-                dag,
-                name,
-                [*(callbacks if isinstance(callbacks, list) else [callbacks]), ReleaseOfRun(self.lock_and_record)],
-            )
-            # The scheduler checks this attribute. Airflow sets the attribute only for callbacks that are passed to the
-            # constructor.
-            setattr(dag, f"has_{name}", True)
 
     @property
     def run_uri(self) -> XComArg:

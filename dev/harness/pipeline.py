@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.copies.base_selection import choose
+from airflow_provider_cdc.core.options.feeds import FeedOptions
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.limits import LimitOptions
 from airflow_provider_cdc.core.options.log import AUTO, LogOptions
@@ -66,6 +67,7 @@ class Pipeline:
         standing_slot_hours: int = 48,
         refresh: str = "full",
         changes: bool = False,
+        on_feed_gap: str = "fail",
         keep: int = 0,
         where: Mapping[str, str] | None = None,
         columns: Mapping[str, Sequence[str]] | None = None,
@@ -93,6 +95,7 @@ class Pipeline:
             standing_slot_hours=standing_slot_hours,
             refresh=refresh,
             changes=changes,
+            feeds=FeedOptions(on_feed_gap),
             keep=keep,
             lock=self._lock,
             limits=limits or LimitOptions(),

@@ -150,6 +150,7 @@ def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
             "skipped",
             "removed",
             "superseded",
+            "feed_gaps",
             "counts",
         },
     }

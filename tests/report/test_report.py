@@ -12,6 +12,7 @@ import pytest
 
 from airflow_provider_cdc.core.control import events
 from airflow_provider_cdc.core.control.acts import act_on
+from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.plan import MissedPast
 from airflow_provider_cdc.core.run.results import TableRead
@@ -48,6 +49,7 @@ def published(tmp_path: Path) -> Run:
             rewound={name: 5},
             nulled={name: {"<b>": 3}},
             skipped={"shop.stray": "its engine <MyISAM>"},
+            feed_gaps={name: FeedGap("before", "here", "ALTER TABLE <b>")},
         ),
     )
     return Run.load(run.folder)

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.copies.damage_note import damage_of
+from airflow_provider_cdc.core.copies.feed_gaps import feeds_gapless, with_feed_gaps
+from airflow_provider_cdc.core.copies.head import Copy
 from airflow_provider_cdc.core.copies.removal_marks import check_not_removed
 from airflow_provider_cdc.core.options.run import CHANGES, FULL, StepOptions
 from airflow_provider_cdc.core.positions import as_of
@@ -39,7 +41,8 @@ _ANEW = "clear the task `preflight` and all tasks after it"
 _GAP = (
     "run once without the option changes, with tables = [{}] and all other options as they are: these tables are then "
     "read in full, and their changes begin at that copy. Do not leave out any of them, or the next run stops again. "
-    "Do not add others, or their changes have a gap"
+    "Do not add others, or their changes have a gap. Or set `on_feed_gap` to `begin_anew`: the run then does this for "
+    "these tables itself, and reports it"
 )
 
 
@@ -86,6 +89,8 @@ class Latest(Protocol):
 class Copies(Protocol):
     """The lake; see ``sinks.base.Sink``."""
 
+    def head(self, table: TableName) -> Copy | None: ...
+
     def latest(self, table: TableName) -> Latest | None: ...
 
     def copy_folder(self, run_id: str, table: TableName) -> Storage: ...
@@ -127,7 +132,7 @@ def choose(
     keys_only = any(plan.at_upper for plan in plans)
     refused: dict[TableName, str] = {}
     # A change feed has no entries for rows that a schema change altered, so a table with a feed is not carried over it.
-    evolutions: dict[TableName, Evolution] | None = None if options.changes else {}
+    evolutions: dict[TableName, Evolution] | None = None if feeds_gapless(options) else {}
     new: set[TableName] = set()
     fit: dict[str, dict[TableName, _Candidate]] = {}
     runs_read: dict[str, tuple[Run, Decision]] = {}
@@ -158,7 +163,7 @@ def choose(
         raise PreflightError(
             _by_cause(refused, what, "set `refresh` to `auto`: the run then reads such tables in full")
         )
-    if options.changes and (gaps := {table: why for table, why in refused.items() if table not in new}):
+    if feeds_gapless(options) and (gaps := {table: why for table, why in refused.items() if table not in new}):
         what = ("changes since the last copy cannot be published",) * 2
         raise PreflightError(_by_cause(gaps, what, _GAP.format(json.dumps(sorted(map(str, gaps)))[1:-1])))
     base = {
@@ -167,12 +172,13 @@ def choose(
         for table, candidates in candidates_of_run.items()
         if table not in refused
     }
-    return [
+    chosen = [
         _rolled(plan, base[plan.table], (evolutions or {}).get(plan.table))
         if plan.table in base
         else replace(plan, reason=f"read in full: {refused[plan.table]}; {plan.reason}")
         for plan in plans
     ]
+    return with_feed_gaps(chosen, copies, refused, new, options)
 
 
 def _altered_shards(

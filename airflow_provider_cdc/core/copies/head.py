@@ -27,8 +27,9 @@ class Copy:
     ISO 8601. ``files`` has one object for each file of the copy, with the ``name`` in the folder ``path``, ``rows``,
     ``bytes``, and ``checksum`` (CRC-32). For a copy of a part of a table, ``where`` and ``columns`` name the part, as
     in `Selection`. Records of earlier versions have only the run's id and the initial position. ``changes`` is the
-    record of the changes between the previous copy and this copy, as `sinks.feeds` writes it. ``history`` is the result
-    of `core.copies.history.told`. ``shards`` has one object for each shard of a merged table, with its name (``shard``)
+    record of the changes between the previous copy and this copy, as `sinks.feeds` writes it. ``feed_gap`` is the
+    record of the gap in the changes before this copy, from `sinks.feeds`, too. ``history`` is the result of
+    `core.copies.history.told`. ``shards`` has one object for each shard of a merged table, with its name (``shard``)
     and ``rows``; the objects in ``files`` then also name their ``shard``. If its shards are in several sources,
     ``positions`` has the position of each source (`core.shards.vector`), and ``position`` is empty. ``more`` has the
     fields that a later version added. These fields are kept when the record is written again.
@@ -49,6 +50,7 @@ class Copy:
     published_at: str = ""
     files: tuple[dict[str, Any], ...] = ()
     changes: dict[str, Any] = field(default_factory=dict)
+    feed_gap: dict[str, Any] = field(default_factory=dict)
     history: dict[str, Any] = field(default_factory=dict)
     shards: tuple[dict[str, Any], ...] = ()
     positions: tuple[dict[str, Any], ...] = ()

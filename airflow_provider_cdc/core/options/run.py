@@ -41,6 +41,7 @@ from airflow_provider_cdc.core.options.declare import (
     one_of,
     option,
 )
+from airflow_provider_cdc.core.options.feeds import FeedOptions
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.limits import LimitOptions
 from airflow_provider_cdc.core.options.lock import LockPolicy as LockPolicy
@@ -197,10 +198,11 @@ class StepOptions:
         title="Publish the changes",
         section=FOLDED,
         help="With each copy that is rolled forward, also publish all row changes since the last copy, in commit "
-        "order. Requires `refresh`. The run stops if the last copy of a table cannot be rolled forward. If a table has "
-        "no copy, its changes begin at the first copy. PostgreSQL tables need `REPLICA IDENTITY FULL`.",
+        "order. Requires `refresh`. `on_feed_gap` is about tables whose last copy cannot be rolled forward. If a table "
+        "has no copy, its changes begin at the first copy. PostgreSQL tables need `REPLICA IDENTITY FULL`.",
         example="true or false",
     )
+    feeds: FeedOptions = field(default_factory=FeedOptions)
     keep: int = option(
         0,
         accepts=COUNT_OR_NONE,
@@ -332,10 +334,7 @@ class RunOptions:
     table: TableOptions = field(default_factory=TableOptions)
     missing_past: str = option(
         PRESENT,
-        accepts=one_of(
-            (PRESENT, FAIL),
-            ("present: copy the present, and report it", "fail: stop the run"),
-        ),
+        accepts=one_of((PRESENT, FAIL), ("present: copy the present, and report it", "fail: stop the run")),
         help="What a run does if its copies cannot be exact at the end of its interval. (The DAG `nightly` supplies "
         "this end as `as_of`.) `present` copies the current state, and reports this in the logs, in `_latest.json`, in "
         "the event and in the report (`missed_as_of`). `fail` stops the run. With `present` and `on_table_error` = "

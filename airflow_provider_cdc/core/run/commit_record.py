@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from airflow_provider_cdc.core.certificate.files import total_of
 from airflow_provider_cdc.core.certificate.proof import Proof
-from airflow_provider_cdc.core.run.feed import Feed
+from airflow_provider_cdc.core.run.feed import Feed, FeedGap
 from airflow_provider_cdc.core.run.manifest import Base
 from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.results import Nulled, Skipped
@@ -31,8 +31,9 @@ class Decision:
 
     ``files`` are the files that the run wrote, in its own folder. ``kept`` are the files that the run takes over from
     each table's base, which is the copy that was rolled forward. The file names in ``kept`` do not contain a folder.
-    ``feeds`` are the change feeds. ``proofs`` are the facts about each copy for its certificate, and ``versions`` the
-    versions of the programs that made the copies. Records of earlier versions have neither.
+    ``feeds`` are the change feeds, and ``feed_gaps`` the gaps in the feeds of other tables. ``proofs`` are
+    the facts about each copy for its certificate, and ``versions`` the versions of the programs that made the copies.
+    Records of earlier versions have none of these three.
     """
 
     files: dict[str, tuple[StagedFile, ...]]
@@ -44,6 +45,7 @@ class Decision:
     skipped: Skipped = field(default_factory=dict)
     kept: dict[str, tuple[StagedFile, ...]] = field(default_factory=dict)
     feeds: dict[str, Feed] = field(default_factory=dict)
+    feed_gaps: dict[str, FeedGap] = field(default_factory=dict)
     proofs: dict[str, Proof] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
 
@@ -57,6 +59,13 @@ class Decision:
         """The digest of each copy's rows (`Digest.hex`). Copies whose digest is not known are left out."""
         totals = {name: total_of(self.files_of(name)) for name in self.files}
         return {name: total.hex for name, total in totals.items() if total is not None}
+
+    def next_order(self, table: str) -> int:
+        """Return the order number of the first change after one copy."""
+        if (feed := self.feeds.get(table)) is not None:
+            return feed.next
+        gap = self.feed_gaps.get(table)
+        return 1 if gap is None else gap.first
 
     def files_of(self, table: str) -> tuple[StagedFile, ...]:
         """Return all files of one copy. Their names do not contain a folder."""

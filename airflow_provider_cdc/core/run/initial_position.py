@@ -277,6 +277,7 @@ def _run_tables(
             plan.at_upper,
             plan.base,
             places.get(plan.copy_name),
+            feed_gap=plan.feed_gap,
         )
         for table, plan in ((table, by_name[table.name]) for table in tables)
     )

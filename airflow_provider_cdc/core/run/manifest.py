@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.copies.history import MARK, History, told
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.core.run.place import Place
 from airflow_provider_cdc.core.run.plan import MissedPast
 from airflow_provider_cdc.core.tables.table import Table, TableName
@@ -79,6 +80,7 @@ class RunTable:
     ``at_upper`` says whether the table is published at the position where its reads end, and not at the initial
     position. ``base`` is the id of the run whose copy is rolled forward. ``read_in`` is a key of
     `Manifest.earlier_reads`: these earlier reads are rolled forward. If both are empty, the table's rows are read.
+    ``feed_gap`` is set if the run publishes row changes, but none of this table, although the table has a copy.
     """
 
     table: Table
@@ -88,6 +90,7 @@ class RunTable:
     base: str = ""
     place: Place | None = None
     read_in: str = ""
+    feed_gap: FeedGap | None = None
 
     @property
     def live(self) -> bool:

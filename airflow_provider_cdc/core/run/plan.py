@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from airflow_provider_cdc.core.options.run import TEXT, TableOptions
 from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
 from airflow_provider_cdc.core.tables.table import CopyName, Evolution, Shard, Table, TableName
 
@@ -25,7 +26,8 @@ class TablePlan:
     a run. ``base`` is the id of the run whose copy is rolled forward. It is empty if the table is read.
     ``base_position`` is the position of that copy, as text because a plan is stored as a record. ``selection`` is the
     part of the table that is copied. ``evolution`` has the schema changes since that copy; None: there are none.
-    ``shard`` is set if the rows are published in a merged table.
+    ``shard`` is set if the rows are published in a merged table. ``feed_gap`` is set if the run publishes row changes,
+    but none of this table, although the table has a copy.
     """
 
     table: TableName
@@ -41,6 +43,7 @@ class TablePlan:
     arrays: str = TEXT
     evolution: Evolution | None = None
     shard: Shard | None = None
+    feed_gap: FeedGap | None = None
 
     @property
     def lake_name(self) -> TableName:

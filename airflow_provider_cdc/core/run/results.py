@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from airflow_provider_cdc.core.positions.position import LogEnd
+from airflow_provider_cdc.core.run.feed import FeedGap
 
 SNAPSHOT, EXTRACT_DELTA, CONSOLIDATE = "snapshot", "extract_delta", "consolidate"
 
@@ -82,10 +83,12 @@ class ConsolidateResult:
     ``nulled`` counts the values that became null when rows were restored. (The snapshot step counts the values that
     became null when rows were read.) ``skipped`` has all named tables that are not published, including the tables that
     earlier steps skipped. ``changes`` is the number of row changes in the feeds. It is None if the table has no feed,
-    because there was no earlier copy at which the feed could begin. ``superseded`` has the tables whose source was set
-    back to an earlier state after the previous copy, each with the evidence for this. The copies of these tables begin
-    a new history. ``scrubbed`` is the number of unchanged files that were read again, to find damage. ``shards`` has
-    the number of rows of each shard, by the name of the merged table and the name of the shard.
+    because there was no earlier copy at which the feed could begin, or because the feed begins anew. ``feed_gaps`` has
+    the latter tables, if the copy is the table's latest one. ``superseded`` has the
+    tables whose source was set back to an earlier state after the previous copy, each with the evidence for this. The
+    copies of these tables begin a new history. ``scrubbed`` is the number of unchanged files that were read again, to
+    find damage. ``shards`` has the number of rows of each shard, by the name of the merged table and the name of the
+    shard.
     """
 
     published: dict[str, str]
@@ -102,6 +105,7 @@ class ConsolidateResult:
     superseded: dict[str, str] = field(default_factory=dict)
     scrubbed: int = 0
     shards: dict[str, dict[str, int]] = field(default_factory=dict)
+    feed_gaps: dict[str, FeedGap] = field(default_factory=dict)
 
 
 StepResult = SnapshotResult | DeltaResult | ConsolidateResult

@@ -61,4 +61,5 @@ def _change(run: Run, decision: Decision, copy: CopyTables) -> TableChange:
         entry.place,
         certificate_of_copy(run, decision, copy).encoded(),
         {name: frozenset(file.base_name for file in files) for name, files in own.items()} if copy.merged else {},
+        None if copy.merged else decision.feed_gaps.get(names[0]),
     )

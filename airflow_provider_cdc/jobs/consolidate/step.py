@@ -39,6 +39,7 @@ from airflow_provider_cdc.jobs.consolidate.remove_old_copies import check_own_co
 from airflow_provider_cdc.jobs.consolidate.rewind import Outcome, Restore, Rewind, RewindTask
 from airflow_provider_cdc.jobs.control.controller import look
 from airflow_provider_cdc.jobs.extract_delta.change_feed import stage_feeds
+from airflow_provider_cdc.jobs.extract_delta.feed_gaps import feed_gaps, gaps_of_latest, say_feed_gaps
 from airflow_provider_cdc.jobs.extract_delta.step import read_net_change
 from airflow_provider_cdc.jobs.extract_delta.window_changes import read_changes
 from airflow_provider_cdc.jobs.roll_forward.plan import BaseFile, look_at_bases, noting_damage, roll_forward
@@ -124,6 +125,7 @@ def _consolidate(step: Step) -> ConsolidateResult:
         superseded=_superseded(run, decision),
         scrubbed=sum(proof.scrubbed for proof in decision.proofs.values()),
         shards=rows_of_shards(own, decision.rows),
+        feed_gaps=gaps_of_latest(decision, copies),
     )
     rows = [
         (name, decision.rows[name], decision.rewound[name], len(decision.files_of(name))) for name in decision.files
@@ -134,7 +136,10 @@ def _consolidate(step: Step) -> ConsolidateResult:
     say(f"consolidate: {counted(result.files_rewritten, 'file')} rewritten, {result.files_adopted:,} kept as written")
     for name, why in result.superseded.items():
         say(f"consolidate: WARNING: {name}: this copy begins a new history, and supersedes all earlier copies: {why}")
+    say_feed_gaps(result)
     for name, count in result.changes.items():
+        if count is None and name in decision.feed_gaps:
+            continue
         if count is None:
             say(
                 f"consolidate: {name}: this is the first copy, so there is no change feed yet. The feed of the next "
@@ -249,6 +254,7 @@ def stage(step: Step) -> Decision:
     )
     skipped |= {names[outcome.table]: outcome.refused for outcome in outcomes if outcome.refused}
     feeds, refused = stage_feeds(step, windows, [index for index in copied if names[index] not in skipped])
+    gaps, refused = feed_gaps(step, [index for index in copied if names[index] not in skipped], refused)
     skipped = with_siblings(step.tables, skipped | {names[index]: why for index, why in refused.items()})
     copied = [index for index in copied if names[index] not in skipped]
     check_some_left([names[index] for index in copied], skipped)
@@ -276,6 +282,7 @@ def stage(step: Step) -> Decision:
         skipped=skipped,
         kept={names[index]: tuple(table_files) for index, table_files in kept_files.items()},
         feeds={names[index]: feed for index, feed in feeds.items() if index in copied},
+        feed_gaps={names[index]: gap for index, gap in gaps.items() if index in copied},
         proofs=proofs,
         versions=versions(step),
     )

@@ -60,14 +60,14 @@ class FeedOutcome:
 class FeedTask:
     """A task that writes change feeds. Spark sends this object to executors.
 
-    ``skips`` says whether the step continues if the table cannot be copied. If so, the outcome has the reason.
+    ``goes_on`` says whether the step continues if a table cannot have a feed. If so, the outcome has the reason.
     """
 
     staging: Staging
     source: Source
     tables: tuple[RunTable, ...]
     windows: tuple[WindowChanges, ...]
-    skips: bool = False
+    goes_on: bool = False
 
     def __call__(self, order: FeedOrder) -> FeedOutcome:
         with self.staging.reading():
@@ -75,7 +75,7 @@ class FeedTask:
                 return FeedOutcome(order.table, self._written(order))
             except ValueNotRepresentable as error:
                 error.hint = _NOT_PUBLISHED
-                if not self.skips:
+                if not self.goes_on:
                     raise
                 return FeedOutcome(order.table, refused=reason(error))
 
@@ -225,9 +225,8 @@ def stage_feeds(
     firsts = {}
     for index in copied:
         entry = step.tables[index]
-        if entry.base and any(index in window.tables for window in windows):
-            before = bases[entry.base].feeds.get(str(entry.table.name))
-            firsts[index] = before.next if before is not None else 1
+        if entry.base and entry.feed_gap is None and any(index in window.tables for window in windows):
+            firsts[index] = bases[entry.base].next_order(str(entry.table.name))
     orders = [order for window in windows for order in _orders(step, window, firsts)]
     say(f"consolidate: writing the changes of {counted(len(firsts), 'table')}")
     note = ProgressFile(step.folder).note
@@ -237,7 +236,8 @@ def stage_feeds(
         size = sum(file.bytes for file in outcome.files)
         progress.add(1, sum(file.rows for file in outcome.files), 1, size)
 
-    work = FeedTask(step.staging, step.source, step.tables, tuple(windows), manifest.options.skips)
+    goes_on = manifest.options.skips or manifest.options.feeds.begins_anew
+    work = FeedTask(step.staging, step.source, step.tables, tuple(windows), goes_on)
     outcomes = run_tasks(step.spark, "write the change feeds", orders, work, written, meanwhile=progress.tick)
     refused = {outcome.table: outcome.refused for outcome in outcomes if outcome.refused}
     files: dict[int, list[StagedFile]] = {index: [] for index in firsts}

@@ -227,8 +227,10 @@ def check_bases(step: Step) -> None:
 
 def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:
     """Return the tables that are rolled forward from the copies of a run."""
+    changes = manifest.options.changes
     return tuple(
-        TrackedTable(index, entry.table, manifest.initial, forward=True, changes=manifest.options.changes)
+        # The images before a schema change become images of the present table, so they are no row changes any more.
+        TrackedTable(index, entry.table, manifest.initial, forward=True, changes=changes and entry.feed_gap is None)
         for index, entry in enumerate(manifest.tables)
         if entry.base == run_id
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from airflow_provider_cdc.core.options.run import CHANGES, FAIL, GIVE_UP_PAST
+from airflow_provider_cdc.core.copies.feed_gaps import feeds_gapless
+from airflow_provider_cdc.core.options.run import CHANGES, FAIL, GIVE_UP_PAST, StepOptions
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.errors import CdcError, SchemaChanged
 from airflow_provider_cdc.jobs.restart.sources_of_reads import by_manifest
@@ -33,17 +34,21 @@ def may_leave_out(step: Step) -> bool:
     return step.manifest.options.on_schema_change != FAIL and step.manifest.options.skips
 
 
+def must_be_rolled(options: StepOptions) -> bool:
+    """Return whether a copy that the run rolls forward must not be read again instead."""
+    return feeds_gapless(options) or options.refresh == CHANGES
+
+
 def altered_table(step: Step, error: CdcError) -> str | None:
     """Return the table of the run that was altered, according to ``error``. None: the error names no such table, or the
     run may neither read the table again nor leave it out.
 
-    A table that must be rolled forward (``refresh`` = ``changes``) is never read again. If row changes are published,
-    the same is true for all tables that are rolled forward, because their changes would have a gap.
+    A table that must be rolled forward (``refresh`` = ``changes``) is never read again. If row changes must be
+    published without a gap, the same is true for all tables that are rolled forward.
     """
     if not isinstance(error, SchemaChanged) or not (may_restart(step) or may_leave_out(step)):
         return None
-    options = step.manifest.options
-    rolls = options.changes or options.refresh == CHANGES
+    rolls = must_be_rolled(step.manifest.options)
     names = [str(entry.table.name) for entry in step.tables if not (rolls and entry.base)]
     fitting = [name for name in names if _names(error.where, name)]
     # The name of a table may contain the separators, so the longest name is meant.

@@ -39,6 +39,7 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.jobs.restart.altered import altered_table, described
 from airflow_provider_cdc.jobs.restart.carry import FinishedRead, carried_tables, finished_reads, with_carried
+from airflow_provider_cdc.jobs.restart.ended_feeds import read_again
 from airflow_provider_cdc.jobs.restart.kept_tables import altered_in_log, renewed
 from airflow_provider_cdc.jobs.restart.sources_of_reads import ReadsOfManifest, by_manifest
 from airflow_provider_cdc.jobs.restart.unused import discard_unused
@@ -165,7 +166,7 @@ def _entry(
     """
     name = str(entry.table.name)
     if name in altered:
-        return replace(entry, base="", read_in="", reason=f"read again: {altered[name]}; {entry.reason}")
+        return read_again(step.manifest, entry, altered[name])
     if entry.read_in in lost:
         return replace(entry, read_in="", reason=f"read again: {lost[entry.read_in]}; {entry.reason}")
     if not entry.live or name not in read or generation in lost:

@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from airflow_provider_cdc.core.kinds import parse_position
-from airflow_provider_cdc.core.options.run import CHANGES
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import LogGone
-from airflow_provider_cdc.jobs.restart.altered import described
+from airflow_provider_cdc.jobs.restart.altered import described, must_be_rolled
 from airflow_provider_cdc.jobs.restart.sources_of_reads import ReadsOfManifest, by_manifest
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
@@ -22,8 +21,7 @@ def altered_in_log(step: Step, altered: Mapping[str, str], read: Collection[str]
 
     :param read: the tables that were read in full under the present manifest.
     """
-    options = step.manifest.options
-    rolls = options.changes or options.refresh == CHANGES
+    rolls = must_be_rolled(step.manifest.options)
     unaltered = [entry for entry in step.tables if str(entry.table.name) not in altered]
     kept = [entry for entry in unaltered if str(entry.table.name) in read or entry.read_in]
     groups = [(one.identity, one.position, one.entries) for one in by_manifest(step, kept)]

@@ -157,6 +157,7 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
     places = {
         index: place_of(scratch, entry.base, entry.table.name) if entry.table.eras else entry.place
         for index, entry in enumerate(step.tables)
+        if entry.base
     }
     work = LookAtFiles(step.source, base_folders(step), step.tables, places)
     files_by_table: dict[int, list[BaseFile]] = {}

@@ -100,6 +100,7 @@ class OptionArguments(TypedDict, total=False):
     standing_slot_hours: int | str
     refresh: str
     changes: bool | str
+    on_feed_gap: str
     keep: int | str
     keep_days: int | str
     max_reads: int | str

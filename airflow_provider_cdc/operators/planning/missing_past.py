@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_cdc.core.copies.feed_gaps import feeds_gapless, with_gap
 from airflow_provider_cdc.core.options.run import CHANGES, PRESENT, RunOptions, StepOptions
+from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.core.run.plan import MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import LogGone, PreflightError, Problem, TerminalError
@@ -105,12 +107,16 @@ def _said(problems: Sequence[Problem]) -> str:
 
 def _without_bases(plans: Sequence[TablePlan], options: StepOptions, error: TerminalError) -> list[TablePlan]:
     """Return changed plans, in which the tables that ``error`` names are read in full."""
-    if options.changes or options.refresh == CHANGES or not isinstance(error, PreflightError):
+    if feeds_gapless(options) or options.refresh == CHANGES or not isinstance(error, PreflightError):
         return [*plans]
     causes = {problem.table: problem.what for problem in error.problems if problem.table}
     return [
-        replace(plan, base="", base_position="", reason=f"read in full: {causes[str(plan.table)]}")
-        if plan.base and str(plan.table) in causes
-        else plan
+        _without_base(plan, options, causes[str(plan.table)]) if plan.base and str(plan.table) in causes else plan
         for plan in plans
     ]
+
+
+def _without_base(plan: TablePlan, options: StepOptions, why: str) -> TablePlan:
+    gap = FeedGap(plan.base, plan.base_position, why) if options.changes else None
+    plan = replace(plan, base="", base_position="", reason=f"read in full: {why}")
+    return plan if gap is None else with_gap(plan, gap)

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.run.plan import TablePlan
@@ -65,6 +65,13 @@ def readable(plans: Sequence[TablePlan]) -> str:
     )
 
 
+def say_feed_gaps(log: Any, plans: Sequence[TablePlan]) -> None:
+    """Log a warning for each table whose row changes will begin anew."""
+    for plan in plans:
+        if (gap := plan.feed_gap) is not None:
+            log.warning("%s: %s", plan.table, gap.described("the position of this run"))
+
+
 def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TablePlan], options: StepOptions) -> str:
     """Return a description of what a run over these tables would do: the position, the amount of data, the duration,
     and the source's runway.
@@ -91,6 +98,8 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
             f"time: about {_duration(seconds)} without Spark's start-up, because the run {pace.run_id} read "
             f"{pace.rows_per_second:,.0f} rows/s and took {_duration(pace.rest)} for the other steps"
         )
+    if gaps := [str(plan.table) for plan in plans if plan.feed_gap is not None]:
+        lines.append(f"changes: begin anew for {', '.join(gaps)}")
     limits = options.limits
     if told := limits.told():
         lines.append(f"limits: {told}")

@@ -51,6 +51,7 @@ from airflow_provider_cdc.sinks.certificates import (
     remove_certificate,
     write_certificate,
 )
+from airflow_provider_cdc.sinks.feeds import remove_gap
 from airflow_provider_cdc.sinks.iceberg.catalog import (
     BESIDE_THE_TABLES,
     Identifier,
@@ -336,6 +337,7 @@ class IcebergSink:
         # Remove the changes first: if the removal stops half-way, the rest of the copy shows that changes may be left.
         remaining = self._beside.remove_feed(run_id, table, feed)
         remove_certificate(self._lake, table, run_id)
+        remove_gap(self._lake, table, run_id)
         loaded = self._table(table)
         record = f"{_REMOVALS}/{folder_name(table)}/{run_id}.json"
         if loaded is not None:

@@ -310,7 +310,12 @@ def test_where_a_table_is_read_in_full_alone_the_others_have_no_gap(nights: Nigh
     publish(nights)
     assert told(nights, "stock") == [("insert", None, (5,))]
     changes = changes_of(lake(nights), f"{nights.schema}.other", first.found["consolidate"]["position"])
+    latest = read_latest(lake(nights), f"{nights.schema}.other")
     assert [one["id"] for one in changes["after"].to_pylist()] == [1, 2]
+    # A copy of the past is not the latest one, so it ends no feed.
+    past = publish(nights, as_of=alone.found["consolidate"]["position"], on_feed_gap="begin_anew")
+    assert (past.found["consolidate"]["feed_gaps"], read_latest(lake(nights), f"{nights.schema}.other")) == ({}, latest)
+    assert all(plan.feed_gap is not None for plan in past.plans)
 
 
 @pytest.mark.slow
@@ -329,6 +334,11 @@ def test_a_value_in_between_that_nothing_holds_stops_the_run_or_the_table(nights
     run = publish(nights, on_table_error="skip")
     assert set(run.found["consolidate"]["skipped"]) == {f"{nights.schema}.stock"}
     assert set(run.found["consolidate"]["changes"]) == {f"{nights.schema}.other"}
+    run = publish(nights, on_feed_gap="begin_anew")
+    assert set(run.found["consolidate"]["feed_gaps"]) == {f"{nights.schema}.stock"}
+    assert copy_of(lake(nights), f"{nights.schema}.stock").num_rows == 1
+    with pytest.raises(ChangesMissing, match="0000-00-00"):
+        read_changes(lake(nights), f"{nights.schema}.stock")
 
 
 @pytest.mark.slow

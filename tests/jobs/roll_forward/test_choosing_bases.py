@@ -12,8 +12,10 @@ import pytest
 
 from airflow_provider_cdc.core.copies.base_selection import choose
 from airflow_provider_cdc.core.copies.removal_marks import mark
+from airflow_provider_cdc.core.options.feeds import BEGIN_ANEW, FeedOptions
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -95,6 +97,30 @@ def test_what_the_source_refuses_is_read_in_full_or_stops_the_run(lake: Runner, 
     # One cause is one paragraph, however many tables it concerns.
     (problem,) = refused.value.problems
     assert problem.where == ", ".join(sorted(NAMES))
+
+
+def test_feeds_end_at_copies_that_cannot_be_rolled_forward(lake: Runner, source: Refusing) -> None:
+    """Also if the record of the copy is the reason. A table without a copy had no feed."""
+    source.refused = {ORDERS: "TRUNCATE TABLE"}
+    lake.target.delete_file(f"{NAMES[1]}/_latest.json")
+    options = StepOptions(refresh="auto", changes=True, feeds=FeedOptions(BEGIN_ANEW))
+    scratch, sink = lake.run.parent().uri, open_sink("parquet", lake.target)
+
+    def gaps() -> dict[str, FeedGap]:
+        found = choose(source, sink, scratch, plans(), options)
+        return {str(plan.table): plan.feed_gap for plan in found if plan.feed_gap is not None}
+
+    head = sink.latest(ORDERS)
+    assert head is not None
+    assert gaps() == {NAMES[0]: FeedGap(RUN, head.position, "TRUNCATE TABLE")}
+    # Files of the copy are gone, and then its record is damaged.
+    Path(Storage(head.path).path(head.files[0].rpartition("/")[2])).unlink()
+    (gap,) = gaps().values()
+    assert (gap.base, gap.start) == (RUN, head.position)
+    lake.target.write_json(f"{NAMES[0]}/_latest.json", [])
+    (gap,) = gaps().values()
+    assert (gap.base, gap.start) == ("", "")
+    assert "the last copy" in gap.described("here")
 
 
 def test_a_table_without_a_copy(lake: Runner, source: Refusing) -> None:

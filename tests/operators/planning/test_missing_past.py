@@ -3,19 +3,29 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_provider_cdc.core.options.feeds import BEGIN_ANEW, FeedOptions
+from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
+from airflow_provider_cdc.core.run.feed import FeedGap
+from airflow_provider_cdc.core.run.plan import MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
+from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
+from airflow_provider_cdc.operators.planning.plan_text import say_feed_gaps
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from harness.postgres_server import PostgresServer
 
@@ -144,6 +154,28 @@ def test_a_past_that_goes_missing_after_preflight_is_missed_as_before_it(
     assert record(tmp_path, found, context).digest == run.digest
     found, _ = preflight(tmp_path, datetime.now(UTC))
     assert found["missed_past"] == {}
+
+
+def test_a_feed_may_begin_anew_where_a_past_goes_missing() -> None:
+    """The table was altered after preflight, so its copy cannot be rolled forward to the present either."""
+    where, why = "shop.orders", "it was altered"
+    plans = [TablePlan(TableName.parse(name), "watermark", "", base="b", base_position="p") for name in (where, "s.t")]
+
+    def record(now: Sequence[TablePlan], options: StepOptions, missed: MissedPast | None) -> Any:
+        if missed is None or now == plans:
+            raise PreflightError([Problem(where, why, "", where)])
+        return now
+
+    given = StepOptions(as_of="2026-01-01T00:00:00Z", refresh="auto", changes=True)
+    with pytest.raises(PreflightError, match=why):
+        record_or_miss(cast(Any, None), plans, given, record)
+    anew = replace(given, feeds=FeedOptions(BEGIN_ANEW))
+    found: Any = record_or_miss(cast(Any, None), plans, anew, record)
+    assert [(plan.base, plan.feed_gap) for plan in found] == [("", FeedGap("b", "p", why)), ("b", None)]
+    assert "its changes begin anew" in found[0].reason
+    said: list[str] = []
+    say_feed_gaps(SimpleNamespace(warning=lambda text, *values: said.append(text % values)), found)
+    assert said == [f"{where}: the feed ended at p (run b), and begins anew at the position of this run: {why}"]
 
 
 @pytest.mark.slow

@@ -23,6 +23,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 
 import airflow_provider_cdc
 from airflow_provider_cdc.assets import copies_alias, table_asset
+from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.plan import MissedPast
 from airflow_provider_cdc.core.run.results import TableRead
@@ -50,7 +51,9 @@ FOUND = snapshot_result(
     log_end="binlog.000001:4",
     tables={"shop.orders": TableRead(3, 1, 1, 400)},
 )
-PUBLISHED = consolidate_result(published={"shop.orders": "file:///x"}, rows={"shop.orders": 3})
+GAP = FeedGap("before", "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-2", "TRUNCATE TABLE (binlog.000003:4)", 8)
+GAPS = {"shop.orders": GAP}
+PUBLISHED = consolidate_result(published={"shop.orders": "file:///x"}, rows={"shop.orders": 3}, feed_gaps=GAPS)
 MISSED = MissedPast("2026-01-01T00:00:00+00:00", "server: was started after the time that is asked for")
 LATEST = {"shop.orders": False, "shop.lines": True}
 
@@ -58,7 +61,7 @@ SUBMIT = f"""#!{sys.executable}
 import json, os, sys
 sys.path.insert(0, {str(Path(airflow_provider_cdc.__file__).parents[1])!r})
 from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.results import ConsolidateResult, SnapshotResult, TableRead
+from airflow_provider_cdc.core.run.results import ConsolidateResult, FeedGap, SnapshotResult, TableRead
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
@@ -107,14 +110,8 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shop = {"conn_type": "cdc_mysql", "host": "db", "login": "cdc", "password": PASSWORD}
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(shop))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "local[2]"}))
-    for name in (
-        "CDC_SOURCE",
-        "PYSPARK_PYTHON",
-        "PYSPARK_DRIVER_PYTHON",
-        "TEST_FAILURE",
-        "TEST_FORGETS",
-        "TEST_BREAKS_LATER",
-    ):
+    ours = "CDC_SOURCE", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "TEST_FAILURE", "TEST_FORGETS", "TEST_BREAKS_LATER"
+    for name in ours:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -161,6 +158,7 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
         "skipped": {},
         "removed": {},
         "superseded": {},
+        "feed_gaps": {"shop.orders": {"base": GAP.base, "start": GAP.start, "reason": GAP.reason, "first": 8}},
         "position": "",
         "counts": {
             "rows": {"shop.orders": 3},
@@ -189,12 +187,14 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
         "path": "file:///x",
         "latest": False,
         "missed_as_of": MISSED.as_of,
+        "feed_gap": {"from_run_id": GAP.base, "from": GAP.start, "reason": GAP.reason},
     }
     # The run succeeds, but readers see another copy, so the log must state this clearly.
     said = capfd.readouterr().out
     assert f"{tmp_path.as_uri()} is not a production target of shop" in said
     assert f"not at {MISSED.as_of}" in said
     assert MISSED.why in said
+    assert f"the feed ended at {GAP.start} (run before), and begins anew at {POSITION}: {GAP.reason}" in said
     (told,) = (line for line in said.splitlines() if "still names a newer copy" in line)
     assert "[warning" in told
     assert "shop.orders is published at file:///x" in told

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.errors import ChangesMissing, ManifestError
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_cut
 from airflow_provider_cdc.sinks.base import Publication
@@ -66,6 +67,24 @@ def test_a_table_that_the_last_run_left_out_has_the_changes_of_the_run_that_copi
     assert (changes.run_id, changes.position, changes.rows) == (nights[2].run_id, nights[2].position, 14)
     with pytest.raises(ChangesMissing, match=f"changes before the copy of run {last.run_id}, .* are not published"):
         read_changes(lake.storage.uri, str(ORDERS), nights[0].run_id, cut=cut)
+
+
+def test_changes_that_begin_anew_at_a_copy_of_a_cut_lead_to_no_copy_before(lake: Lake) -> None:
+    nights = [lake.stage(number) for number in (1, 2)]
+    orders = replace(nights[1].tables[0], feed_gap=FeedGap(nights[0].run_id, nights[0].position, "TRUNCATE TABLE", 2))
+    nights[1] = replace(nights[1], tables=(orders, *nights[1].tables[1:]))
+    for night in nights:
+        lake.sink.publish(night)
+    target = lake.storage.uri
+    with pytest.raises(ChangesMissing, match=r"begin anew at .*: TRUNCATE TABLE"):
+        read_changes(target, str(ORDERS), nights[0].position, cut=cut_of(lake))
+    assert read_changes(target, str(ORDERS), nights[1].position, cut=cut_of(lake)).rows == 0
+    head = lake.sink.head(ORDERS)
+    assert head is not None
+    assert (head.feed_gap["from"], head.feed_gap["reason"]) == (nights[0].position, "TRUNCATE TABLE")
+    lake.sink.withdraw([(nights[1].run_id, ORDERS)])
+    lake.sink.remove(nights[1].run_id, ORDERS, orders.added)
+    assert not lake.storage.exists(f"{ORDERS}/_changes/{nights[1].run_id}")
 
 
 @pytest.mark.slow
