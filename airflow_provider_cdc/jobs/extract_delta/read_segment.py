@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.changes.carried_images import CarriedImages
 from airflow_provider_cdc.jobs.changes.filter_images import selected_changes
 from airflow_provider_cdc.jobs.control.turn import GivenUp, Turn
 from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
@@ -137,7 +138,8 @@ class ComposeBuckets:
     """A task that composes the segments of the window ``name``. Spark sends this object to executors.
 
     ``numbers`` has the index of each table in the run, by its index in the files, if the files were written under
-    another manifest. Other tables are left out. If it is empty, the indices are equal."""
+    another manifest. Other tables are left out. If it is empty, the indices are equal. ``images`` has the earlier
+    columns of tables that were altered since."""
 
     staging: Staging
     name: str
@@ -145,6 +147,7 @@ class ComposeBuckets:
     decisions: net_change_files.Decisions
     keyless: tuple[int, ...]
     numbers: Mapping[int, int] = field(default_factory=dict)
+    images: CarriedImages | None = None
 
     def __call__(self, buckets: tuple[int, int]) -> net_change_files.NetChange:
         """Compose the changes of all segments in some buckets."""
@@ -153,20 +156,14 @@ class ComposeBuckets:
 
     def _composed(self, buckets: tuple[int, int]) -> net_change_files.NetChange:
         columns = net_change_files.NET_SCHEMA.names
-        settled = [
-            net_change_files.settle(
-                net_change_files.renumbered(
-                    pa.Table.from_batches(
-                        net_change_files.read(self.staging.folder, files, columns, buckets=buckets),
-                        net_change_files.NET_SCHEMA,
-                    ),
-                    self.numbers,
-                ),
-                number,
-                self.decisions,
-            )
-            for number, files in self.segments
-        ]
+        settled = []
+        for number, files in self.segments:
+            batches = net_change_files.read(self.staging.folder, files, columns, buckets=buckets)
+            rows = pa.Table.from_batches(batches, net_change_files.NET_SCHEMA)
+            rows = net_change_files.renumbered(rows, self.numbers)
+            if self.images is not None:
+                rows = self.images.of_present(rows, number)
+            settled.append(net_change_files.settle(rows, number, self.decisions))
         counts: list[net_change_files.Counts] = []
         with self.staging.writer(
             f"delta/{self.name}-net-{buckets[0]:02}", net_change_files.NET_SCHEMA, QUICKEST

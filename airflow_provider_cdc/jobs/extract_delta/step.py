@@ -329,7 +329,9 @@ def _compose(
             step.spark,
             "compose the net change",
             ranges,
-            ComposeBuckets(step.staging, window.name, tuple(segments), decisions, keyless, window.numbers),
+            ComposeBuckets(
+                step.staging, window.name, tuple(segments), decisions, keyless, window.numbers, window.images
+            ),
         )
     files = tuple(file for composed_piece in composed for file in composed_piece.files)
     return net_change_files.NetChange(

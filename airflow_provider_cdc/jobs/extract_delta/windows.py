@@ -13,8 +13,10 @@ from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import LogGone, SchemaChanged
+from airflow_provider_cdc.jobs.changes.carried_images import CarriedImages
 from airflow_provider_cdc.jobs.extract_delta.read_segment import DONE, SegmentRecord
 from airflow_provider_cdc.jobs.restart.altered import may_restart
+from airflow_provider_cdc.jobs.restart.carried_pieces import carried_images
 from airflow_provider_cdc.jobs.restart.sources_of_reads import by_manifest
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
@@ -26,6 +28,7 @@ from airflow_provider_cdc.jobs.spool.keyless import UnitsByPosition, by_position
 from airflow_provider_cdc.jobs.spool.piece import tracked_table
 from airflow_provider_cdc.sources.api.calls import rolling_forward
 from airflow_provider_cdc.sources.api.optional_capabilities import ContinuesReads
+from airflow_provider_cdc.sources.api.rolling_forward import CarriesReads
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 
 PLAN = "delta/plan.json"
@@ -44,8 +47,8 @@ class Window:
 
     If the pieces were read under another manifest, ``numbers`` has the index of each table, by its index in the files
     of the pieces. ``since`` has the positions at which keyless tables were read, by their indices in these files:
-    changes up to this position do not count. Such a window has no ``units``: a table that was read at several
-    positions is read again when the run moves.
+    changes up to this position do not count. ``images`` has the earlier columns of tables that were altered since. Such
+    a window has no ``units``: a table that was read at several positions is read again when the run moves.
     """
 
     name: str
@@ -58,6 +61,7 @@ class Window:
     since: Mapping[int, Position] = field(default_factory=dict)
     units: Mapping[int, UnitsByPosition] = field(default_factory=dict)
     events: tuple[int, ...] = ()
+    images: CarriedImages | None = None
 
     @property
     def stored_tables(self) -> tuple[TrackedTable, ...]:
@@ -143,7 +147,8 @@ def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFiles]) -> lis
         start, identity = parse_position(manifest.kind, start_text), manifest.earlier_reads[key].identity
         segments = partial(source.segments_since, start, manifest.initial, identity, step.slots)
         if evolved := [tracked.table for tracked in tracked_tables if tracked.table.eras]:
-            between = rolling_forward(source).segments_between
+            assert isinstance(source, CarriesReads)
+            between = source.segments_of_reads
             segments = partial(between, start, manifest.initial, identity, manifest.identity, step.slots, evolved)
         windows.append(Window(f"earlier-{number}", start, tuple(tracked_tables), segments))
     return windows + _windows_of_pieces(step, read)
@@ -181,6 +186,7 @@ def _windows_of_pieces(step: Step, read: Mapping[str, TableFiles]) -> list[Windo
                     for name, (_, entry) in entries.items()
                     if entry.table.keyless
                 },
+                images=carried_images(step, pieces, entries),
             )
         )
     return windows

@@ -198,7 +198,8 @@ def _manifest(
     kept_reads = [*by_manifest(step, [entry for entry in planned if entry.read_in])]
     pieces = {kept.key: recorded_pieces(step, kept.key) for kept in kept_reads}
     bounds = [] if bound is None else [bound.upper]
-    bounds += [parse_position(old.kind, one.links[-1].upper) for one in pieces.values() if one is not None]
+    all_pieces = [*pieces.values(), *(one.pieces for one in finished.values())]
+    bounds += [parse_position(old.kind, one.links[-1].upper) for one in all_pieces if one is not None]
 
     def fix_position() -> InitialPoint:
         point = record_point(source, options, plans, old.run_id)
@@ -224,7 +225,7 @@ def _manifest(
         tables = {table.name: table for table in point.tables}
         _check_parts(source, [entry for entry in planned if not entry.read_in], tables)
         laid_out = layouts(list(dict.fromkeys(entry.table.lake_name for entry in planned)), [], old.options.lake)
-        carried = carried_tables(step, finished, planned, point, laid_out)
+        carried, pieces_of_carried = carried_tables(step, finished, planned, point, laid_out)
         read_live = [entry for entry in planned if entry.live and str(entry.table.name) not in carried]
         live = {entry.table.name: entry.table.selection for entry in read_live}
         format = old.options.lake.format
@@ -257,7 +258,9 @@ def _manifest(
     earlier_reads = with_carried(earlier_reads, finished, carried)
     used = {entry.read_in for entry in entries}
     earlier_reads = {
-        key: replace(reads, pieces=recorded.get(key, "")) for key, reads in earlier_reads.items() if key in used
+        key: replace(reads, pieces=(recorded | pieces_of_carried).get(key, ""))
+        for key, reads in earlier_reads.items()
+        if key in used
     }
     read_again = {name: why for name, why in altered.items() if name not in carried}
     restart = Restart(

@@ -15,14 +15,17 @@ from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.manifest import EarlierReads, RunTable
 from airflow_provider_cdc.core.run.plan import InitialPoint
+from airflow_provider_cdc.core.run.spool_chain import reaching
 from airflow_provider_cdc.core.tables.layout import PLAIN, Layout
 from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
 from airflow_provider_cdc.errors import TerminalError
+from airflow_provider_cdc.jobs.restart.carried_pieces import carried_pieces, pieces_to_carry
 from airflow_provider_cdc.jobs.restart.earlier_reads import undone
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.table_files import TableFiles, read_record
+from airflow_provider_cdc.jobs.spool.kept_pieces import KeptPieces
 from airflow_provider_cdc.sinks.preparation import place_of_carried
 from airflow_provider_cdc.sources.api.optional_capabilities import TellsReplaced
 from airflow_provider_cdc.sources.api.rolling_forward import CarriesReads
@@ -35,13 +38,15 @@ _SUFFIX = "-altered"
 class FinishedRead:
     """The finished read of a table that was altered since. ``table`` is the table as it was read, and ``entry`` is the
     table in the manifest until now. ``key`` is the key of ``reads`` in the new manifest. The tables that are carried
-    have a key of their own, because their log is always that of the source, and never that of recorded pieces."""
+    have a key of their own, because their log has another form than that of other tables. ``pieces`` has the recorded
+    log since the read, if the source can carry it (`carried_pieces`). None: the source still has this log."""
 
     entry: RunTable
     table: Table
     key: str
     reads: EarlierReads
     ended: str
+    pieces: KeptPieces | None
 
 
 def finished_reads(
@@ -66,7 +71,8 @@ def finished_reads(
         name = str(entry.table.name)
         if entry.live and reads is not None and name in read and not read[name].odd and name not in reads.nulled:
             key = f"{step.run.generation}{_SUFFIX}"
-            found[name] = FinishedRead(entry, entry.table, key, replace(reads, nulled={}), read[name].ended)
+            pieces = pieces_to_carry(step, "")
+            found[name] = FinishedRead(entry, entry.table, key, replace(reads, nulled={}), read[name].ended, pieces)
     if any(entry.read_in for entry in entries):
         lost = undone(step, bound)
         for entry in entries:
@@ -78,9 +84,12 @@ def finished_reads(
             if files.odd or name in earlier.nulled:
                 continue
             key = entry.read_in if entry.read_in.endswith(_SUFFIX) else f"{entry.read_in}{_SUFFIX}"
+            if (pieces := pieces_to_carry(step, entry.read_in)) is not None:
+                # The pieces of the tables that are not altered this time stay as they are.
+                key = f"{step.run.generation}-{entry.read_in}{_SUFFIX}"
             table = earlier.altered.get(name, entry.table)
             kept = replace(earlier, nulled={}, pieces="", altered={})
-            found[name] = FinishedRead(entry, table, key, kept, files.ended)
+            found[name] = FinishedRead(entry, table, key, kept, files.ended, pieces)
     return {name: one for name, one in found.items() if one.ended}
 
 
@@ -95,8 +104,9 @@ def carried_tables(
     planned: Sequence[RunTable],
     point: InitialPoint,
     laid_out: Mapping[TableName, Layout],
-) -> dict[str, RunTable]:
+) -> tuple[dict[str, RunTable], dict[str, str]]:
     """Return the tables whose finished reads are carried to the new position, by name. The other tables are read again.
+    Also return the records of the pieces with their log, by the keys of the reads.
 
     :param planned: the tables of the new manifest. They include the altered tables, which are to be read again.
     :param point: the new position, with the tables as they were recorded after it.
@@ -114,13 +124,28 @@ def carried_tables(
             layout = laid_out.get(table.lake_name, PLAIN)
             place = place_of_carried(step.sink, step.run.run_id, step.source, table, layout, one.entry.place)
         except TerminalError as error:
-            say(f"{one.table.name} is read again, because its rows cannot be carried over the change: {error.message}")
+            _say_read_again([str(one.table.name)], error)
             continue
-        over = "; ".join(f"{era.statement} ({era.begins})" for era in table.eras)
-        say(f"{one.table.name} is not read again: the rows that were read are carried over {over}")
-        reason = f"not read again: its rows are carried over {over}; {one.entry.reason}"
-        carried[str(table.name)] = replace(entry, table=table, read_in=one.key, reason=reason, place=place)
-    return carried
+        carried[str(table.name)] = replace(entry, table=table, read_in=one.key, place=place)
+    pieces: dict[str, str] = {}
+    for key in {entry.read_in for entry in carried.values()}:
+        together = {name: entry for name, entry in carried.items() if entry.read_in == key}
+        try:
+            pieces[key] = carried_pieces(step, {name: finished[name] for name in together}, together, point)
+        except TerminalError as error:
+            _say_read_again(together, error)
+            carried = {name: entry for name, entry in carried.items() if name not in together}
+    for name, entry in carried.items():
+        over = "; ".join(f"{era.statement} ({era.begins})" for era in entry.table.eras) or "a change of no row"
+        say(f"{name} is not read again: the rows that were read are carried over {over}")
+        reason = f"not read again: its rows are carried over {over}; {finished[name].entry.reason}"
+        carried[name] = replace(entry, reason=reason)
+    return carried, pieces
+
+
+def _say_read_again(names: Collection[str], error: TerminalError) -> None:
+    why = "because the rows that were read cannot be carried over the change"
+    say(f"{', '.join(names)}: read again, {why}: {error.message}")
 
 
 def _carried(step: Step, one: FinishedRead, now: Table, point: InitialPoint) -> Table:
@@ -132,7 +157,10 @@ def _carried(step: Step, one: FinishedRead, now: Table, point: InitialPoint) -> 
     source = step.source
     assert isinstance(source, CarriesReads)
     identity, start = one.reads.identity, parse_position(step.manifest.kind, one.reads.position)
-    work = partial(source.carry_read, identity, start, one.table, now, LogEnd(one.ended), point.position)
+    last = one.pieces.links[-1] if one.pieces is not None else None
+    known = identity if last is None else reaching(identity, last)
+    read = (known, start, one.table, now, LogEnd(one.ended), point.position)
+    work = partial(source.carry_read, *read, None if last is None else last.end)
     evolution = persist("carry the rows that were read over the schema change", work)
     if isinstance(source, TellsReplaced):
         source.check_replaced(identity, [one.table], point.identity, [now])

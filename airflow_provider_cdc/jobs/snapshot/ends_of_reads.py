@@ -29,7 +29,8 @@ class EndsOfReads:
 
     def __init__(self, step: Step, missing: Sequence[Part], done: Mapping[int, object]) -> None:
         self._step, self._done = step, done
-        self._missing: dict[str, set[int]] = {str(entry.table.name): set() for entry in step.tables if entry.live}
+        self._tables = {str(entry.table.name): entry.table for entry in step.tables if entry.live}
+        self._missing: dict[str, set[int]] = {name: set() for name in self._tables}
         self._last = -LOOK_SECONDS
         for part in missing:
             name = str(step.tables[part.table].table.name)
@@ -48,7 +49,8 @@ class EndsOfReads:
             self._last = time.monotonic()
             # Without its end, a table that is altered is read again.
             with suppress(CdcError):
-                step.ends |= dict.fromkeys(names, str(step.source.end_of_log()))
+                ends = step.source.ends_of_reads([self._tables[name] for name in names])
+                step.ends |= {str(name): str(end) for name, end in ends.items()}
 
 
 def with_ends(step: Step, read: Mapping[str, TableFiles]) -> dict[str, TableFiles]:

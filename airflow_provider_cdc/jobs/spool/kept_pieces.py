@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import EarlierReads, Manifest, RunTable
 from airflow_provider_cdc.core.run.spool_chain import SPOOL, Chain, Link
 from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.tables.table import Column
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, LogGone, ValueNotRepresentable
 from airflow_provider_cdc.jobs.extract_delta.read_segment import ReadSegment
@@ -31,12 +32,23 @@ _NAME = "spool"
 
 
 @dataclass(frozen=True)
+class Shape:
+    """The columns that a table has in the pieces of the log before the ``end``-th one."""
+
+    end: int
+    columns: tuple[Column, ...]
+
+
+@dataclass(frozen=True)
 class KeptPieces:
     """The record of the log from the position at which reads began. ``links`` are the pieces, in the order of the log.
-    ``tables`` has the index of each table in the files of the pieces, by the table's name."""
+    ``tables`` has the index of each table in the files of the pieces, by the table's name. ``shapes`` has, in the order
+    of the log, the earlier columns of tables that were altered since (`jobs.restart.carried_pieces`). In the other
+    pieces, a table has the columns of the manifest."""
 
     links: tuple[Link, ...]
     tables: dict[str, int]
+    shapes: dict[str, tuple[Shape, ...]] = field(default_factory=dict)
 
 
 def recorded_pieces(step: Step, key: str) -> KeptPieces | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
-from airflow_provider_cdc.core.tables.table import Era, Evolution, Table, TableName
+from airflow_provider_cdc.core.tables.table import Column, Era, Evolution, Table, TableName
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -85,15 +85,26 @@ class CarriesSchemaChanges(Protocol):
 
 @runtime_checkable
 class CarriesReads(Protocol):
-    """A source whose finished reads can be brought to a later position of the same run over schema changes.
+    """A source whose finished reads can be brought to a later position of the same run over schema changes."""
 
-    `RollsForward.segments_between` returns the log since the read."""
+    def ends_of_reads(self, tables: Sequence[Table]) -> dict[TableName, LogEnd]:
+        """Return the present end of the log for tables whose reads have ended. `carry_read` takes it.
 
-    def end_of_log(self) -> LogEnd:
-        """Return the present end of the log. The schema changes after it come after all reads that have ended."""
+        The schema changes after this end come after the reads. There is no end for a table if earlier schema changes
+        cannot be ruled out, where the source needs this.
+
+        :param tables: the tables as they were recorded when their reads began.
+        """
 
     def carry_read(
-        self, identity: Mapping[str, str], start: Position, table: Table, now: Table, ended: LogEnd, end: Position
+        self,
+        identity: Mapping[str, str],
+        start: Position,
+        table: Table,
+        now: Table,
+        ended: LogEnd,
+        end: Position,
+        recorded: LogEnd | None = None,
     ) -> Evolution:
         """Return the schema changes of a table since it was read.
 
@@ -102,7 +113,33 @@ class CarriesReads(Protocol):
         :param now: the table as it was recorded after ``end``.
         :param ended: an end of the log after the end of the read.
         :param end: the position to which the read is brought.
+        :param recorded: the end of the recorded pieces of the log since ``start`` (`CarriesPieces`). None: the log is
+            read from the source.
         :raises SchemaChanged: the rows of the read cannot be carried over the changes.
         :raises ExactnessError: the log since ``start`` is not complete.
         :raises SourceUnavailable: the server cannot be reached.
+        """
+
+    def segments_of_reads(
+        self,
+        start: Position,
+        end: Position,
+        since: Mapping[str, str],
+        identity: Mapping[str, str],
+        slots: int,
+        tables: Sequence[Table],
+    ) -> list[LogSegment]:
+        """Return the segments with all changes since reads that are carried, as `RollsForward.segments_between`."""
+
+
+@runtime_checkable
+class CarriesPieces(Protocol):
+    """A source whose reads can also be carried if the log since then is in recorded pieces, and perhaps no longer on
+    the server (`jobs.restart.carried_pieces`)."""
+
+    def carry_images(self, table: Table, columns: Sequence[Column], images: pa.BinaryArray) -> pa.BinaryArray:
+        """Return images of the present ``table`` for images of the table with earlier ``columns``. Nulls stay.
+
+        :param table: the present table, with the schema changes since it was read (`Table.eras`).
+        :raises DecodeError: the bytes are not images of the table with these columns.
         """

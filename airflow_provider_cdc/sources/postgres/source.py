@@ -62,14 +62,14 @@ from airflow_provider_cdc.sources.postgres.slots import (
 from airflow_provider_cdc.sources.postgres.steps import chunk_reader, past, preflight, roll_forward, snapshot
 from airflow_provider_cdc.sources.postgres.steps import has_reached as reach
 from airflow_provider_cdc.sources.postgres.steps import log_retention as retention
+from airflow_provider_cdc.sources.postgres.steps.carried_reads import CarriesReads
 from airflow_provider_cdc.sources.postgres.steps.check_identity import check_identity, check_published
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
-_ALTERED_SECONDS = 60.0
-"""The maximum time, in seconds, to wait for transactions that alter a type."""
+_ALTERED_SECONDS = 60.0  # the longest wait for transactions that alter a type
 
 
-class PostgresSource:
+class PostgresSource(CarriesReads):
     """`sources.api.source.Source` for PostgreSQL. Each method calls a function of the module for its subject.
 
     Modules that decode the log are imported where they are used, because their kernels take a second to load.

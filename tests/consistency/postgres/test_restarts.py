@@ -200,7 +200,7 @@ def test_tables_stay_read_in_each_restart(
     schema = _small_tables(primary, identity)
     run = Pipeline(spark, settings_of(primary), tmp_path.as_uri(), [f"{schema}.*"])
     run.record()
-    first = ("UPDATE visits SET note = 'seen' WHERE id < 5", "ALTER TABLE orders ADD c integer")
+    first = ("UPDATE visits SET note = 'seen' WHERE id < 5", "ALTER TABLE orders ADD c float8 DEFAULT random()")
     second = ("UPDATE visits SET note = 'late' WHERE id < 3", "DELETE FROM guests WHERE id = 7", "TRUNCATE orders")
     acts = {DURING[0]: lambda: _alter(primary, schema, first), DURING[1]: lambda: _alter(primary, schema, second)}
     _act_at(run, acts, monkeypatch)

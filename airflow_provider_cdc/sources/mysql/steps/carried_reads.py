@@ -7,7 +7,7 @@ example, `RENAME COLUMN a TO b, RENAME COLUMN b TO a` leaves the names as they w
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
@@ -15,6 +15,7 @@ from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, is_before
 from airflow_provider_cdc.sources.mysql.server.session import session
 
@@ -28,8 +29,18 @@ class CarriesReads:
         with session(self.settings) as connection:
             return LogEnd(str(end_of_log(self.settings, connection)))
 
+    def ends_of_reads(self, tables: Sequence[Table]) -> dict[TableName, LogEnd]:
+        return dict.fromkeys((table.name for table in tables), self.end_of_log())
+
     def carry_read(
-        self, identity: Mapping[str, str], start: Position, table: Table, now: Table, ended: LogEnd, end: Position
+        self,
+        identity: Mapping[str, str],
+        start: Position,
+        table: Table,
+        now: Table,
+        ended: LogEnd,
+        end: Position,
+        recorded: LogEnd | None = None,
     ) -> Evolution:
         # Import this module late: `sources.mysql.source` explains why.
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
@@ -51,6 +62,21 @@ class CarriesReads:
         # The window up to the new position must contain all of these statements.
         roll_forward.segments_between(self.settings, begin, GtidSet.expect(end), identity, 1, [carried])
         return evolution
+
+    def segments_of_reads(
+        self,
+        start: Position,
+        end: Position,
+        since: Mapping[str, str],
+        identity: Mapping[str, str],
+        slots: int,
+        tables: Sequence[Table],
+    ) -> list[LogSegment]:
+        # Import this module late: `sources.mysql.source` explains why.
+        from airflow_provider_cdc.sources.mysql.steps import roll_forward
+
+        between = GtidSet.expect(start), GtidSet.expect(end)
+        return roll_forward.segments_between(self.settings, *between, since, slots, tables)
 
 
 def _not_carried(table: Table, why: str) -> SchemaChanged:

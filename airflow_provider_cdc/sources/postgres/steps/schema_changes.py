@@ -40,9 +40,10 @@ WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.atthasmissin
 """
 # A transaction that is older than the slot's catalog_xmin ended before the position of the slot.
 _DROPPED = """
-SELECT a.attnum, a.xmin::text, EXISTS (SELECT FROM pg_replication_slots s WHERE s.slot_name = %s
-    AND s.confirmed_flush_lsn <= %s::pg_lsn AND age(a.xmin) > age(s.catalog_xmin))
-FROM pg_attribute a WHERE a.attrelid = %s AND a.attnum > 0 AND a.attisdropped
+SELECT a.attnum, a.xmin::text, EXISTS (SELECT FROM pg_replication_slots s WHERE s.slot_name = %(slot)s
+    AND s.confirmed_flush_lsn <= %(start)s::pg_lsn AND age(a.xmin) > age(s.catalog_xmin))
+    OR COALESCE(age(a.xmin) > age((NULLIF(%(mark)s, '')::numeric %% 4294967296)::text::xid), false)
+FROM pg_attribute a WHERE a.attrelid = %(table)s AND a.attnum > 0 AND a.attisdropped
 """
 
 
@@ -50,7 +51,9 @@ FROM pg_attribute a WHERE a.attrelid = %s AND a.attnum > 0 AND a.attisdropped
 class SinceCopy:
     """A session, and the standing slot with the log since the copies at ``start``.
 
-    ``to``: the position to which the copies are rolled forward. None: a position that is fixed later.
+    ``to``: the position to which the copies are rolled forward. None: a position that is fixed later. ``mark``: a mark
+    of `run_publication.now` from before the creation of the slot at ``start``. Empty: unknown. Such a slot may be
+    advanced, but all transactions from before the mark ended before ``start``.
     """
 
     settings: ConnectionSettings
@@ -58,6 +61,7 @@ class SinceCopy:
     standing: Past
     start: Lsn
     to: Lsn | None
+    mark: str = ""
 
 
 def carry(
@@ -73,15 +77,15 @@ def carry(
         if table.name in refused:
             continue
         try:
-            drops = _drops(since, base, table)
-            _check_fields(since, base, table)
-            found = evolution(base, table, _missing(since.connection, table), drops, f"since {since.start}")
+            drops = dropped_columns(since, base, table)
+            check_fields(since, base, table)
+            found = evolution(base, table, missing_values(since.connection, table), drops, f"since {since.start}")
         except (NotCarried, ConfigurationError) as error:
             refused[table.name] = str(error)
             continue
         evolutions[table.name] = found
         carried.append(replace(table, eras=found.eras, options=base.options))
-    broken = _survey(since, carried)
+    broken = survey(since, carried)
     for name in broken:
         del evolutions[name]
     return {name: f"since the copy, it was altered: {why}" for name, why in (refused | broken).items()}
@@ -150,7 +154,7 @@ def _another_frame(base: Table, now: Table, joined: Joined, frame: str, start: L
     return ""
 
 
-def _missing(connection: Connection, table: Table) -> dict[int, str]:
+def missing_values(connection: Connection, table: Table) -> dict[int, str]:
     """Return the values of columns in rows that were stored before the columns were added, as texts."""
     return {number: _element(text) for number, text in query(connection, _MISSING, (table.details["oid"],))}
 
@@ -170,7 +174,7 @@ def _element(array: str) -> str:
     return "".join(out)
 
 
-def _check_fields(since: SinceCopy, base: Table, now: Table) -> None:
+def check_fields(since: SinceCopy, base: Table, now: Table) -> None:
     """Check that the new columns have had the present fields of their composite types at all times.
 
     A new field is part of the text of all stored values, but not of the text in the log since the column was added. The
@@ -183,20 +187,21 @@ def _check_fields(since: SinceCopy, base: Table, now: Table) -> None:
         raise NotCarried(f"the fields of the composite type of {names} may have been changed since the copy")
 
 
-def _drops(since: SinceCopy, base: Table, now: Table) -> dict[int, Drop]:
+def dropped_columns(since: SinceCopy, base: Table, now: Table) -> dict[int, Drop]:
     """Return the columns of the base that were dropped, by number, with their transactions.
 
     :raises NotCarried: a column was added and dropped again.
     """
     numbers = {number_of(column) for column in base.columns}
     last = max(numbers, default=0)
-    rows = query(since.connection, _DROPPED, (since.standing.name, str(since.start), now.details["oid"]))
+    slot = {"slot": since.standing.name, "start": str(since.start), "mark": since.mark}
+    rows = query(since.connection, _DROPPED, {**slot, "table": now.details["oid"]})
     dropped = {number: xid for number, xid, _ in rows if number in numbers}
     # Before the copy, or after it.
     later = {number: xid for number, xid, is_old in rows if number > last and not is_old}
     if not dropped and not later:
         return {}
-    begin = since.standing.confirmed if later else since.start
+    begin = since.standing.confirmed if later else max(since.start, since.standing.confirmed)
     ends = _commits(since, begin, {*dropped.values(), *later.values()})
     if any(ends.get(xid, since.start) > since.start or xid not in ends for xid in later.values()):
         raise NotCarried("a column was added and dropped again")
@@ -219,7 +224,7 @@ def _commits(since: SinceCopy, begin: Lsn, wanted: Collection[str]) -> dict[str,
     return ends
 
 
-def _survey(since: SinceCopy, tables: Sequence[Table]) -> dict[TableName, str]:
+def survey(since: SinceCopy, tables: Sequence[Table]) -> dict[TableName, str]:
     """Read the log since the copies. Return the tables for which a run would stop, with the reasons."""
     if not tables:
         return {}
@@ -230,20 +235,30 @@ def _survey(since: SinceCopy, tables: Sequence[Table]) -> dict[TableName, str]:
             return {tables[0].name: _said(error)}
         reasons: dict[TableName, str] = {}
         for table in tables:
-            reasons |= _survey(since, [table])
+            reasons |= survey(since, [table])
         return reasons
     return {}
+
+
+def check_new_columns(tables: Sequence[Table]) -> None:
+    """Check that the lake has values like those of new columns in earlier rows.
+
+    :raises ValueNotRepresentable: it has not.
+    """
+    # This module is imported only here, because its kernels take a second to load.
+    from airflow_provider_cdc.sources.postgres.decode.new_columns import new_columns
+
+    for table in tables:
+        for era in table.eras:
+            new_columns(table, era)
 
 
 def _read(since: SinceCopy, tables: Sequence[Table]) -> None:
     # These modules are imported only here, because their kernels take a second to load.
     from airflow_provider_cdc.sources.postgres.decode.images import decode_images
-    from airflow_provider_cdc.sources.postgres.decode.new_columns import new_columns
     from airflow_provider_cdc.sources.postgres.log.segments import PostgresSegmentReader, segment_of
 
-    for table in tables:
-        for era in table.eras:
-            new_columns(table, era)
+    check_new_columns(tables)
     name, start = since.standing.name, since.start
     stop = since.to or Lsn.parse(value(since.connection, "pg_current_wal_flush_lsn()::text"))
     tracked = [TrackedTable(index, table, stop, forward=True) for index, table in enumerate(tables)]

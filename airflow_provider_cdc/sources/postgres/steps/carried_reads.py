@@ -1,0 +1,178 @@
+"""Carries a finished read of a table over schema changes, so that the run need not read the table again.
+
+The rules are those of copies that are rolled forward (`steps.schema_changes`). But the facts about the table come from
+the run itself, not from the record of a standing slot:
+
+- The run recorded the table at the position at which the read began, and again at the position to which the run moves.
+- After the read had ended, the catalog rows of the table still had the recorded versions. Each change of the table
+  writes new versions, and no session can undo them. A change holds an ACCESS EXCLUSIVE lock until its transaction is
+  visible. So a read that ended before this look saw the table as it was recorded.
+- The log since the read is that of the run's own slot and publication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
+from airflow_provider_cdc.core.tables.table import Column, Evolution, Table, TableName
+from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged
+from airflow_provider_cdc.sources.api import rolling_forward
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.window import LogSegment
+from airflow_provider_cdc.sources.postgres.catalog.column_evolution import DROPPED_AT, NotCarried, evolution, number_of
+from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
+from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, difference
+from airflow_provider_cdc.sources.postgres.catalog.type_catalog import label_oids
+from airflow_provider_cdc.sources.postgres.checks.past import Past
+from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server.session import Connection, session, value
+from airflow_provider_cdc.sources.postgres.slots import end_mark, run_publication, slots
+from airflow_provider_cdc.sources.postgres.slots.standing_record import Standing
+from airflow_provider_cdc.sources.postgres.steps import schema_changes
+from airflow_provider_cdc.sources.postgres.steps.check_identity import check_identity, check_published
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_UNALTERED = "unaltered at "
+_YOUNG_LABELS = """EXISTS (SELECT FROM pg_enum e WHERE e.oid = ANY(%s::oid[])
+    AND age(e.xmin) <= age((%s::numeric %% 4294967296)::text::xid))"""
+
+
+class CarriesReads:
+    """The methods of `sources.api.rolling_forward.CarriesReads` and `CarriesPieces`."""
+
+    settings: ConnectionSettings
+
+    def ends_of_reads(self, tables: Sequence[Table]) -> dict[TableName, LogEnd]:
+        with session(self.settings) as connection:
+            unaltered = _unaltered(connection, tables)
+            end = LogEnd(f"{_UNALTERED}{value(connection, 'pg_current_wal_insert_lsn()::text')}")
+        return dict.fromkeys((table.name for table in unaltered), end)
+
+    def carry_read(
+        self,
+        identity: Mapping[str, str],
+        start: Position,
+        table: Table,
+        now: Table,
+        ended: LogEnd,
+        end: Position,
+        recorded: LogEnd | None = None,
+    ) -> Evolution:
+        begin = Lsn.expect(start)
+        try:
+            _check_read(identity, table, now, ended)
+            settings = session_setup.of_run(self.settings, identity, begin)
+            with session(settings) as connection:
+                check_identity(connection, identity, begin)
+                check_published(connection, identity, [table])
+                slot = slots.state(connection, identity["slot"])
+                confirmed = slot.confirmed if slot is not None else None
+                past = Past(identity["slot"], Standing("", {}), (), confirmed or begin)
+                mark = identity[run_publication.SINCE]
+                since = schema_changes.SinceCopy(settings, connection, past, begin, Lsn.expect(end), mark)
+                return _evolution(since, table, now, recorded)
+        except (NotCarried, ConfigurationError) as error:
+            raise SchemaChanged(str(error), where=str(table.name)) from error
+
+    def segments_of_reads(
+        self,
+        start: Position,
+        end: Position,
+        since: Mapping[str, str],
+        identity: Mapping[str, str],
+        slots: int,
+        tables: Sequence[Table],
+    ) -> list[LogSegment]:
+        from airflow_provider_cdc.sources.postgres.log.segments import log_segments
+
+        return log_segments(self.settings, Lsn.expect(start), end_mark.log_end(Lsn.expect(end)), since)
+
+    def carry_images(self, table: Table, columns: Sequence[Column], images: pa.BinaryArray) -> pa.BinaryArray:
+        # Import this module late, because its kernel takes a second to load.
+        from airflow_provider_cdc.sources.postgres.decode.carried_images import carry_images
+
+        return carry_images(table, columns, images)
+
+
+if TYPE_CHECKING:
+
+    def _carries(source: CarriesReads) -> tuple[rolling_forward.CarriesReads, rolling_forward.CarriesPieces]:
+        return source, source
+
+
+def _unaltered(connection: Connection, tables: Sequence[Table]) -> list[Table]:
+    """Return the tables that have their recorded state."""
+    try:
+        present = read_tables(connection, [table.name for table in tables])
+    except SchemaChanged:
+        # One of the tables is gone.
+        return [table for one in tables for table in _unaltered(connection, [one])] if len(tables) > 1 else []
+    pairs = zip(tables, present, strict=True)
+    return [table for table, now in pairs if not difference(table, now, versions=True)]
+
+
+def _check_read(identity: Mapping[str, str], table: Table, now: Table, ended: LogEnd) -> None:
+    """Check that the read can be brought forward by row images, and that no schema change came before its end."""
+    if run_publication.SINCE not in identity:
+        raise NotCarried("the run does not use a publication of its own")
+    if table.details.get(AT_UPPER):
+        raise NotCarried("the log has only the keys of its changed rows")
+    if table.needs_one_position:
+        raise NotCarried("it has no key, so it was read in a snapshot of its own")
+    if now.details["kind"] != "r":
+        raise NotCarried("schema changes of partitioned tables are not carried")
+    if not ended.startswith(_UNALTERED):
+        raise NotCarried("it may have been altered before the end of its read")
+    # Everything but the columns, which `evolution` compares.
+    if why := difference(replace(table, columns=now.columns), now, versions=True):
+        raise NotCarried(why)
+
+
+def _evolution(since: schema_changes.SinceCopy, table: Table, now: Table, recorded: LogEnd | None) -> Evolution:
+    drops = schema_changes.dropped_columns(since, table, now)
+    schema_changes.check_fields(since, table, now)
+    _check_labels(since, table, now)
+    missing = schema_changes.missing_values(since.connection, now)
+    found = evolution(table, now, missing, drops, f"since {since.start}")
+    # The missing values belong to the file of the table, so they count only if the table still has this file.
+    (again,) = read_tables(since.connection, [table.name])
+    if why := difference(now, again, versions=True):
+        raise NotCarried(f"it was altered again meanwhile: {why}")
+    carried = replace(now, eras=found.eras, options=table.options, selection=table.selection)
+    if recorded is not None:
+        _check_pieces(found, end_mark.parse_log_end(recorded)[0])
+        # The rest of the log is read when the run moves (`jobs.restart.carried_pieces`).
+        schema_changes.check_new_columns([carried])
+        return found
+    if broken := schema_changes.survey(since, [carried]):
+        raise NotCarried(broken[table.name])
+    return found
+
+
+def _check_labels(since: schema_changes.SinceCopy, table: Table, now: Table) -> None:
+    """Check that the labels of new columns have had their present names at all times. The log has the names that the
+    labels had when the rows were written. `evolution` compares the labels of the other columns."""
+    numbers = {number_of(column) for column in table.columns}
+    new = [column for column in now.columns if number_of(column) not in numbers]
+    if new and value(since.connection, _YOUNG_LABELS, (label_oids(new), since.mark)):
+        raise NotCarried("a label of the enum of a new column was added or renamed since the read began")
+
+
+def _check_pieces(found: Evolution, recorded: Lsn) -> None:
+    """Check that the images in the recorded pieces have the columns with which the pieces were read.
+
+    The pieces were read with the columns of the table as it was read. Names and types in the log were those of these
+    columns. But if a column was dropped and added again, the log has the same names and types after that.
+    """
+    for era in found.eras:
+        for column in era.columns:
+            if (at := column.details.get(DROPPED_AT)) is not None and not (at and Lsn.parse(str(at)) > recorded):
+                raise NotCarried(
+                    f"{column.name} may have been dropped before the end of the recorded pieces of the log"
+                )
