@@ -211,7 +211,7 @@ def check_same_members(
 
 
 def missing_shards(before: Sequence[Mapping[str, Any]], now: Sequence[str], vanished: Sequence[str]) -> list[str]:
-    """Return the shards of an earlier copy that a new copy lacks, although nobody confirmed it.
+    """Return the shards of an earlier copy that a new copy lacks, although no user confirmed it.
 
     :param before: the shards in the record of the earlier copy.
     :param vanished: `Request.vanished`.

@@ -89,7 +89,7 @@ def _run(airflow: AirflowHome, lake: Path, log: Path) -> bool:
 
 
 def _compare(lake: Path, servers: Mapping[str, MysqlServer], failed: bool) -> int:
-    """Compare the merged table with the servers, to which nobody writes now. Return the number of differences."""
+    """Compare the merged table with the idle servers. Return the number of differences."""
     latest = json.loads((lake / "shop.orders" / "_latest.json").read_text()) if not failed else {"shards": []}
     truth: Counter[Row] = Counter()
     for source, shops in SHOPS.items():
