@@ -178,13 +178,13 @@ def copy_slot(connection: ReadingConnection, slot: str, initial: Lsn) -> str:
     If the slot is before this position, the copy is advanced. The slot of a run whose log is spooled follows the
     recorded pieces later, and a crash of the server may set it back.
 
-    :raises LogGone: the slot is after this position.
+    :raises LogGone: the slot or its log is gone, or the slot is after this position.
     """
     copy = f"{slots.PREFIX}delta_{uuid.uuid4().hex[:12]}"
-    (batch,) = read(
-        connection,
-        f"SELECT lsn::text FROM pg_catalog.pg_copy_logical_replication_slot({literal(slot)}, '{copy}', true)",
-    )
+    sql = f"SELECT lsn::text FROM pg_catalog.pg_copy_logical_replication_slot({literal(slot)}, '{copy}', true)"
+    # The server may have removed the slot's log after the last check.
+    with slot_errors(f"replication slot {slot}"):
+        (batch,) = read(connection, sql)
     at = Lsn.parse(batch.column(0)[0].as_py())
     _check_place(slot, at, initial)
     if at < initial:

@@ -200,6 +200,9 @@ def begins(connection: Connection, name: str) -> bool:
     except psycopg.errors.ConfigurationLimitExceeded:
         # Other checks report that there is no room for another slot.
         return True
+    except (psycopg.errors.ObjectNotInPrerequisiteState, psycopg.errors.UndefinedObject):
+        # The server has removed the slot's log, or the slot, since the caller looked.
+        return False
     peek = "pg_logical_slot_peek_binary_changes(%s, '0/1', 1, 'proto_version', '1', 'publication_names', %s)"
     try:
         # The function stops after the first record.

@@ -49,6 +49,10 @@ class CarriesReads:
     settings: ConnectionSettings
 
     def ends_of_reads(self, tables: Sequence[Table]) -> dict[TableName, LogEnd]:
+        # The other tables are never carried.
+        tables = [table for table in tables if not (table.details.get(AT_UPPER) or table.needs_one_position)]
+        if not tables:
+            return {}
         with session(self.settings) as connection:
             unaltered = _unaltered(connection, tables)
             end = LogEnd(f"{_UNALTERED}{value(connection, 'pg_current_wal_insert_lsn()::text')}")

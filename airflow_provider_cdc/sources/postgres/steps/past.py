@@ -33,7 +33,14 @@ from airflow_provider_cdc.sources.postgres.checks.past import PAST, Past, PastCo
 from airflow_provider_cdc.sources.postgres.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS, ROWS_ELSEWHERE
 from airflow_provider_cdc.sources.postgres.server.server import identity
-from airflow_provider_cdc.sources.postgres.server.session import APPLICATION, Connection, query, session, value
+from airflow_provider_cdc.sources.postgres.server.session import (
+    APPLICATION,
+    Connection,
+    query,
+    session,
+    slot_errors,
+    value,
+)
 from airflow_provider_cdc.sources.postgres.slots import durability_wait, run_publication, slots, transaction_waits
 from airflow_provider_cdc.sources.postgres.slots.commits import advance
 from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at, remember
@@ -237,9 +244,13 @@ def copy_slot(connection: Connection, past: Past, name: str, position: Lsn) -> N
     The server does not write an advanced slot to disk at once, so a crash could set the slot back. But it writes a new
     slot to disk at once. So this function advances a temporary copy, and creates the run's slot as a copy of the
     temporary slot.
+
+    :raises LogGone: the standing slot is gone, or no longer has the log since ``position``.
     """
     between = f"{slots.PREFIX}past_{uuid4().hex[:12]}"
-    query(connection, "SELECT pg_copy_logical_replication_slot(%s, %s, true)", (past.name, between))
+    # The server may have removed the log of the standing slot after the last check.
+    with slot_errors(f"replication slot {past.name}"):
+        query(connection, "SELECT pg_copy_logical_replication_slot(%s, %s, true)", (past.name, between))
     # The standing slot may have been advanced meanwhile.
     advance(connection, between, position)
     query(connection, "SELECT pg_copy_logical_replication_slot(%s, %s, false)", (between, name))

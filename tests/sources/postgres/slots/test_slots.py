@@ -14,13 +14,21 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.plan import InitialPoint
 from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.errors import LockNotGranted, PreflightError, TransientError
+from airflow_provider_cdc.errors import LockNotGranted, LogGone, PreflightError, TransientError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query, session
+from airflow_provider_cdc.sources.postgres.log.segments import copy_slot
+from airflow_provider_cdc.sources.postgres.server.session import (
+    Connection,
+    mapped_errors,
+    query,
+    reading_session,
+    session,
+)
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, transaction_waits
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
@@ -403,6 +411,11 @@ def test_a_slot_that_lost_its_log_may_be_dropped(
     assert (
         f"has lost its log. No run can use this slot any more: SELECT pg_drop_replication_slot('{slot}')" in caplog.text
     )
+    # The server may remove the log after a step has checked the slot.
+    with session(source.settings) as connection:
+        assert not slots.begins(connection, slot)
+    with reading_session(source.settings) as reading, mapped_errors(slot), pytest.raises(LogGone, match="reserve WAL"):
+        copy_slot(reading, slot, Lsn(0))
 
 
 def test_what_a_run_left_is_found_by_its_id_alone(postgres: PostgresServer, source: PostgresSource) -> None:
