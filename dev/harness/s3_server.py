@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -47,6 +48,9 @@ def s3_server(directory: Path) -> Iterator[str]:
         *(f"-{name}={port}" for name, port in ports.items()),
         *(f"-{part}.localSocket={directory}/{part}.sock" for part in ("filer", "s3")),
     ]
+    if setpriv := shutil.which("setpriv"):
+        # The kernel ends the server even if this process is killed without running its exit handlers.
+        command = [setpriv, "--pdeathsig", "KILL", *command]
     log = directory / "weed.log"
     with log.open("wb") as output:
         # The server writes further logs to this folder.
