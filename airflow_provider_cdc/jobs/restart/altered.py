@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from airflow_provider_cdc.core.copies.feed_gaps import feeds_gapless
@@ -50,6 +50,11 @@ def altered_table(step: Step, error: CdcError) -> str | None:
         return None
     rolls = must_be_rolled(step.manifest.options)
     names = [str(entry.table.name) for entry in step.tables if not (rolls and entry.base)]
+    return named(error, names)
+
+
+def named(error: CdcError, names: Iterable[str]) -> str | None:
+    """Return the table that an error names; None: it names none of the tables."""
     fitting = [name for name in names if _names(error.where, name)]
     # The name of a table may contain the separators, so the longest name is meant.
     return max(fitting, key=len, default=None)

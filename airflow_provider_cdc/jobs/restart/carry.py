@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.run.spool_chain import reaching
 from airflow_provider_cdc.core.tables.layout import PLAIN, Layout
 from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
 from airflow_provider_cdc.errors import TerminalError
+from airflow_provider_cdc.jobs.restart.altered import named
 from airflow_provider_cdc.jobs.restart.carried_pieces import carried_pieces, pieces_to_carry
 from airflow_provider_cdc.jobs.restart.earlier_reads import undone
 from airflow_provider_cdc.jobs.runtime.progress import say
@@ -130,11 +131,17 @@ def carried_tables(
     pieces: dict[str, str] = {}
     for key in {entry.read_in for entry in carried.values()}:
         together = {name: entry for name, entry in carried.items() if entry.read_in == key}
-        try:
-            pieces[key] = carried_pieces(step, {name: finished[name] for name in together}, together, point)
-        except TerminalError as error:
-            _say_read_again(together, error)
-            carried = {name: entry for name, entry in carried.items() if name not in together}
+        while together:
+            try:
+                pieces[key] = carried_pieces(step, {name: finished[name] for name in together}, together, point)
+                break
+            except TerminalError as error:
+                # The log of the other tables may still be carried.
+                broken = named(error, together)
+                read_again = [*together] if broken is None else [broken]
+                _say_read_again(read_again, error)
+                for name in read_again:
+                    del together[name], carried[name]
     for name, entry in carried.items():
         over = "; ".join(f"{era.statement} ({era.begins})" for era in entry.table.eras) or "a change of no row"
         say(f"{name} is not read again: the rows that were read are carried over {over}")

@@ -31,6 +31,9 @@ FIRST = {
     "anew": "ALTER TABLE anew DROP c; ALTER TABLE anew ADD c varchar(20) DEFAULT 'new'",
     "emptied": "TRUNCATE emptied",
     "converted": "ALTER TABLE converted ALTER a TYPE bigint",
+    # Only the log shows that the table had another name.
+    "briefly": "ALTER TABLE briefly RENAME TO other; UPDATE other SET m = 5 WHERE id = 30; "
+    "ALTER TABLE other RENAME TO briefly; ALTER TABLE briefly ADD extra int DEFAULT 5",
     "bag": "ALTER TABLE bag ADD extra int DEFAULT 5",
 }
 SECOND = {

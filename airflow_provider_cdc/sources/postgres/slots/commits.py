@@ -58,6 +58,10 @@ class Commit:
     begin: Lsn
 
 
+class NoFreeSlot(SourceUnavailable):
+    """All replication slots of the server are in use, so no slot can be copied."""
+
+
 def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Generator[Commit]:
     """Yield the commits whose records begin at ``start`` or later, in log order, up to the end of the flushed log.
 
@@ -65,6 +69,7 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
     :raises LogGone: the slot is gone.
     :raises SourceUnavailable: the slot no longer has the log since ``start``.
     :raises ConfigurationError: the server lacks test_decoding.
+    :raises NoFreeSlot: the server has no slot for a copy of ``slot``.
     """
     copy = f"{slots.PREFIX}times_{uuid4().hex[:12]}"
     with session(settings) as connection, slot_errors(f"replication slot {slot}"):
@@ -78,6 +83,12 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
                 where="parameter as_of",
                 hint="install PostgreSQL's additional modules on the server (the package postgresql-contrib), or give "
                 "an LSN",
+            ) from None
+        except psycopg.errors.ConfigurationLimitExceeded:
+            raise NoFreeSlot(
+                "all replication slots are in use, and one more is needed to find out when transactions committed",
+                where=f"replication slot {slot}",
+                hint="drop unused slots, or raise max_replication_slots; then retry the task",
             ) from None
         try:
             advance(connection, copy, start)

@@ -29,8 +29,10 @@ from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_U
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import label_oids
 from airflow_provider_cdc.sources.postgres.checks.past import Past
 from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.server.session import Connection, session, value
 from airflow_provider_cdc.sources.postgres.slots import end_mark, run_publication, slots
+from airflow_provider_cdc.sources.postgres.slots.commits import NoFreeSlot
 from airflow_provider_cdc.sources.postgres.slots.standing_record import Standing
 from airflow_provider_cdc.sources.postgres.steps import schema_changes
 from airflow_provider_cdc.sources.postgres.steps.check_identity import check_identity, check_published
@@ -75,14 +77,18 @@ class CarriesReads:
             with session(settings) as connection:
                 check_identity(connection, identity, begin)
                 check_published(connection, identity, [table])
+                _check_may_read(connection, now)
                 slot = slots.state(connection, identity["slot"])
                 confirmed = slot.confirmed if slot is not None else None
                 past = Past(identity["slot"], Standing("", {}), (), confirmed or begin)
                 mark = identity[run_publication.SINCE]
                 since = schema_changes.SinceCopy(settings, connection, past, begin, Lsn.expect(end), mark)
                 return _evolution(since, table, now, recorded)
-        except (NotCarried, ConfigurationError) as error:
+        except NotCarried as error:
             raise SchemaChanged(str(error), where=str(table.name)) from error
+        except (ConfigurationError, NoFreeSlot) as error:
+            # To read the table again, the run needs no more slots than it has.
+            raise SchemaChanged(schema_changes.said(error), where=str(table.name)) from error
 
     def segments_of_reads(
         self,
@@ -136,6 +142,13 @@ def _check_read(identity: Mapping[str, str], table: Table, now: Table, ended: Lo
     # Everything but the columns, which `evolution` compares.
     if why := difference(replace(table, columns=now.columns), now, versions=True):
         raise NotCarried(why)
+
+
+def _check_may_read(connection: Connection, now: Table) -> None:
+    """Check that this user may read all present columns. The values of new columns come from the catalog and the log,
+    so no SELECT of them would be denied."""
+    for problem in Privileges(connection).table_problems([now], publishing=False):
+        raise NotCarried(problem.what)
 
 
 def _evolution(since: schema_changes.SinceCopy, table: Table, now: Table, recorded: LogEnd | None) -> Evolution:

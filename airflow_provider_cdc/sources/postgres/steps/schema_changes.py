@@ -232,7 +232,7 @@ def survey(since: SinceCopy, tables: Sequence[Table]) -> dict[TableName, str]:
         _read(since, tables)
     except TerminalError as error:
         if len(tables) == 1:
-            return {tables[0].name: _said(error)}
+            return {tables[0].name: said(error)}
         reasons: dict[TableName, str] = {}
         for table in tables:
             reasons |= survey(since, [table])
@@ -270,5 +270,6 @@ def _read(since: SinceCopy, tables: Sequence[Table]) -> None:
                 decode_images(table, images.drop_null(), odd=[])
 
 
-def _said(error: CdcError) -> str:
+def said(error: CdcError) -> str:
+    """Return an error in the words of a reason why a table is not carried."""
     return f"{error.message} ({error.where})" if error.where else error.message

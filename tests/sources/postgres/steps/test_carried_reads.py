@@ -21,6 +21,7 @@ from airflow_provider_cdc.core.run.spool_chain import Link, reaching
 from airflow_provider_cdc.core.tables.table import Column, Evolution, Table, TableName
 from airflow_provider_cdc.errors import CdcError, SchemaChanged
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
+from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER
 from airflow_provider_cdc.sources.postgres.steps import schema_changes
 from tests.conftest import PostgresFactory
@@ -313,3 +314,48 @@ def test_recorded_pieces_are_carried_only_if_they_end_before_a_column_was_droppe
     run.do("ALTER PUBLICATION {} SET (publish = 'insert')".format(run.point.identity["publication"]))
     assert "publication" in run.why(point, before)
     assert Lsn.parse(before) < Lsn.parse(after)
+
+
+def test_a_read_is_not_carried_to_columns_that_the_user_may_not_read(each: Kept) -> None:
+    """The values of a new column are in the catalog and in the log, which this user may read."""
+    role = "carrier"
+    each.run(
+        f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'p'",
+        f"GRANT CREATE ON DATABASE {each.database} TO {role}",
+        "CREATE TABLE t (id int PRIMARY KEY, a int); ALTER TABLE t REPLICA IDENTITY FULL; INSERT INTO t VALUES (1, 1)",
+        f"ALTER TABLE t OWNER TO {role}",
+    )
+    own, each.source = each.source, PostgresSource(replace(each.source.settings, user=role, password="p"))
+    try:
+        plans = each.plans("t")
+        run = Reading(each, each.source.record_initial(plans, each.options.lock, RUN_ID))
+        run.end()
+        run.do("ALTER TABLE t ADD secret text DEFAULT 'withheld'", "INSERT INTO t VALUES (2, 2, 'logged')")
+        run.do(f"REVOKE SELECT ON t FROM {role}", f"GRANT SELECT (id, a, ctid) ON t TO {role}")
+        point = each.source.record_initial(plans, each.options.lock, RUN_ID)
+        assert "lacks SELECT" in run.why(point)
+        assert "lacks SELECT" in run.why(point, LogEnd(each.here()))
+        run.do(f"GRANT SELECT (secret) ON t TO {role}")
+        assert isinstance(run.carried(each.source.record_initial(plans, each.options.lock, RUN_ID))["t"], Evolution)
+    finally:
+        each.source.release(RUN_ID)
+        each.source = own
+        each.run(f"REASSIGN OWNED BY {role} TO postgres; DROP OWNED BY {role}", f"DROP ROLE {role}")
+
+
+def test_a_table_that_lost_a_column_is_read_again_if_no_slot_is_free(each: Kept) -> None:
+    """To find out when the column was dropped, the run would copy a slot. To read the table again, it need not."""
+    run = begun(each, ["t"], "CREATE TABLE t (id int PRIMARY KEY, a int)", "INSERT INTO t VALUES (1, 1)")
+    run.end()
+    run.do("ALTER TABLE t DROP a", "INSERT INTO t VALUES (2)")
+    point = run.move()
+    sql = "SELECT current_setting('max_replication_slots')::int - count(*)::int FROM pg_replication_slots"
+    others = [f"other_{number}" for number in range(each.ask(sql))]
+    try:
+        for name in others:
+            each.run(f"SELECT pg_create_physical_replication_slot('{name}')")
+        assert not tells_commits(each) or "all replication slots are in use" in run.why(point)
+    finally:
+        for name in others:
+            each.run(f"SELECT pg_drop_replication_slot('{name}')")
+    assert isinstance(run.carried(point)["t"], Evolution)
