@@ -182,6 +182,17 @@ def test_a_read_is_carried_only_between_its_end_and_the_new_position(
         carried(now=was)
     with pytest.raises(SchemaChanged, match="does not contain the schema change"):
         carried(end=before)
+    # The default of the new column is in the log, also for a user who may not read the column.
+    user = f"u_{tables}"[:32]
+    mysql.query(f"CREATE USER {user}@'%' IDENTIFIED BY 'secret'")
+    mysql.query(f"GRANT REPLICATION SLAVE, REPLICATION CLIENT, RELOAD ON *.* TO {user}@'%'")
+    mysql.query(f"GRANT SELECT (id, a, b, mood) ON {tables}.orders TO {user}@'%'")
+    limited = MysqlSource(settings_of(mysql, user, "secret"))
+    try:
+        with pytest.raises(SchemaChanged, match="lacks SELECT on the table or on some of its columns"):
+            limited.carry_read(manifest.identity, start, was, now, ended, end)
+    finally:
+        mysql.query(f"DROP USER {user}@'%'")
     _do(mysql, tables, "TRUNCATE TABLE orders")
     with pytest.raises(SchemaChanged, match="TRUNCATE"):
         carried()

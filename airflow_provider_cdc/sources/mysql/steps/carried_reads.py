@@ -17,6 +17,7 @@ from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, is_before
+from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.server.session import session
 
 
@@ -45,6 +46,11 @@ class CarriesReads:
         # Import this module late: `sources.mysql.source` explains why.
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
 
+        # The values of new columns come from the log, so no SELECT of them would be denied.
+        with session(self.settings) as connection:
+            denied = Privileges(connection).select_problem(table.name)
+        if denied is not None:
+            raise _not_carried(table, denied.what)
         begin, evolutions = GtidSet.expect(start), dict[TableName, Evolution]()
         refused = roll_forward.refusals_since(self.settings, identity, begin, [table], None, evolutions)
         if why := refused.get(table.name):
