@@ -193,6 +193,7 @@ def _manifest(
         missed_past = MissedPast(options.as_of, "; ".join(f"{name}: {why}" for name, why in altered.items()))
         options = replace(options, as_of="")
     plans = [_plan(old, entry) for entry in planned if not entry.read_in]
+    left_out = {**old.skipped, **with_merged(step.tables, skipped)}
 
     # No read can be undone if the new position contains it. The same is true for the end of each recorded piece.
     kept_reads = [*by_manifest(step, [entry for entry in planned if entry.read_in])]
@@ -224,7 +225,8 @@ def _manifest(
         point = with_shards(source, plans, with_known_of_bases(plans, point, scratch))
         tables = {table.name: table for table in point.tables}
         _check_parts(source, [entry for entry in planned if not entry.read_in], tables)
-        laid_out = layouts(list(dict.fromkeys(entry.table.lake_name for entry in planned)), [], old.options.lake)
+        lake_names = list(dict.fromkeys(entry.table.lake_name for entry in planned))
+        laid_out = layouts(lake_names, list(left_out), old.options.lake)
         carried, pieces_of_carried = carried_tables(step, finished, planned, point, laid_out)
         read_live = [entry for entry in planned if entry.live and str(entry.table.name) not in carried]
         live = {entry.table.name: entry.table.selection for entry in read_live}
@@ -278,7 +280,7 @@ def _manifest(
         identity=dict(point.identity),
         created_at=now,
         tables=tuple(entries),
-        skipped={**old.skipped, **with_merged(step.tables, skipped)},
+        skipped=left_out,
         bases=bases,
         earlier_reads=earlier_reads,
         restarts=(*old.restarts, restart),

@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.run.spool_chain import reaching
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.spool.kept_pieces import last_piece_of
+from airflow_provider_cdc.sources.api.kept_tables import KeepsTables
 from airflow_provider_cdc.sources.api.source import Source
 
 
@@ -53,7 +54,11 @@ def by_manifest(step: Step, entries: Iterable[RunTable]) -> Iterator[ReadsOfMani
             identity, position, source = step.run.expected_identity(), manifest.initial_position, step.source
         else:
             identity, position = manifest.earlier_reads[key].identity, manifest.earlier_reads[key].position
-            if (last := last_piece_of(step, key)) is not None:
+            last = last_piece_of(step, key)
+            if last is not None:
                 identity = reaching(identity, last)
             source = step.source.of_run(identity, parse_position(manifest.kind, position))
+            if last is None and isinstance(source, KeepsTables):
+                # The facts about the tables were renewed when the run moved.
+                source = source.with_facts_of(manifest.identity)
         yield ReadsOfManifest(key, source, tuple(group), identity, position)

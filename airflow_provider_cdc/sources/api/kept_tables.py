@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol, runtime_checkable
+from typing import Protocol, Self, runtime_checkable
 
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
@@ -28,3 +28,7 @@ class KeepsTables(Protocol):
         :raises SchemaChanged: a table was changed without an entry in the log.
         :raises LogGone: the log no longer reaches back to the position of the run.
         """
+
+    def with_facts_of(self, identity: Mapping[str, str]) -> Self:
+        """Return this source for tables whose facts were renewed just before a later position of the run was fixed.
+        ``identity`` is what was recorded with that position. The log before it explains no later change."""

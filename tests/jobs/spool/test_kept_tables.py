@@ -10,8 +10,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.kinds import parse_position
+from airflow_provider_cdc.core.run.plan import InitialPoint
 from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.jobs.certificate import derive
+from airflow_provider_cdc.jobs.restart import begin_again
 from airflow_provider_cdc.jobs.roll_forward import merge, plan
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
 from harness.mysql_server import MysqlServer
@@ -71,7 +74,7 @@ def test_the_next_run_goes_on_from_tables_that_had_harmless_statements_before_th
     assert list(refused_next_night(run)) == ["visits"]
 
 
-def test_an_unlogged_statement_right_after_the_new_position_is_found_by_the_next_run(
+def test_an_unlogged_statement_after_the_new_position_is_found_by_the_next_run(
     mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An OPTIMIZE TABLE before the move does not explain it."""
@@ -79,22 +82,52 @@ def test_an_unlogged_statement_right_after_the_new_position_is_found_by_the_next
     make_tables(server)
     run = RestartedRun(server, tmp_path, monkeypatch)
 
-    change = run.change
-
     def act() -> None:
         server.query("OPTIMIZE TABLE shop.visits")
         run.alter()
-        # The next changes come right after the position is fixed.
-        monkeypatch.setattr(run, "change", replaced)
 
-    def replaced() -> None:
-        monkeypatch.setattr(run, "change", change)
-        unlogged(server, "TRUNCATE TABLE shop.visits")
-
-    run.acts = {1: [change] * 14 + [act]}
+    run.acts = {1: [run.change] * 14 + [act], 2: [lambda: unlogged(server, "TRUNCATE TABLE shop.visits")]}
     run.finish()
     assert set(run.kept) == {"events", "visits"}
     assert list(refused_next_night(run)) == ["visits"]
+
+
+def test_a_statement_that_was_explained_explains_no_later_change(
+    mysql_factory: MysqlFactory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OPTIMIZE TABLE rebuilds all tables, and then each of them is truncated without an entry in the log: between two
+    checks, right before the new position is fixed, and between two moves."""
+    server = mysql_factory({})
+    make_tables(server)
+    run = RestartedRun(server, tmp_path, monkeypatch)
+
+    def first() -> None:
+        server.query("OPTIMIZE TABLE shop.orders, shop.events, shop.visits")
+        tables = [entry.table for entry in run.present.tables]
+        run.reading_source.check_tables(tables)
+        unlogged(server, "TRUNCATE TABLE shop.orders")
+        with pytest.raises(SchemaChanged, match="TABLE_ID"):
+            run.reading_source.check_tables(tables)
+        record_point = run.record_point
+
+        def right_before(*arguments: Any) -> InitialPoint:
+            monkeypatch.setattr(begin_again, "record_point", record_point)
+            unlogged(server, "TRUNCATE TABLE shop.events")
+            return record_point(*arguments)
+
+        monkeypatch.setattr(begin_again, "record_point", right_before)
+
+    def second() -> None:
+        run.change()
+        unlogged(server, "TRUNCATE TABLE shop.visits")
+        run.alter()
+
+    run.acts = {1: [run.change] * 14 + [first], 2: [second]}
+    run.finish()
+    assert [set(restart.tables) for restart in run.present.restarts] == [
+        {"shop.orders", "shop.events"},
+        {"shop.visits"},
+    ]
 
 
 def test_one_move_covers_all_statements_that_only_the_log_shows(

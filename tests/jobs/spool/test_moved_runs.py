@@ -3,6 +3,7 @@ prepared. On MySQL, finished reads of altered tables are carried."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,11 +11,14 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.jobs.restart import begin_again
 from airflow_provider_cdc.jobs.runtime import source_watch
 from airflow_provider_cdc.jobs.snapshot import ends_of_reads
+from airflow_provider_cdc.sources.mysql.tables.identities import identity, replaced
+from harness.lake_readers import iceberg_rows
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from tests.conftest import MysqlFactory, PostgresFactory
@@ -80,6 +84,46 @@ def test_a_table_that_was_dropped_is_left_out_when_the_run_moves(
     run.pipeline.snapshot()
     assert list(run.present.skipped) == ["shop.events"]
     run.finish()
+
+
+def test_a_table_that_was_dropped_while_its_identity_is_compared_is_left_out(
+    mysql_server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = RestartedRun(mysql_server, tmp_path, monkeypatch, on_table_error="skip")
+    held = identity.held
+
+    def act() -> None:
+        mysql_server.query("OPTIMIZE TABLE shop.visits")
+        run.alter()
+
+    def dropped(*arguments: Any) -> Any:
+        run.names = run.changed = ("orders", "events")
+        mysql_server.query("DROP TABLE IF EXISTS shop.visits")
+        return held(*arguments)
+
+    monkeypatch.setattr(replaced, "held", dropped)
+    run.acts = {1: [run.change] * 14 + [act]}
+    run.finish()
+    assert list(run.present.skipped) == ["shop.visits"]
+
+
+def test_a_table_whose_partition_column_was_renamed_is_left_out(
+    mysql_server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Then the patterns of the options match no table of the run."""
+    lake = LakeOptions("iceberg", partition_by={"*.orders": ["truncate(9, note)"]}, sort_by={"*.orders": ["note"]})
+    run = RestartedRun(mysql_server, tmp_path, monkeypatch, on_table_error="skip", lake=lake)
+
+    def act() -> None:
+        run.names = run.changed = ("visits",)
+        mysql_server.query("ALTER TABLE shop.orders RENAME COLUMN note TO text")
+        run.change()
+
+    run.acts = {1: [run.change] * 14 + [act]}
+    run.pipeline.finish()
+    assert list(run.present.skipped) == ["shop.orders"]
+    _, copied = iceberg_rows(tmp_path, "shop.visits", run.present.run_id)
+    assert Counter(copied) == run.expected["visits"]
 
 
 def test_all_tables_are_carried_and_nothing_is_read_again(

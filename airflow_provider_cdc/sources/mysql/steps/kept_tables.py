@@ -8,7 +8,8 @@ it searches the log only from there on.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from copy import copy
+from typing import TYPE_CHECKING, Self
 
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
@@ -37,6 +38,11 @@ class KeepsTables:
         assert self._watched is not None
         with session(self.settings) as connection:
             return self._watched.renewed(self.settings, connection, tables)
+
+    def with_facts_of(self, identity: Mapping[str, str]) -> Self:
+        source = copy(self)
+        source._watched = WatchedTables(identity)
+        return source
 
 
 if TYPE_CHECKING:

@@ -31,6 +31,7 @@ import pymysql
 
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.sources.mysql.server.driver_errors import LOCK_WAIT_TIMEOUT
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, server_version
 from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, table_sql
 
@@ -79,6 +80,15 @@ class TableIdentity:
         ids, other_ids = self.ids or {}, other.ids or {}
         same = [part for part in mine.keys() & others.keys() if ids.get(part) == other_ids.get(part)]
         return max((others[part] - mine[part] for part in same), default=0)
+
+
+@dataclass(frozen=True)
+class Explained:
+    """An identity that the log explains, and the end of the log when the table had it. Later changes of the identity
+    must be explained by the log after this ``place``."""
+
+    identity: TableIdentity
+    place: LogPlace
 
 
 def recorded_identity(table: Table) -> TableIdentity | None:
@@ -150,19 +160,16 @@ def recorded_identities(tables: Sequence[Table]) -> dict[TableName, TableIdentit
     }
 
 
-def look_replaced(
-    connection: Connection, tables: Sequence[Table], explained: Mapping[TableName, TableIdentity]
-) -> bool:
-    """Whether a table, or a parent whose changes reach it, has an identity that is neither recorded nor ``explained``.
+def look_replaced(connection: Connection, tables: Sequence[Table], explained: dict[TableName, Explained]) -> bool:
+    """Whether a table, or a parent whose changes reach it, has another identity than the one that was ``explained``
+    last, or than the recorded one if none was explained.
 
     In this case, the module `replaced` checks whether the log explains the change.
     """
     recorded = recorded_identities(tables)
     now = read_identities(connection, list(recorded))
-    return any(
-        name not in now or (recorded_one.differs(now[name]) and explained.get(name, recorded_one).differs(now[name]))
-        for name, recorded_one in recorded.items()
-    )
+    recorded |= {name: one.identity for name, one in explained.copy().items() if name in recorded}
+    return any(name not in now or recorded_one.differs(now[name]) for name, recorded_one in recorded.items())
 
 
 def identity_warnings(connection: Connection) -> list[str]:

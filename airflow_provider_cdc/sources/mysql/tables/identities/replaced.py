@@ -38,16 +38,19 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
     backlog,
     check_place,
     end_of_log,
+    file_number,
     is_before,
     log_files,
 )
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query, variables
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import (
+    Explained,
     TableIdentity,
     held,
     read_identities,
     recorded_identities,
 )
+from airflow_provider_cdc.sources.mysql.tables.missing import naming_missing_tables
 
 _MOST_BACKLOG = 2**30
 """The maximum size of the log that `unaltered_since` searches. If the log is too long to search, the run accepts fewer
@@ -79,7 +82,7 @@ def replaced_since(
     connection: Connection,
     begin: LogPlace,
     tables: Sequence[Table],
-    explained: dict[TableName, TableIdentity] | None = None,
+    explained: dict[TableName, Explained] | None = None,
     until: LogPlace | None = None,
 ) -> dict[TableName, str]:
     """Return the tables whose identity changed without an explanation in the log. The value of a table is the reason
@@ -89,8 +92,9 @@ def replaced_since(
     identity. The result includes a table that a running OPTIMIZE TABLE may have changed.
 
     :param begin: a place in the log; the identities were recorded after it.
-    :param explained: identities that the log has already explained. The log is not read again for these identities.
-        This function adds newly explained identities.
+    :param explained: identities that the log has already explained. Tables are compared with these identities instead
+        of the recorded ones. So a statement that explained one of them explains no later change. This function adds
+        newly explained identities.
     :param until: a place in the log. Statements that were logged after this place are accepted, whatever they did.
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
@@ -104,34 +108,34 @@ def _replaced(
     connection: Connection,
     begin: LogPlace,
     tables: Sequence[Table],
-    explained: dict[TableName, TableIdentity] | None,
+    explained: dict[TableName, Explained] | None,
     until: LogPlace | None,
     at_position: Mapping[TableName, TableIdentity],
 ) -> tuple[dict[TableName, str], bool]:
     """Like `replaced_since`; also return whether an OPTIMIZE TABLE was running."""
     tables_by_name = {one.name: one for table in tables for one in (*table.cascades_from, table)}
-    before = recorded_identities(tables)
     explanations = explained if explained is not None else {}
+    before = recorded_identities(tables)
+    before |= {name: one.identity for name, one in explanations.copy().items() if name in before}
 
     def others(now: Mapping[TableName, TableIdentity]) -> list[TableName]:
-        return [
-            name
-            for name, identity_before in before.items()
-            if name in now
-            and identity_before.differs(now[name])
-            and explanations.get(name, identity_before).differs(now[name])
-        ]
+        return [name for name in before if name in now and before[name].differs(now[name])]
 
     now = read_identities(connection, list(before))
     replaced = {name: "it no longer exists, or this user may not see it" for name in before if name not in now}
     if names := others(now):
-        with held(connection, names):
+        with naming_missing_tables(connection, names), held(connection, names):
             now = read_identities(connection, names)
+            # Read the end of the log while no session can alter the tables: later statements are after this place.
+            place = end_of_log(settings, connection)
         names = others(now)
     optimizing = bool(names) and _is_optimizing(connection)
     if names:
-        ddl = _logged_ddl(settings, connection, begin, [tables_by_name[name] for name in names])
+        begins = {name: explanations[name].place if name in explanations else begin for name in names}
+        first = min(begins.values(), key=lambda one: (file_number(one.file), one.position))
+        ddl = _logged_ddl(settings, connection, first, [tables_by_name[name] for name in names])
         for name in names:
+            ddl[name] = [one for one in ddl[name] if not is_before(one.place, begins[name])]
             later = [one for one in ddl[name] if until is not None and not is_before(one.place, until)]
             if any(one.effect is IdentityEffect.ANY for one in later):
                 then = at_position.get(name, before[name])
@@ -142,7 +146,7 @@ def _replaced(
             if why := _unexplained(before[name], now[name], ddl[name]):
                 replaced[name] = why
             elif now[name].ids is not None or before[name].ids is None:
-                explanations[name] = now[name]
+                explanations[name] = Explained(now[name], place)
     return replaced, optimizing
 
 
@@ -152,7 +156,7 @@ def check_not_replaced(
     begin: LogPlace,
     tables: Sequence[Table],
     hint: str,
-    explained: dict[TableName, TableIdentity],
+    explained: dict[TableName, Explained],
     until: LogPlace | None = None,
     now: Sequence[Table] = (),
 ) -> None:
@@ -195,7 +199,7 @@ def made_since(
     }
     if not late:
         return {}
-    with held(connection, list(late)):
+    with naming_missing_tables(connection, list(late)), held(connection, list(late)):
         late = read_identities(connection, list(late))
     ddl = _logged_ddl(settings, connection, begin, [tables_by_name[name] for name in late])
     return {

@@ -19,7 +19,12 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query
-from airflow_provider_cdc.sources.mysql.tables.identities.identity import TableIdentity, identified, look_replaced
+from airflow_provider_cdc.sources.mysql.tables.identities.identity import (
+    Explained,
+    TableIdentity,
+    identified,
+    look_replaced,
+)
 from airflow_provider_cdc.sources.mysql.tables.missing import naming_missing_tables
 from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
 
@@ -63,7 +68,8 @@ class WatchedTables:
     def __init__(self, identity: Mapping[str, str]) -> None:
         self._identity = identity
         self._noted: _Noted | None = None
-        self._explained: dict[TableName, TableIdentity] = {}
+        # The thread that checks the tables each minute adds to it, too.
+        self._explained: dict[TableName, Explained] = {}
 
     @property
     def _since(self) -> _Noted:
@@ -91,9 +97,9 @@ class WatchedTables:
 
         :raises SchemaChanged, TransientError: as `replaced.check_not_replaced`.
         """
-        since, explained = self._since, dict[TableName, TableIdentity]()
-        self._check(settings, connection, tables, since, explained)
-        present = {str(name): identity for name, identity in explained.items()}
+        since = self._since
+        self._check(settings, connection, tables, since, self._explained)
+        present = {str(name): one.identity for name, one in self._explained.copy().items()}
         return _Noted(since.place, {**since.identities, **present}).among(tables)
 
     def note(self, settings: ConnectionSettings, connection: Connection, end: LogEnd, tables: Sequence[Table]) -> str:
@@ -102,9 +108,9 @@ class WatchedTables:
         :returns: the noted identities as text, for `Link.known`.
         """
         _wait_for_statements(connection, [table.name for table in tables])
-        since, explained = self._since, dict[TableName, TableIdentity]()
-        self._check(settings, connection, tables, since, explained)
-        identities = {**since.identities, **{str(name): identity for name, identity in explained.items()}}
+        since = self._since
+        self._check(settings, connection, tables, since, self._explained)
+        identities = {**since.identities, **{str(name): one.identity for name, one in self._explained.copy().items()}}
         noted = _Noted(LogPlace.parse(end), identities)
         if not look_replaced(connection, noted.among(tables), {}):
             # Otherwise a table has just been altered, or the server did not show its numbers in time.
@@ -118,7 +124,7 @@ class WatchedTables:
         connection: Connection,
         tables: Sequence[Table],
         noted: _Noted,
-        explained: dict[TableName, TableIdentity],
+        explained: dict[TableName, Explained],
     ) -> None:
         known = noted.among(tables)
         if look_replaced(connection, known, explained):
