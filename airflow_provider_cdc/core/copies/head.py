@@ -152,7 +152,20 @@ def _sources_in_order(copy: Copy, than: Copy) -> tuple[bool, bool]:
         for compared in (copy, than)
     )
     pairs = [(own[name], other[name]) for name in own.keys() & other.keys() if own[name].run_id != other[name].run_id]
-    return any(is_newer(*pair) for pair in pairs), any(is_newer(*reversed(pair)) for pair in pairs)
+    return any(_is_later(*pair) for pair in pairs), any(_is_later(*reversed(pair)) for pair in pairs)
+
+
+def _is_later(copy: Copy, than: Copy) -> bool:
+    """Return whether the copy of one source is newer than another copy of this source.
+
+    A source may have been moved to another server, with the operator's consent. Positions and history numbers of the
+    old server say nothing about those of the new one, so the times decide.
+    """
+    times = [_time(compared) for compared in (copy, than)]
+    moved = _differ(copy.source, than.source, "server") or _differ(copy.source, than.source, "database")
+    if moved and times[0] and times[1] and times[0] != times[1]:
+        return times[0] > times[1]
+    return is_newer(copy, than)
 
 
 def _copy_of_source(entry: Mapping[str, Any]) -> Copy:

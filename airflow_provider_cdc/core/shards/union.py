@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 
 from airflow_provider_cdc.core.run.staging import StagedFile
@@ -116,8 +117,13 @@ class Union:
 
     @property
     def in_order(self) -> bool:
-        """Whether the sources' positions were recorded one after the other, in the order of the list."""
-        return all(member.fixed for member in self.members)
+        """Whether the sources' positions were recorded one after the other, in the order of the list.
+
+        The times are compared, too: the records of a run that was not published may be removed. If its task is cleared
+        later, the run records another position, maybe after the sources that follow it.
+        """
+        times = [datetime.fromisoformat(str(member.position["recorded_at"])) for member in self.members]
+        return all(member.fixed for member in self.members) and times == sorted(times)
 
 
 @dataclass(frozen=True)

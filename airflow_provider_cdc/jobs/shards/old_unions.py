@@ -52,10 +52,14 @@ def _remove_copies(target: Storage, sink: Sink, union: Union, name: str, copy: U
         one = read_commit(target.folder(UNIONS, union_id))
         if one is not None and name in one.copies and one.copies[name].name(name) == table_name:
             earlier.append((one.recorded_at, union_id, one.copies[name]))
-    removed = []
-    for _, union_id, old in sorted(earlier, reverse=True, key=lambda one: one[:2])[keep - 1 :]:
-        uri = sink.copy_folder(union_id, table_name).uri
-        files = [replace(file, name=file.base_name) for file in old.all_files]
+    removed, complete = [], 1
+    for _, union_id, old in sorted(earlier, reverse=True, key=lambda one: one[:2]):
+        folder = sink.copy_folder(union_id, table_name)
+        uri, files = folder.uri, [replace(file, name=file.base_name) for file in old.all_files]
+        # A driver that ended while it published may have left a part of a copy, which is not one of the copies to keep.
+        if complete < keep and {file.name for file in files} <= {*folder.files()}:
+            complete += 1
+            continue
         if strange := sink.remove(union_id, table_name, files):
             say(f"unite: WARNING: did not remove {strange[0]}: the record of its copy does not name it")
             continue

@@ -50,6 +50,36 @@ def test_the_later_positions_decide_which_union_is_newer() -> None:
     assert decode_copy(encode_copy(new), "here") == new
 
 
+@pytest.mark.parametrize(
+    ("kind", "before", "after"), [("postgres", "0/900", "0/500"), ("mysql", f"{SERVER}:1-9", f"{SERVER}:1-5")]
+)
+def test_sources_that_moved_to_other_servers_do_not_stop_the_unions(kind: str, before: str, after: str) -> None:
+    def union(run: str, position: str, day: str, number: int) -> Copy:
+        entries = []
+        for name in ("eu", "us"):
+            source = {"kind": kind, "server": f"{name} of run {run}", "timeline": "1"}
+            told = position_entry(name, run, "key", position, day, source)
+            entries.append({**told, "history": {"id": run, "number": number}})
+        return copy(run, day, *entries)
+
+    # The old servers may have been set back once. The new ones begin with history 1, at smaller positions.
+    for number in (1, 2):
+        old = union("8", before, "2026-01-01T00:00:00+00:00", number)
+        new = union("9", after, "2026-01-02T00:00:00+00:00", 1)
+        assert (is_newer(new, old), is_newer(old, new)) == (True, False)
+
+
+def test_positions_are_in_order_only_if_they_were_recorded_in_order() -> None:
+    def union(*times: str) -> Union:
+        positions = [entry("eu", 5, "1", times[0]), entry("us", 5, "2", times[1])]
+        return Union("u", tuple(Member(one["source"], "", "", "", "", one) for one in positions), {}, "", "")
+
+    early, late = "2026-01-01T09:00:00+02:00", "2026-01-01T08:00:00+00:00"
+    assert union(early, late).in_order
+    # The records of the first run were removed, and its task was cleared: it has another position now.
+    assert not union(late, early).in_order
+
+
 def test_a_copy_of_one_source_does_not_replace_a_union() -> None:
     union = copy("1", "", entry("eu", 5, "a"), entry("us", 7, "b"))
     for source in (entry("eu", 9, "a"), {"kind": "mysql", "connection": "eu, us", "server": SERVER}):
