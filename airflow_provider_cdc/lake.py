@@ -167,7 +167,8 @@ def read_changes(
         empty, the changes begin at the copy before the latest copy. Note that a run may have been recreated at another
         position after its copy was removed. If the source was set back to an earlier state, the same position may
         belong to two copies. In this case, pass the ``run_id``, until the source has passed the position that it had
-        reached before it was set back.
+        reached before it was set back. A position does not suffice, either, if the changes begin anew at a copy, and
+        nothing was logged since the copy before it.
     :param cut: the changes end at the table's copy in this cut. If ``cut`` is None, they end at the latest copy as
         plain Parquet files.
     :param where: together with ``columns``, the part of the table that was copied, as for `read_latest`.
@@ -203,6 +204,8 @@ def read_changes(
             )
         feeds.insert(0, feed)
         run_id, position = feed.from_run_id, feed.from_position
+    if since not in ("", run_id):
+        _check_one_copy(sink, lake, name, run_id, since)
     return Changes(
         table=str(name),
         from_run_id=run_id,
@@ -226,6 +229,28 @@ def _begins_anew(gap: LakeFeedGap, table: str, since: str) -> ChangesMissing:
         if since
         else "load this copy as a whole, and go on with the changes since its position",
     )
+
+
+def _check_one_copy(sink: Sink, lake: Storage, table: TableName, run_id: str, position: str) -> None:
+    """Check that no changes begin anew at a copy that has the position of the copy before it. Nothing was logged
+    between such copies, but they may differ: in their options, or because of a change that was not logged.
+
+    :param run_id: the run of a copy at ``position``. The copies before it may have this position, too.
+    :raises ChangesMissing: ``position`` does not tell on which side of the gap the reader's copy is.
+    """
+    while (feed := sink.feed(run_id, table)) is not None:
+        if feed.from_position != position:
+            return
+        run_id = feed.from_run_id
+    gap = read_gap(lake, table, run_id)
+    if gap is not None and gap.start == position:
+        raise ChangesMissing(
+            f"the changes begin anew at the copy of run {gap.run_id}, which has the same position {position} as the "
+            f"copy before it (of run {gap.from_run_id}), but may have other rows: {gap.reason}",
+            where=str(table),
+            hint="load the latest copy as a whole, and go on with the changes since its `run_id`. After the next "
+            "change, positions are unambiguous again",
+        )
 
 
 def _latest(sink: Sink, lake: Storage, table: TableName) -> LatestCopy:

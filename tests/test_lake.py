@@ -22,6 +22,7 @@ from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
 from airflow_provider_cdc.report.snippets import snippets_of
 from airflow_provider_cdc.sinks import latest, parquet
 from airflow_provider_cdc.sinks.base import Publication
+from airflow_provider_cdc.sinks.feeds import next_order
 from harness.s3_server import s3_environment
 from tests.sinks.test_contract import MYSQL, ORDERS, SCHEMA, SERVER, Lake
 
@@ -268,6 +269,31 @@ def test_changes_do_not_begin_at_a_position_that_a_history_had_which_ended(lake:
     assert copy.history == history
 
 
+def test_changes_that_begin_anew_at_an_unmoved_position_do_not_begin_at_this_position(lake: Lake) -> None:
+    """Nothing was logged between the two copies, but their rows differ, because of an option or an unlogged change."""
+    # The later of two copies at one position is the one with the greater id.
+    nights = [lake.stage(number, run_id=f"2026010{number}T000000Z-00000000") for number in (1, 2, 3, 4)]
+    same = nights[0].position
+    gap = FeedGap(nights[0].run_id, same, "the last copy was made with `unrepresentable` = `error`", 2)
+    nights[1] = replace(nights[1], position=same, tables=tuple(replace(one, feed_gap=gap) for one in nights[1].tables))
+    # Nothing is logged before the third night, either.
+    nights[2] = replace(with_changes(lake, nights[2], nights[1], 2, 0), position=same)
+    nights[3] = with_changes(lake, nights[3], nights[2], 2, 3)
+    target = lake.storage.uri
+    for number, night in enumerate(nights):
+        lake.sink.publish(night)
+        if number == 0:
+            assert read_changes(target, "shop.orders", same).rows == 0
+            continue
+        with pytest.raises(ChangesMissing, match=f"same position {same} as the copy before it") as refusal:
+            read_changes(target, "shop.orders", same)
+        assert "run_id" in refusal.value.hint
+        with pytest.raises(ChangesMissing, match="begin anew"):
+            read_changes(target, "shop.orders", nights[0].run_id)
+        assert read_changes(target, "shop.orders", nights[1].run_id).rows == (3 if number == 3 else 0)
+    assert read_changes(target, "shop.orders", nights[3].position).rows == 0
+
+
 def test_changes_that_begin_anew_lead_to_no_copy_before(lake: Lake) -> None:
     """The error has what a consumer needs to go on. The gap is removed with its copy."""
     nights = [lake.stage(number) for number in (1, 2, 3)]
@@ -369,3 +395,16 @@ def test_a_record_whose_files_have_no_names_is_damaged(lake: Lake) -> None:
         lake.storage.write_json(record, {**told, "files": files})
         with pytest.raises(ManifestError, match="file in the record has no name"):
             read_latest(lake.storage.uri, "shop.orders")
+
+
+def test_numbers_go_on_after_all_changes_in_the_lake(lake: Lake) -> None:
+    """Runs may overlap, and a copy without changes has no number. A damaged record hides no other one."""
+    table = TableName.parse("shop.orders")
+    assert next_order(lake.storage, table) == 1
+    nights = three_nights(lake)
+    assert next_order(lake.storage, table) == 15
+    lake.storage.write_json(f"shop.orders/_changes/{nights[1].run_id}/_feed.json", {})
+    gap = FeedGap(nights[2].run_id, nights[2].position, "TRUNCATE TABLE", 40)
+    night = lake.stage(4)
+    lake.sink.publish(replace(night, tables=tuple(replace(one, feed_gap=gap) for one in night.tables)))
+    assert next_order(lake.storage, table) == 40

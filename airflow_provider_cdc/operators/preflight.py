@@ -188,7 +188,7 @@ class PreflightOperator(TargetOperator):
         say_skipped(self.log, found.skipped)
         say_missed_past(self.log, missed)
         plans = found.plans
-        say_feed_gaps(self.log, plans)
+        say_feed_gaps(self.log, plans, past=bool(options.steps.as_of) and missed is None)
         outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": found.skipped}
         outputs["missed_past"] = encode(missed) if missed is not None else {}
         outputs["may_miss_past"] = may_miss

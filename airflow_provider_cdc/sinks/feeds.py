@@ -9,6 +9,7 @@ If the changes begin anew at the copy of a run, the run has no changes. Its fold
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
@@ -25,6 +26,7 @@ from airflow_provider_cdc.sinks.base import LakeFeed, Publication, TableChange
 FOLDER = "_changes"
 RECORD = "_feed.json"
 GAP = "_gap.json"
+_READERS = 16
 
 _HINT = "restore the file, or start over: load the latest copy in full, then apply the changes after it"
 
@@ -155,6 +157,25 @@ def read_gap(lake: Storage, table: TableName, run_id: str) -> LakeFeedGap | None
     except FileNotFoundError:
         return None
     return records.decode(LakeFeedGap, _known(LakeFeedGap, data), lake.uri_of(name))
+
+
+def next_order(lake: Storage, table: TableName) -> int:
+    """Return a number that is greater than the number of each change of a table in the lake. Damaged records do not
+    count."""
+
+    def following(run_id: str) -> int:
+        with suppress(ManifestError):
+            if (feed := read_feed(lake, table, run_id)) is not None:
+                return feed.first_order + feed.rows
+        with suppress(ManifestError):
+            if (gap := read_gap(lake, table, run_id)) is not None:
+                return gap.first_order
+        return 1
+
+    # Use threads, because each read waits for the store.
+    with ThreadPoolExecutor(_READERS) as readers:
+        run_ids = [folder.rpartition("/")[2] for folder in lake.folders(feeds_of(table))]
+        return max(readers.map(following, run_ids), default=1)
 
 
 def remove_gap(lake: Storage, table: TableName, run_id: str) -> None:

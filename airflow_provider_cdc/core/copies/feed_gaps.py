@@ -16,6 +16,8 @@ from airflow_provider_cdc.errors import ManifestError
 
 BEGINS_ANEW = "; its changes begin anew at this copy"
 """Added to the reason for the way in which a table with a gap in its feed is read."""
+IF_LATEST = ", if its copy becomes the latest copy of the table"
+"""Added if the run copies the past: such a copy ends no feed if a later copy is published."""
 
 
 class Heads(Protocol):
@@ -44,14 +46,19 @@ def with_feed_gaps(
     if not options.changes:
         return list(plans)
     return [
-        plan if (gap := None if plan.table in new else _gap(plan, copies, refused)) is None else with_gap(plan, gap)
+        plan
+        if (gap := None if plan.table in new else _gap(plan, copies, refused)) is None
+        else with_gap(plan, gap, past=bool(options.as_of))
         for plan in plans
     ]
 
 
-def with_gap(plan: TablePlan, gap: FeedGap) -> TablePlan:
-    """Return the plan of a table with a gap in its feed."""
-    return replace(plan, feed_gap=gap, reason=plan.reason + BEGINS_ANEW)
+def with_gap(plan: TablePlan, gap: FeedGap, *, past: bool = False) -> TablePlan:
+    """Return the plan of a table with a gap in its feed.
+
+    :param past: whether the run copies the past.
+    """
+    return replace(plan, feed_gap=gap, reason=plan.reason + BEGINS_ANEW + (IF_LATEST if past else ""))
 
 
 def _gap(plan: TablePlan, copies: Heads, refused: Mapping[TableName, str]) -> FeedGap | None:

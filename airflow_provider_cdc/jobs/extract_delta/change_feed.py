@@ -25,6 +25,7 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes.filter_images import copied_images, decode_published
 from airflow_provider_cdc.jobs.extract_delta import feed_slices
+from airflow_provider_cdc.jobs.extract_delta.feed_gaps import first_order
 from airflow_provider_cdc.jobs.extract_delta.feed_slices import CountChanges, Slice, files_of, slices_of
 from airflow_provider_cdc.jobs.extract_delta.window_changes import Late, Piece, RowGroup, WindowChanges
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
@@ -226,7 +227,7 @@ def stage_feeds(
     for index in copied:
         entry = step.tables[index]
         if entry.base and entry.feed_gap is None and any(index in window.tables for window in windows):
-            firsts[index] = bases[entry.base].next_order(str(entry.table.name))
+            firsts[index] = first_order(step, entry, bases[entry.base])
     orders = [order for window in windows for order in _orders(step, window, firsts)]
     say(f"consolidate: writing the changes of {counted(len(firsts), 'table')}")
     note = ProgressFile(step.folder).note

@@ -15,11 +15,11 @@ from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.errors import ManifestError
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.sinks.base import PublishedCopy
-from airflow_provider_cdc.sinks.feeds import read_gap
+from airflow_provider_cdc.sinks.feeds import next_order
 
 
 def feed_gaps(
@@ -47,19 +47,32 @@ def _first(step: Step, entry: RunTable, gap: FeedGap) -> int:
 
 
 def _next_order(step: Step, entry: RunTable, run_id: str) -> int:
-    """Return the number of the first change after the copy of the run ``run_id``.
+    """Return a number after those of all changes that consumers may have: the changes up to the copy of the run
+    ``run_id``, and the changes in the lake.
 
-    This copy cannot be rolled forward, perhaps because its records are gone. In this case, the lake has the number.
+    The lake may have greater numbers than this copy: another run may have published since, or this copy was made
+    without changes. This copy cannot be rolled forward, perhaps because its records are gone. In this case, only the
+    lake has the number.
     """
-    with suppress(CdcError, OSError):
-        return decision_of(published_run(Storage(step.manifest.scratch), run_id)).next_order(str(entry.table.name))
-    lake, name = Storage(step.manifest.lake), entry.table.copy_name
-    with suppress(CdcError, OSError):
-        if (feed := step.sink.feed(run_id, name)) is not None:
-            return feed.first_order + feed.rows
-        if (gap := read_gap(lake, name, run_id)) is not None:
-            return gap.first_order
-    return 1
+    before = 1
+    # Only a record that is damaged or gone is passed over. If the store does not answer, the step tries again.
+    with suppress(ManifestError):
+        run = published_run(Storage(step.manifest.scratch), run_id) if run_id else None
+        before = decision_of(run).next_order(str(entry.table.name)) if run is not None else 1
+    return max(before, next_order(Storage(step.manifest.lake), entry.table.copy_name))
+
+
+def first_order(step: Step, entry: RunTable, base: Decision) -> int:
+    """Return the number of the first change after the copy of a table in the commit ``base``.
+
+    If the run with this commit published no changes, the table may have changes of earlier runs. If feeds may begin
+    anew (`FeedOptions`), the numbers go on after theirs, and one number is left out.
+    """
+    name = str(entry.table.name)
+    if name in base.feeds or name in base.feed_gaps or not step.manifest.options.feeds.begins_anew:
+        return base.next_order(name)
+    following = next_order(Storage(step.manifest.lake), entry.table.copy_name)
+    return following + 1 if following > 1 else 1
 
 
 def gaps_of_latest(decision: Decision, copies: Mapping[TableName, PublishedCopy]) -> dict[str, FeedGap]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_cdc.core.copies.feed_gaps import IF_LATEST
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.run.results import ConsolidateResult, DeltaResult, SnapshotResult
@@ -65,11 +66,15 @@ def readable(plans: Sequence[TablePlan]) -> str:
     )
 
 
-def say_feed_gaps(log: Any, plans: Sequence[TablePlan]) -> None:
-    """Log a warning for each table whose row changes will begin anew."""
+def say_feed_gaps(log: Any, plans: Sequence[TablePlan], *, past: bool = False) -> None:
+    """Log a warning for each table whose row changes will begin anew.
+
+    :param past: whether the run copies the past.
+    """
+    place = "the position of this run" + (IF_LATEST if past else "")
     for plan in plans:
         if (gap := plan.feed_gap) is not None:
-            log.warning("%s: %s", plan.table, gap.described("the position of this run"))
+            log.warning("%s: %s", plan.table, gap.described(place))
 
 
 def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TablePlan], options: StepOptions) -> str:
@@ -99,7 +104,7 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
             f"{pace.rows_per_second:,.0f} rows/s and took {_duration(pace.rest)} for the other steps"
         )
     if gaps := [str(plan.table) for plan in plans if plan.feed_gap is not None]:
-        lines.append(f"changes: begin anew for {', '.join(gaps)}")
+        lines.append(f"changes: begin anew for {', '.join(gaps)}{IF_LATEST if options.as_of else ''}")
     limits = options.limits
     if told := limits.told():
         lines.append(f"limits: {told}")

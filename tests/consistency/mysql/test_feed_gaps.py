@@ -185,3 +185,28 @@ def test_a_feed_stops_a_run_that_moves_unless_it_may_begin_anew(feeds: Feeds, mo
         act_during(run, DURING[0], lambda: feeds.do(*alter), patch)
         with pytest.raises(SchemaChanged, match="steady"):
             run.finish()
+
+
+@pytest.mark.long
+def test_numbers_never_repeat_where_runs_overlap_or_publish_no_changes(feeds: Feeds) -> None:
+    """A gap may begin at an earlier copy than the last one, or at a copy without changes."""
+    feeds.begun().finish()
+    write(feeds, 200)
+    other = feeds.begun()
+    feeds.do("TRUNCATE emptied")
+    late = feeds.begun()
+    assert other.finish()["feed_gaps"] == {}
+    # The other run has published the changes 1 to 4. This run was planned before.
+    position = late.finish()["position"]
+    write(feeds, 300)
+    feeds.begun().finish()
+    assert feeds.orders("emptied", position) == [6, 7, 8, 9]
+    feeds.begun(changes=False).finish()
+    write(feeds, 400)
+    feeds.do("TRUNCATE emptied")
+    position = feeds.begun().finish()["position"]
+    write(feeds, 500)
+    feeds.begun().finish()
+    assert feeds.orders("emptied", position)[0] == 11
+    # The changes 1 to 4 and again 6 to 9, 10 to 13, no changes, and 15 to 18. This feed does not begin anew.
+    assert feeds.orders("steady", position) == [19, 20, 21, 22]
