@@ -78,8 +78,14 @@ def _check_publication(connection: Connection, expected: Mapping[str, str], kind
                 hint="do not alter the publication during a run; trigger a new run",
             )
         return
-    state = run_publication.publication_state(connection, name, expected.get(f"{kind}_relations", ""))
-    if state != expected[f"{kind}_state"]:
+    then, relations = expected[f"{kind}_state"], expected.get(f"{kind}_relations", "")
+    if ":" in then:
+        state = run_publication.members_state(connection, name, relations)
+        altered = run_publication.altered_members(connection, then, state)
+    else:
+        state = run_publication.publication_state(connection, name, relations)
+        altered = state != then
+    if altered:
         raise ExactnessError(
             "the publication was altered since the run began" if state else "the publication was dropped",
             where=f"publication {name}",

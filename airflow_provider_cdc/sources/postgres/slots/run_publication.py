@@ -182,6 +182,42 @@ def publication_state(connection: Connection, name: str, relations: str = "") ->
     )
 
 
+def members_state(connection: Connection, name: str, relations: str) -> str:
+    """Return the state of a publication and of some of its relations. Empty: there is no publication.
+
+    As in `publication_state`, every change has an effect. `altered_members` compares two states.
+
+    :param relations: comma-separated OIDs of the relations.
+    :returns: a digest of the publication, and ``oid:digest`` for each of the relations in it, separated by spaces.
+    """
+    return str(
+        value(
+            connection,
+            "COALESCE((SELECT concat_ws(' ', md5(concat_ws(';', p.oid, p.xmin, p.xmax, "
+            "(SELECT string_agg(concat_ws(',', n.oid, n.xmin, n.xmax, n.pnnspid), ';' ORDER BY n.oid) "
+            "FROM pg_publication_namespace n WHERE n.pnpubid = p.oid))), "
+            "(SELECT string_agg(r.prrelid || ':' || left(md5(concat_ws(',', r.oid, r.xmin, r.xmax)), 12), ' ' "
+            "ORDER BY r.prrelid::bigint) FROM pg_publication_rel r WHERE r.prpubid = p.oid "
+            "AND r.prrelid::text = ANY(string_to_array(%s, ',')))) "
+            "FROM pg_publication p WHERE p.pubname = %s), '')",
+            (relations, name),
+        )
+    )
+
+
+def altered_members(connection: Connection, before: str, now: str) -> bool:
+    """Return whether a publication was altered between two states (`members_state`).
+
+    Relations that were dropped do not count: the publication has their changes up to the end. The check of the tables
+    finds what was dropped.
+    """
+    missing, new = {*before.split()} - {*now.split()}, {*now.split()} - {*before.split()}
+    if new or not all(":" in one for one in missing):
+        return True
+    oids = [int(one.partition(":")[0]) for one in missing]
+    return bool(value(connection, "EXISTS (SELECT FROM pg_class WHERE oid = ANY(%s))", (oids,)))
+
+
 SINCE = "publication_since"
 """A key of the identity of an initial point. Its value is the mark (`now`) after which no session may
 alter the run's own publication."""

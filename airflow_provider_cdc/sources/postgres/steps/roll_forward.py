@@ -143,7 +143,7 @@ def keep_window(
                 # The snapshot step also reads the log, through the standing slot's publication. So record the state of
                 # this publication.
                 relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
-                state = run_publication.publication_state(connection, standing.name, relations)
+                state = run_publication.members_state(connection, standing.name, relations)
                 identity |= {"standing_relations": relations, "standing_state": state}
     except BaseException:
         # No later run would find the slots, so drop them. Raise the first error, even if a slot cannot be dropped.
