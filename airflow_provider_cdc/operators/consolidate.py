@@ -9,7 +9,7 @@ from airflow_provider_cdc.assets import announce
 from airflow_provider_cdc.core.certificate.sums import NAME as DEFINITION
 from airflow_provider_cdc.core.copies.removal_record import Removed, read_removed
 from airflow_provider_cdc.core.run.announced import Told
-from airflow_provider_cdc.core.run.feed import FeedGap
+from airflow_provider_cdc.core.run.plan import FeedGap
 from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.run.run import Run, read_is_latest
 from airflow_provider_cdc.core.shards.copy_tables import copies_of

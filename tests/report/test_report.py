@@ -12,9 +12,8 @@ import pytest
 
 from airflow_provider_cdc.core.control import events
 from airflow_provider_cdc.core.control.acts import act_on
-from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.plan import MissedPast
+from airflow_provider_cdc.core.run.plan import FeedGap, MissedPast
 from airflow_provider_cdc.core.run.results import TableRead
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.timeline import Bar, write_timeline

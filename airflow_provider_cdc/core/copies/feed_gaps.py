@@ -9,8 +9,7 @@ from typing import Protocol
 
 from airflow_provider_cdc.core.copies.head import Copy, position_of
 from airflow_provider_cdc.core.options.run import StepOptions
-from airflow_provider_cdc.core.run.feed import FeedGap
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.plan import FeedGap, TablePlan
 from airflow_provider_cdc.core.tables.table import Evolution, TableName
 from airflow_provider_cdc.errors import ManifestError
 

@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from airflow_provider_cdc.core.certificate.files import total_of
 from airflow_provider_cdc.core.certificate.proof import Proof
-from airflow_provider_cdc.core.run.feed import Feed, FeedGap
+from airflow_provider_cdc.core.run.feed import Feed
 from airflow_provider_cdc.core.run.manifest import Base
 from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.run.plan import FeedGap
 from airflow_provider_cdc.core.run.results import Nulled, Skipped
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.core.run.staging import StagedFile

@@ -1,12 +1,11 @@
 """A table's change feed: the files with every row change between the previous copy and the run's copy, in commit order.
 
 The files have the columns of `feed_schema`. The numbers in the column ``order`` continue from one feed to the next.
-Where no changes lead from the previous copy to the run's copy, the feed has a gap.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -37,33 +36,6 @@ class Feed:
     def next(self) -> int:
         """The order number of the first change of the next feed."""
         return self.first + self.rows
-
-
-@dataclass(frozen=True)
-class FeedGap:
-    """The feed of a table ends at the copy of the run ``base``, which is exact at ``start``, and begins anew at the
-    copy of the run that has this record. ``reason`` says why, with the statement and its place in the log if they are
-    known. ``base`` and ``start`` are empty if the record of the last copy cannot be read.
-
-    ``first`` is the order number of the first change of the new feed. It is 0 until the run's commit fixes it.
-    """
-
-    base: str
-    start: str
-    reason: str
-    first: int = 0
-
-    def with_reason(self, reason: str) -> FeedGap:
-        """Return the gap with another reason in addition to its own."""
-        return replace(self, reason=f"{self.reason}; {reason}")
-
-    def described(self, position: str) -> str:
-        """Describe the gap in words.
-
-        :param position: the position at which the copy of the run is exact.
-        """
-        ended = f"{self.start} (run {self.base})" if self.base else "the last copy"
-        return f"the feed ended at {ended}, and begins anew at {position}: {self.reason}"
 
 
 def feed_schema(schema: pa.Schema) -> pa.Schema:

@@ -13,9 +13,8 @@ from airflow_provider_cdc.core.copies.history import MARK, History, told
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.core.run.place import Place
-from airflow_provider_cdc.core.run.plan import MissedPast
+from airflow_provider_cdc.core.run.plan import FeedGap, MissedPast
 from airflow_provider_cdc.core.tables.table import Table, TableName
 
 FORMAT = 5

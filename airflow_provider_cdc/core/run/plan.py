@@ -3,17 +3,43 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from airflow_provider_cdc.core.options.run import TEXT, TableOptions
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
 from airflow_provider_cdc.core.tables.table import CopyName, Evolution, Shard, Table, TableName
 
 FEW_KEYS = 10_000
 """If a table has at most this number of touched keys, they are looked up only in the exported snapshot. This number of
 lookups takes about a second, so an earlier pass is not worthwhile."""
+
+
+@dataclass(frozen=True)
+class FeedGap:
+    """The feed of a table ends at the copy of the run ``base``, which is exact at ``start``, and begins anew at the
+    copy of the run that has this record. ``reason`` says why, with the statement and its place in the log if they are
+    known. ``base`` and ``start`` are empty if the record of the last copy cannot be read.
+
+    ``first`` is the order number of the first change of the new feed. It is 0 until the run's commit fixes it.
+    """
+
+    base: str
+    start: str
+    reason: str
+    first: int = 0
+
+    def with_reason(self, reason: str) -> FeedGap:
+        """Return the gap with another reason in addition to its own."""
+        return replace(self, reason=f"{self.reason}; {reason}")
+
+    def described(self, position: str) -> str:
+        """Describe the gap in words.
+
+        :param position: the position at which the copy of the run is exact.
+        """
+        ended = f"{self.start} (run {self.base})" if self.base else "the last copy"
+        return f"the feed ended at {ended}, and begins anew at {position}: {self.reason}"
 
 
 @dataclass(frozen=True)

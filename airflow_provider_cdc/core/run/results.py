@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from airflow_provider_cdc.core.positions.position import LogEnd
-from airflow_provider_cdc.core.run.feed import FeedGap
+from airflow_provider_cdc.core.run.plan import FeedGap
 
 SNAPSHOT, EXTRACT_DELTA, CONSOLIDATE = "snapshot", "extract_delta", "consolidate"
 

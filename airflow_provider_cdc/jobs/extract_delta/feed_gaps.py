@@ -10,8 +10,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from airflow_provider_cdc.core.run.commit_record import Decision, decision_of, published_run
-from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.plan import FeedGap
 from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from airflow_provider_cdc.core.copies.feed_gaps import BEGINS_ANEW
-from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.core.run.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.run.plan import FeedGap
 
 
 def read_again(manifest: Manifest, entry: RunTable, why: str) -> RunTable:

@@ -15,8 +15,7 @@ from airflow_provider_cdc.core.copies.removal_marks import mark
 from airflow_provider_cdc.core.options.feeds import BEGIN_ANEW, FeedOptions
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.feed import FeedGap
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.plan import FeedGap, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName

@@ -23,9 +23,8 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 
 import airflow_provider_cdc
 from airflow_provider_cdc.assets import copies_alias, table_asset
-from airflow_provider_cdc.core.run.feed import FeedGap
 from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.plan import MissedPast
+from airflow_provider_cdc.core.run.plan import FeedGap, MissedPast
 from airflow_provider_cdc.core.run.results import TableRead
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
