@@ -7,6 +7,7 @@ transaction if and only if its commit record begins before the LSN
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import time
@@ -24,6 +25,12 @@ from harness.postgres_server import SERVER_UID, SUPERUSER, PostgresServer
 SLOT = "harness_recovery"
 WAIT_SECONDS = 120
 _NOT_COPIED = shutil.ignore_patterns("pg_wal", "postmaster.*", "pg_replslot", "server.json")
+
+
+def _copy_if_there(source: str, to: str) -> None:
+    """Copy a file, unless the server has removed it meanwhile. The log of the backup has the removal, too."""
+    with contextlib.suppress(FileNotFoundError):
+        shutil.copy2(source, to)
 
 
 class PostgresRecovery:
@@ -46,7 +53,7 @@ class PostgresRecovery:
             # The slot keeps the WAL until it is replayed.
             connection.execute("SELECT pg_create_physical_replication_slot(%s, true)", (SLOT,))
             connection.execute("SELECT pg_backup_start('harness', fast => true)")
-            shutil.copytree(primary.data, directory / "data", ignore=_NOT_COPIED)
+            shutil.copytree(primary.data, directory / "data", ignore=_NOT_COPIED, copy_function=_copy_if_there)
             stopped = connection.execute("SELECT labelfile FROM pg_backup_stop(false)").fetchone()
         assert stopped is not None
         data = directory / "data"
