@@ -154,6 +154,7 @@ def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: L
     """Check that the log still has ``place``, and everything before ``place`` in the same file.
 
     :raises LogGone: the file was purged, or the end of the file is missing.
+    :raises SourceUnavailable: the file was purged after ``files`` was read.
     :raises SourceReplaced: the server's log is not the log to which ``place`` belongs.
     """
     if place.file not in files and min(map(file_number, files), default=0) < file_number(place.file):
@@ -164,7 +165,12 @@ def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: L
             where=settings.address,
             hint=f"{BEGIN_ANEW}; keep the log for longer on the server (binlog_expire_logs_seconds)",
         )
-    if place.stamp and stamp_of(settings, place.file) != place.stamp:
+    stamp = stamp_of(settings, place.file) if place.stamp else ""
+    if place.stamp and not stamp:
+        raise SourceUnavailable(
+            f"the log file {place.file} was just removed", where=settings.address, hint="the task can be retried"
+        )
+    if stamp != place.stamp:
         raise other_log(settings, f"the log file {place.file} is not the one that the run recorded")
     if files[place.file] < place.position:
         raise LogGone(
