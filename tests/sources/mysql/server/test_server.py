@@ -10,9 +10,11 @@ from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.errors import ExactnessError, LogGone, SourceReplaced
+from airflow_provider_cdc.errors import ExactnessError, LogGone, SourceReplaced, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
+from airflow_provider_cdc.sources.mysql.server.log_history import check_place, end_of_log, log_files
+from airflow_provider_cdc.sources.mysql.server.session import session
 from harness.mysql_server import MysqlServer
 from tests.servers import throw_away_mysql
 
@@ -122,3 +124,17 @@ def test_a_history_that_was_thrown_away(begun: Begun, server: MysqlServer) -> No
     server.query("RESET BINARY LOGS AND GTIDS")
     with pytest.raises(SourceReplaced, match="the log was reset"):
         source.check_identity(identity, position)
+
+
+def test_a_file_that_is_purged_after_the_log_was_listed_is_no_other_log() -> None:
+    with throw_away_mysql() as server:
+        settings = ConnectionSettings("mysql", server.host, server.port, "root")
+        with session(settings) as connection:
+            files, place = log_files(connection), end_of_log(settings, connection)
+            check_place(settings, files, place)
+            server.query("FLUSH BINARY LOGS")
+            server.purge_log()
+            with pytest.raises(SourceUnavailable, match="was just removed"):
+                check_place(settings, files, place)
+            with pytest.raises(LogGone, match="was purged"):
+                check_place(settings, log_files(connection), place)
