@@ -27,6 +27,8 @@ _FORM = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://([^/]*))?(/.*)?", re.DOTALL)
 _UNENCODED = "!$&'()*+,;=:@"
 # The characters that pyarrow.fs accepts in the path of a URI.
 _PATH = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*")
+# Control characters, quotes and undecodable bytes. Many programs do not pass them on unchanged.
+_UNUSABLE = re.compile(r'["\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]')
 # Characters in the path of a file that some library decodes, or treats as a pattern.
 _PATTERN = re.compile(r"[*?\[\]{}\\]|%[0-9A-Fa-f]{2}")
 
@@ -114,6 +116,12 @@ class LakeUri:
         for segment in lake_uri.decoded:
             if segment in ("", ".", "..") or "/" in segment or "\0" in segment:
                 raise _refused(text, "its path has a part that is empty, '.', '..', or holds an encoded slash or NUL")
+            if match := _UNUSABLE.search(segment):
+                raise _refused(
+                    text,
+                    f"its path has the character {match[0]!r}",
+                    "use a folder whose name has no control characters, no double quotes and only valid UTF-8",
+                )
         return lake_uri
 
     def matches(self, pattern: str) -> bool:
