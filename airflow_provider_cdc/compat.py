@@ -8,10 +8,11 @@ versions below.
 | interface | tested on |
 | --- | --- |
 | `GuardsSparkSubmit`, `submitted_process` | apache-airflow-providers-apache-spark 5.4.1 to 6.3.4 |
+| `master_of_connection` | apache-airflow-providers-apache-spark 5.4.1 to 6.3.4 |
 | `keeps_native_types` | apache-airflow 3.1.5 to 3.3.2 |
 | `supervisor_channel`, `runs_dag_code`, `PRE_EXECUTE_HOOK` | apache-airflow 3.1.5 to 3.3.2 |
 | `raise_undefined` | jinja2 3.1.6 |
-| `start_jvm`, `is_stopped`, `executor_count` | pyspark 4.1.0 to 4.2.0 |
+| `start_jvm`, `name_user`, `is_stopped`, `executor_count` | pyspark 4.1.0 to 4.2.0 |
 """
 
 from __future__ import annotations
@@ -59,6 +60,15 @@ def submitted_process(hook: Any) -> subprocess.Popen[Any] | None:
     """
     process: subprocess.Popen[Any] | None = getattr(hook, "_submit_sp", None)
     return process
+
+
+def master_of_connection(hook: Any) -> str:
+    """Return the URL of the Spark master that Airflow's hook makes of a connection. Versions of the provider differ in
+    how they join type, host and port.
+
+    :param hook: a ``SparkSubmitHook``.
+    """
+    return str(hook._connection["master"])
 
 
 def keeps_native_types(operator: type[_Operator]) -> type[_Operator]:
@@ -119,6 +129,22 @@ def start_jvm(spark_context: Any) -> None:
     :param spark_context: the class ``SparkContext``.
     """
     spark_context._ensure_initialized()
+
+
+def name_user(spark_context: Any, name: str) -> None:
+    """Let Hadoop's classes in PySpark's JVM use ``name``, if they cannot determine the user of the process. They ask
+    the operating system for the name of the user, and fail if there is none.
+
+    :param spark_context: the class ``SparkContext``, after `start_jvm`.
+    """
+    from py4j.protocol import Py4JJavaError
+
+    users = spark_context._jvm.org.apache.hadoop.security.UserGroupInformation
+    try:
+        # A user of Kerberos has a name.
+        users.getLoginUser()
+    except Py4JJavaError:
+        users.setLoginUser(users.createRemoteUser(name))
 
 
 def is_stopped(spark_context: Any) -> bool:

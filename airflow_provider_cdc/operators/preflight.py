@@ -18,6 +18,7 @@ from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.operators.arguments.checks import (
     ALLOWED,
+    CLUSTER,
     LAKE,
     PLACES,
     LakeContext,
@@ -53,6 +54,7 @@ from airflow_provider_cdc.operators.planning.plan_text import (
 )
 from airflow_provider_cdc.operators.planning.turn import take_turn
 from airflow_provider_cdc.operators.server_start import wait_until_started
+from airflow_provider_cdc.operators.spark.step import runs_where_spark_steps_run
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sources.api.load import check_load
 from airflow_provider_cdc.sources.api.source import Source
@@ -132,7 +134,8 @@ class PreflightOperator(TargetOperator):
         options = checked({name: getattr(self, name) for name in self.template_fields})
         problems: list[Problem] = []
         with ExitStack() as afterwards:
-            parameters = ParametersContext(options, self.allowed, afterwards)
+            here = runs_where_spark_steps_run(self, context)
+            parameters = ParametersContext(options, self.allowed, afterwards, here)
             collect(ALLOWED, parameters, problems)
             if problems:
                 # Stop here, so that a connection or folder that is not allowed is never accessed.
@@ -156,6 +159,7 @@ class PreflightOperator(TargetOperator):
                     options = in_the_present(options)
                     problems.clear()
                     surveyed = _planned(source, found, places, options, problems)
+            collect(CLUSTER, parameters, problems)
         if problems or places is None or surveyed is None:
             raise PreflightError(problems)
         may_miss = may_miss_past(self.as_of_is_supplied, options, context)

@@ -27,7 +27,8 @@ from airflow_provider_cdc.jobs.verify.request import (
 )
 from airflow_provider_cdc.operators.arguments.types import SparkArguments
 from airflow_provider_cdc.operators.base import hand_on, run_id_of
-from airflow_provider_cdc.operators.spark.launch import check_spark, driver_environment
+from airflow_provider_cdc.operators.spark.client_mode import check_spark
+from airflow_provider_cdc.operators.spark.launch import driver_environment
 from airflow_provider_cdc.operators.spark.step import QUIET, SparkStepOperator
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sources.api.calls import release_run

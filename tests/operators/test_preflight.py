@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from airflow.sdk import DAG
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.plan import TablePlan
@@ -29,6 +29,7 @@ from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.operators.planning import plan_text
 from airflow_provider_cdc.operators.planning.lake_checks import check_names, find_leftovers, tell_leftovers
 from airflow_provider_cdc.operators.preflight import PreflightOperator
+from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_result
@@ -173,6 +174,50 @@ def test_what_is_wrong_is_told_before_any_work(
     for text in told:
         assert text in str(refusal.value)
     assert "s3cr3t" not in str(refusal.value)
+
+
+def test_a_spark_that_cannot_start_is_told_with_all_other_problems(
+    shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "local[2]", "port": 80}))
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with pytest.raises(AirflowFailException, match="3 problems found") as refusal:
+        preflight(tmp_path.as_uri(), tables=[f"{shop}.nothing"])
+    for text in ("local[2]:80", "JAVA_HOME", f"{shop}.nothing"):
+        assert text in str(refusal.value)
+
+
+def test_a_master_that_is_down_fails_preflight_so_that_airflow_tries_again(
+    shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "spark://127.0.0.1", "port": 1}))
+    with pytest.raises(AirflowException, match="does not accept connections") as refusal:
+        preflight(tmp_path.as_uri(), tables=[f"{shop}.accounts"])
+    assert not isinstance(refusal.value, AirflowFailException)
+    with pytest.raises(AirflowFailException, match="2 problems found") as refusal:
+        preflight(tmp_path.as_uri(), tables=[f"{shop}.nothing"])
+    assert "does not accept connections" in str(refusal.value)
+
+
+@pytest.mark.parametrize("queue", ["default", "spark"])
+def test_the_machine_of_preflight_is_checked_only_if_the_spark_steps_run_on_such_machines(
+    queue: str, shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    with DAG("d", schedule=None) as dag:
+        tables, target = [f"{shop}.accounts"], tmp_path.as_uri()
+        task = PreflightOperator(
+            task_id="preflight", source_conn_id="shop", spark_conn_id="spark", tables=tables, target=target
+        )
+        task >> SnapshotOperator(task_id="snapshot", source_conn_id="shop", run_uri="x", queue=queue)
+    context: Any = {"dag": dag, "dag_run": SimpleNamespace(conf={}), "params": {}}
+    context["ti"] = SimpleNamespace(xcom_push=lambda **_: None)
+    task.render_template_fields(context)
+    if queue == task.queue:
+        with pytest.raises(AirflowFailException, match="JAVA_HOME"):
+            task.execute(context)
+    else:
+        assert task.execute(context)["plan"]
 
 
 @pytest.mark.parametrize(

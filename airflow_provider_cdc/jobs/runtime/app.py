@@ -23,9 +23,11 @@ from airflow_provider_cdc.jobs.runtime.driver import (
     TRY_VARIABLE,
     done_file,
     error_file,
+    from_argument,
     settings_from_environment,
     storage_from_environment,
 )
+from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import may_pass
 from airflow_provider_cdc.jobs.runtime.session import open_session
@@ -65,7 +67,7 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
     parser.add_argument("--then", action="append", default=[], help="a step to execute afterwards; may be repeated")
     parser.add_argument("--within", type=float, default=0.0, help="seconds after which no further step is started")
     arguments_given = parser.parse_args(arguments)
-    run_uri, began = arguments_given.run_uri, time.monotonic()
+    run_uri, began = from_argument(arguments_given.run_uri), time.monotonic()
     try:
         install(storage_from_environment())
         run = Storage(run_uri)
@@ -129,7 +131,10 @@ def _unforeseen(task_id: str, error: Exception) -> CdcError:
     if may_pass(error):
         return TransientError(what, where=where, hint="the storage or this machine failed; retry the task")
     if type(error).__module__.startswith(("py4j.", "pyspark.")):
-        return TransientError(what.split("\n")[0], where=where, hint="Spark failed: check its logs, and retry the task")
+        # The first line of an error of Java is only "An error occurred while calling None.…".
+        cause = last_cause(what)
+        hint = hint_for(what.splitlines(), "Spark failed: check its logs, and retry the task")
+        return TransientError(f"Spark failed: {cause}" if cause else what.split("\n")[0], where=where, hint=hint)
     return TerminalError(what, where=where, hint="this is a defect: report it with the trace in this log")
 
 

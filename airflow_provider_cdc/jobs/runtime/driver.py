@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
@@ -30,6 +31,18 @@ STORAGE_VARIABLE = "CDC_STORAGE"
 TRY_VARIABLE = "CDC_TRY"
 """The environment variable that passes the token of the try."""
 JVM_VARIABLE = "SPARK_SUBMIT_OPTS"
+PACKAGE_VARIABLE = "CDC_PACKAGE"
+"""The environment variable with the path of the zip that the driver itself sends to the executors. Without it,
+``spark-submit`` sends the zip."""
+
+
+def has_user_entry() -> bool:
+    """Return whether the user of this process has an entry in passwd. In OpenShift, it has none."""
+    try:
+        pwd.getpwuid(os.getuid())
+    except KeyError:
+        return False
+    return True
 
 
 def check_pyspark() -> None:
@@ -69,6 +82,17 @@ def to_environment(settings: ConnectionSettings, catalog: CatalogSettings | None
     if (storage := current()) is not None:
         variables[STORAGE_VARIABLE] = json.dumps(asdict(storage))
     return variables
+
+
+def to_argument(text: str) -> str:
+    """Return ``text`` as an argument of a Spark app. The argument has only ASCII characters, because the JVM of
+    ``spark-submit`` replaces all others by question marks if the locale of the worker is not UTF-8."""
+    return text if text.isascii() else json.dumps(text)
+
+
+def from_argument(argument: str) -> str:
+    """Return the text that `to_argument` converted. No URI begins with a quote."""
+    return str(json.loads(argument)) if argument.startswith('"') else argument
 
 
 def error_file(task_id: str, token: str) -> str:

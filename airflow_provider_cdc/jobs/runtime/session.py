@@ -8,9 +8,9 @@ import sys
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.compat import start_jvm
+from airflow_provider_cdc.compat import name_user, start_jvm
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.jobs.runtime.driver import check_pyspark
+from airflow_provider_cdc.jobs.runtime.driver import PACKAGE_VARIABLE, check_pyspark, has_user_entry
 
 ENCRYPTION = "spark.io.encryption.enabled"
 LOCAL_NETWORK = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
@@ -31,6 +31,8 @@ def open_session(name: str) -> SparkSession:
     # Start the JVM first. Without a JVM, PySpark does not know the submitted settings, and would treat a cluster as
     # local.
     start_jvm(SparkContext)
+    if not has_user_entry():
+        name_user(SparkContext, os.environ.get("HADOOP_USER_NAME") or f"uid{os.getuid()}")
     submitted = SparkConf()
     builder = SparkSession.builder.appName(name).config(ENCRYPTION, "true")
     if str(submitted.get("spark.master", "local[*]")).startswith("local"):
@@ -39,6 +41,8 @@ def open_session(name: str) -> SparkSession:
             builder = builder.config(map=LOCAL_NETWORK)
     spark: SparkSession = builder.getOrCreate()
     check_encryption(spark.sparkContext.getConf().get(ENCRYPTION, "false"))
+    if package := os.environ.get(PACKAGE_VARIABLE):
+        spark.sparkContext.addPyFile(package)
     return spark
 
 

@@ -22,7 +22,7 @@ from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.base import scratch_for
 from airflow_provider_cdc.operators.planning.lake_checks import check_names
 from airflow_provider_cdc.operators.planning.plan_text import leaving_no_folder
-from airflow_provider_cdc.operators.spark.launch import check_spark
+from airflow_provider_cdc.operators.spark.client_mode import check_master_answers, check_spark
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.source import Source
 
@@ -49,12 +49,15 @@ class ParametersContext:
 
     :param afterwards: closed together with this context. It then removes the folders that a run with ``plan_only``
         created.
+    :param here: whether the Spark steps run on the same kind of worker as preflight. Otherwise preflight knows nothing
+        about their machines.
     :param places: the places that the parameters name. None until the places are known to be writable.
     """
 
     options: RunOptions
     allowed: Allowed
     afterwards: ExitStack
+    here: bool = True
     places: Places | None = field(default=None, init=False)
 
 
@@ -87,7 +90,7 @@ def collected(problems: list[Problem], where: str) -> Iterator[None]:
     """Add the errors that the block raises to ``problems``, so that one run of preflight reports all problems.
 
     :raises TransientError: the block raised this error, and there are no earlier problems.
-    :raises PreflightError: the block raised a `TransientError`, and there are earlier problems.
+    :raises PreflightError: the block raised a `TransientError`, and there are earlier problems. The error has both.
     """
     try:
         yield
@@ -96,10 +99,11 @@ def collected(problems: list[Problem], where: str) -> Iterator[None]:
         problems.extend(one for one in error.problems if one not in problems)
     except TerminalError as error:
         problems.append(Problem(error.where or where, error.message, error.hint))
-    except TransientError:
-        # A retry may resolve this error, but not the problems that were already found. So report those problems.
+    except TransientError as error:
+        # A retry may resolve this error, but not the problems that were already found.
         if problems:
-            raise PreflightError(problems) from None
+            also = Problem(error.where or where, error.message, error.hint)
+            raise PreflightError([*problems, also]) from None
         raise
 
 
@@ -162,7 +166,14 @@ def _check_writable(folder: Storage, context: ParametersContext) -> None:
 
 
 def _spark(context: ParametersContext) -> None:
-    check_spark(context.options.spark_conn_id, context.options.spark_conf or {})
+    check_spark(context.options.spark_conn_id, context.options.spark_conf or {}, here=context.here)
+    if not context.here:
+        _log.info("The Spark steps run on other workers than this task, so Java and Spark are not checked here")
+
+
+def _cluster(context: ParametersContext) -> None:
+    if context.here:
+        check_master_answers(context.options.spark_conn_id)
 
 
 def _names(context: LakeContext) -> None:
@@ -221,12 +232,25 @@ PLACES: tuple[Check[ParametersContext], ...] = (
     ),
     Check(
         "run.spark",
-        "Spark applications can be submitted in client mode.",
+        "Spark can start in client mode: the connection, the properties, and Java, Spark and the names of hosts on the "
+        "worker.",
         _WHEN,
-        "correct the option `spark_conn_id`, or install the packages that the master of this connection needs",
+        "correct the option `spark_conn_id`, the properties in `spark_conf`, or the worker, as the message says",
         _errors_of(_spark, "parameter spark_conn_id"),
+        (Raised(Moment.EACH_STEP, "operators.spark.client_mode:check_spark"),),
     ),
 )
+
+CLUSTER: tuple[Check[ParametersContext], ...] = (
+    Check(
+        "run.spark-master",
+        "The master of a standalone cluster, or the API server of Kubernetes, accepts connections.",
+        _WHEN,
+        "start the cluster, or correct the host and the port of the connection",
+        _errors_of(_cluster, "parameter spark_conn_id"),
+    ),
+)
+"""Checks that a retry may pass. They come last, because their errors end preflight."""
 
 LAKE: tuple[Check[LakeContext], ...] = (
     Check(
@@ -359,4 +383,4 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
 )
 """Checks that are part of planning and starting a run."""
 
-CHECKS: tuple[Check[Any], ...] = (*ALLOWED, *PLACES, *LAKE, *PARTS_OF_THE_PLAN)
+CHECKS: tuple[Check[Any], ...] = (*ALLOWED, *PLACES, *CLUSTER, *LAKE, *PARTS_OF_THE_PLAN)

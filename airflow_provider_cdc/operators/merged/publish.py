@@ -34,7 +34,8 @@ from airflow_provider_cdc.operators.announce import new_events
 from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.arguments.types import SparkArguments, Xcom
 from airflow_provider_cdc.operators.base import hand_on, run_id_of, same_run, say_skipped
-from airflow_provider_cdc.operators.spark.launch import check_spark, driver_environment
+from airflow_provider_cdc.operators.spark.client_mode import check_spark
+from airflow_provider_cdc.operators.spark.launch import driver_environment
 from airflow_provider_cdc.operators.spark.step import QUIET, SparkStepOperator, dag_run_name
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.report.facts import Failed

@@ -9,27 +9,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 from airflow_provider_cdc.errors import SparkFailed
+from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
 
 _KEPT = 200
 _SHOWN = 12
 _FRAME = re.compile(r"\s+at \S+\(|\s+\.\.\. \d+ more")
-_SERVER = r"All masters are unresponsive|Failed to connect to master|UnknownHostException|Connection refused"
-_CAUSES = (
-    (
-        r"OutOfMemoryError|insufficient memory|Cannot allocate memory|unable to create native thread",
-        "give Spark's driver more memory (spark.driver.memory in `spark_conf`), or run fewer tasks at once here",
-    ),
-    (r"No space left on device", "free disk space in Spark's work folder: the temporary folder, or spark.local.dir"),
-    (
-        r"JAVA_HOME is not set|java: (?:command )?not found|UnsupportedClassVersionError",
-        "install Java 17 or later where Airflow's tasks run, and set JAVA_HOME",
-    ),
-    (r"HADOOP_CONF_DIR", "set HADOOP_CONF_DIR where Airflow's tasks run"),
-    (
-        _SERVER,
-        "check that the cluster is up, and that the connection in `spark_conn_id` has the cluster's host and port",
-    ),
-)
 _KILLED = "the machine may have run out of memory: check its kernel log, and run fewer tasks at once on it"
 _TERMINATED = (
     "its processes got SIGTERM, and not from Airflow: the machine, its container or its service was stopped. Finished "
@@ -72,10 +56,10 @@ def spark_failed(step: str, status: int, lines: LastLines, *, ended_by_airflow: 
     if ended_by_airflow:
         return SparkFailed("Airflow ended this task while its Spark application was running", where=step, hint=_ENDED)
     output = lines.told()
-    hint = next((hint for pattern, hint in _CAUSES if any(re.search(pattern, line) for line in output)), "")
-    if not hint:
-        hint = _BY_SIGNAL.get(status if status < 0 else 128 - status, _ABOVE)
+    hint = hint_for(output, _BY_SIGNAL.get(status if status < 0 else 128 - status, _ABOVE))
     how = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
+    if cause := last_cause("\n".join(output)):
+        how = f"{how}: {cause}"
     shown = "".join(f"\n    {line}" for line in output[-_SHOWN:])
     ending = f". Its last lines:{shown}" if shown else " without any output"
     return SparkFailed(f"spark-submit {how}{ending}", where=step, hint=hint)

@@ -1,63 +1,22 @@
-"""Functions for starting Spark on this machine: the checks of the Spark installation, and the environment of the Spark
-driver."""
+"""The environment of a Spark driver that is started on this machine."""
 
 from __future__ import annotations
 
+import locale
 import os
-import shutil
+import socket
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
-
-from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.jobs.runtime.driver import JVM_VARIABLE, check_pyspark, driver_jvm, to_environment
+from airflow_provider_cdc.jobs.runtime.driver import JVM_VARIABLE, driver_jvm, has_user_entry, to_environment
+from airflow_provider_cdc.operators.spark.client_mode import resolves, search_path
 from airflow_provider_cdc.sinks.catalog import CatalogSettings
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
-
-def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
-    """Check that Spark apps can be submitted, and return the URL of the Spark master.
-
-    :raises ConfigurationError: the connection does not exist (spark-submit would then use YARN), the connection's
-        deploy mode is cluster, a package for this kind of master is not installed, or the installation of PySpark is
-        incomplete.
-    """
-    where = f"spark_conn_id {conn_id!r}"
-    try:
-        connection = BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException as error:
-        raise ConfigurationError(
-            "the connection does not exist",
-            where=where,
-            hint="create the connection with the type spark (host local[2] or spark://host, port 7077), or correct "
-            "the option `spark_conn_id`",
-        ) from error
-    mode = properties.get("spark.submit.deployMode") or connection.extra_dejson.get("deploy-mode")
-    if mode == "cluster":
-        raise ConfigurationError(
-            "the deploy mode of the connection is cluster, which is not supported",
-            where=where,
-            hint="set the deploy mode to client: the driver gets the source's credentials from its environment only",
-        )
-    master = connection.host or ""
-    if master.startswith("k8s") and find_spec("kubernetes") is None:
-        raise ConfigurationError(
-            "the master of the connection is Kubernetes, but Airflow's Spark hook lacks the package for Kubernetes",
-            where=where,
-            hint="pip install apache-airflow-providers-cncf-kubernetes where Airflow's tasks run",
-        )
-    binary = connection.extra_dejson.get("spark-binary", "spark-submit")
-    if shutil.which(binary, path=_path()) is None:
-        raise ConfigurationError(
-            f"{binary} was not found on this machine", where=where, hint="install pyspark where Airflow's tasks run"
-        )
-    check_pyspark()
-    return master
+UNSET = ("SPARK_REMOTE",)
+"""Variables that a driver must not have: ``spark-submit`` refuses a master beside a server of Spark Connect."""
 
 
 def driver_environment(
@@ -71,12 +30,15 @@ def driver_environment(
     variables = {
         **to_environment(settings, catalog),
         **driver_jvm(),
-        "PATH": _path(),
+        "PATH": search_path(),
         "PYSPARK_DRIVER_PYTHON": sys.executable,
     }
     if master.startswith("local"):
         # On a cluster, the cluster's own configuration selects the Python of the executors.
         variables["PYSPARK_PYTHON"] = sys.executable
+        if "SPARK_LOCAL_IP" not in os.environ and not resolves(socket.gethostname()):
+            # Spark does not start if the machine's own name does not resolve. Here all its connections are local.
+            variables["SPARK_LOCAL_IP"] = "127.0.0.1"
     return variables
 
 
@@ -85,31 +47,43 @@ def scratch_environment(folder: Path, variables: Mapping[str, str], more: str = 
 
     :param more: additional options of the driver's JVM.
     """
+    scratch = {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder)}
+    if not has_user_entry():
+        # Java takes "?" for the user's home, and Spark would fail there.
+        more = f'"-Duser.home={folder}" {more}'
+        if not os.access(os.environ.get("HOME") or "", os.W_OK):
+            scratch["HOME"] = str(folder)
     # If an option occurs twice, the JVM uses the last value. So the options that the user has set come last.
     jvm = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData {more} {variables.get(JVM_VARIABLE, "")}'.strip()
-    return {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), JVM_VARIABLE: jvm}
+    return {**scratch, JVM_VARIABLE: jvm}
+
+
+def text_environment() -> dict[str, str]:
+    """Return environment variables with which the driver's processes use UTF-8 for names of files and for arguments.
+
+    With another locale, the JVM replaces every character that is not ASCII by a question mark.
+    """
+    if locale.nl_langinfo(locale.CODESET) == "UTF-8":
+        return {}
+    return {"LC_ALL": "C.UTF-8", "PYTHONUTF8": "1"}
 
 
 @contextmanager
 def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes that are started inside the block.
+    """Set environment variables for the processes that are started inside the block, and unset `UNSET`.
 
     The Spark hook has its own argument for environment variables, but on YARN and Kubernetes the hook would expose them
     in the process list.
     """
-    before = {name: os.environ.get(name) for name in variables}
+    before = {name: os.environ.get(name) for name in (*variables, *UNSET)}
     os.environ.update(variables)
+    for name in UNSET:
+        os.environ.pop(name, None)
     try:
         yield
     finally:
         for name, value in before.items():
             if value is None:
-                del os.environ[name]
+                os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-def _path() -> str:
-    # spark-submit is in the folder of the Python interpreter, but PATH lacks this folder if the virtual environment is
-    # not activated.
-    return os.pathsep.join(filter(None, [os.environ.get("PATH"), str(Path(sys.executable).parent)]))

@@ -26,22 +26,26 @@ from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.jobs.runtime.driver import (
+    PACKAGE_VARIABLE,
     TRY_VARIABLE,
     done_file,
     error_file,
+    has_user_entry,
+    to_argument,
 )
 from airflow_provider_cdc.links.report import ReportLink
 from airflow_provider_cdc.operators.arguments.types import SparkArguments
 from airflow_provider_cdc.operators.base import hand_on, same_run
 from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.spark import guardian
+from airflow_provider_cdc.operators.spark.client_mode import check_spark
 from airflow_provider_cdc.operators.spark.driver_log import levelled, log4j_option
 from airflow_provider_cdc.operators.spark.failure import LastLines, spark_failed
 from airflow_provider_cdc.operators.spark.launch import (
-    check_spark,
     driver_environment,
     environment,
     scratch_environment,
+    text_environment,
 )
 from airflow_provider_cdc.operators.spark.scratch import scratch, scratch_parent
 from airflow_provider_cdc.operators.spark.shared_app import steps_after
@@ -59,6 +63,9 @@ QUIET = {
     "spark.ui.showConsoleProgress": "false",
 }
 
+
+_WORKER = ("queue", "executor", "executor_config", "run_as_user")
+"""The attributes of a task that decide on which workers, and as which user, it runs."""
 
 END_SECONDS = 15
 """The maximum number of seconds to wait until Spark's processes have ended after they were killed."""
@@ -231,12 +238,20 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
             self._conn_id = self.spark_conn_id
             self.conf = dict(properties)
             self.application = str(spark_app(self.step))
-            self.application_args = ["--run-uri", run.uri, *then]
-            self.py_files = str(package_zip(folder))
-            self.name = re.sub(r"[^\w.:+-]", "_", f"{context['ti'].dag_id}.{self.step}.{run.uri.rsplit('/', 1)[-1]}")
+            self.application_args = ["--run-uri", to_argument(run.uri), *then]
+            package = str(package_zip(folder))
+            if has_user_entry():
+                self.py_files = package
+            else:
+                # Before spark-submit handles files, it asks for the name of the user, and fails.
+                path = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH")]))
+                variables = {**variables, PACKAGE_VARIABLE: package, "PYTHONPATH": path}
+            name = f"{context['ti'].dag_id}.{self.step}.{run.uri.rsplit('/', 1)[-1]}"
+            self.name = re.sub(r"[^\w.:+-]", "_", name, flags=re.ASCII)
             self._hook, self._said = None, LastLines()
             try:
-                with environment({**variables, **scratch_environment(folder, variables, log4j_option(properties))}):
+                own = scratch_environment(folder, variables, log4j_option(properties))
+                with environment({**variables, **own, **text_environment()}):
                     super().execute(context)
             except Exception:
                 self._raise_what_the_app_said(run, error_file(self.step, token))
@@ -303,6 +318,13 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
                 with suppress(subprocess.TimeoutExpired):
                     guarding.wait(END_SECONDS)
             super().on_kill()
+
+
+def runs_where_spark_steps_run(task: Any, context: Context) -> bool:
+    """Return whether Airflow may run ``task`` and all Spark steps after it on the same workers."""
+    after = context["dag"].get_task(task.task_id).get_flat_relatives(upstream=False)
+    steps = [step for step in after if issubclass(getattr(step, "operator_class", type(step)), SparkStepOperator)]
+    return all(getattr(step, name, None) == getattr(task, name, None) for step in steps for name in _WORKER)
 
 
 def dag_run_name(context: Context) -> DagRunName:

@@ -37,8 +37,8 @@ from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.release import release_of_task
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.operators.spark import step as spark_step
+from airflow_provider_cdc.operators.spark.client_mode import check_spark
 from airflow_provider_cdc.operators.spark.failure import LastLines, spark_failed
-from airflow_provider_cdc.operators.spark.launch import check_spark
 from tests.runs import consolidate_result, manifest_of, snapshot_result
 from tests.seeds import some
 
@@ -459,7 +459,7 @@ def test_missing_spark_connection_is_an_error_and_not_yarn() -> None:
 def test_cluster_mode_is_refused(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
     properties = {"spark.submit.deployMode": "cluster"} if by == "property" else {}
     if by == "connection":
-        connection = {"conn_type": "spark", "host": "spark://m", "extra": {"deploy-mode": "cluster"}}
+        connection = {"conn_type": "spark", "host": "spark://m", "port": 7077, "extra": {"deploy-mode": "cluster"}}
         monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps(connection))
     with pytest.raises(ConfigurationError, match="cluster"):
         check_spark("spark", properties)
