@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+from pathlib import Path
 
 from pyiceberg.catalog import Catalog, load_catalog
 
@@ -10,6 +12,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.sinks.catalog import CatalogSettings
 from harness.s3_server import ADMIN
 
+PAGE = Path(__file__).parents[2] / "docs/iceberg.md"
 CATALOG, WAREHOUSE = "CDC_TEST_CATALOG", "CDC_TEST_WAREHOUSE"
 """The environment variables with the address of SeaweedFS's catalog, and the bucket of its tables."""
 
@@ -52,3 +55,9 @@ def plain_catalog(lake: Storage) -> Catalog:
         credential=f"{key}:{secret}",
         **_s3_properties(),
     )
+
+
+def spark_catalog(lake: Storage) -> dict[str, str]:
+    """Spark's properties for the catalog in a lake on a disk, as the documentation has them."""
+    (block,) = re.findall(r"```properties\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    return dict(line.replace("/data/lake", lake.path()).split() for line in block.splitlines())

@@ -24,6 +24,7 @@ PartitionValue = int | str | bool | bytes | Decimal | None
 
 _SINCE_1970 = ("month", "day")
 """For times before 1970, DuckDB 1.5.5 rounds these periods up. It then misses the rows of the affected partitions."""
+_INT32 = np.iinfo(np.int32)
 _UNITS = {"year": "Y", "month": "M", "day": "D", "hour": "h"}
 
 
@@ -107,6 +108,12 @@ def _transformed(column: pa.Array, field: PartitionField) -> pa.Array:
                 hint="choose year(…), hour(…) or bucket(…) in place of month(…) and day(…), or a column of dates",
             )
         periods = numbers.astype(f"M8[{unit}]").astype(f"M8[{_UNITS[field.transform]}]").astype(np.int64)
+        if len(periods) and (periods.min() < _INT32.min or periods.max() > _INT32.max):
+            raise ConfigurationError(
+                f"partition_by: {field}: the column has times about 245,000 years away from 1970, and Iceberg has no "
+                f"number for this {field.transform}",
+                hint="choose year(…), month(…), day(…) or bucket(…) in place of hour(…)",
+            )
         return pa.array(periods, mask=np.asarray(column.is_null()))
     return _numbers(column) if pa.types.is_temporal(column.type) else column
 

@@ -22,6 +22,7 @@ from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.shards.copy_tables import CopyTables, copies_of
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.plain_value import plain_value
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import KeysCollide
 from airflow_provider_cdc.jobs.consolidate.touched_rows import has_one_pattern
@@ -181,7 +182,7 @@ class CompareKeys:
                 place = places[row].as_py()
                 owners[place].append(table)
                 if place not in shown:
-                    shown[place] = tuple(_shown(batch.column(name)[row].as_py()) for name in self.shards.key)
+                    shown[place] = tuple(_shown(plain_value(batch.column(name)[row])) for name in self.shards.key)
         return Found(
             len(repeated),
             tuple(Collision(shown[place], tuple(sorted(of_key))) for place, of_key in enumerate(owners)),

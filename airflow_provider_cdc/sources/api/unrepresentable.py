@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_cdc.core.tables.plain_value import plain_value
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ValueNotRepresentable
 
@@ -105,10 +106,6 @@ def naming_key(table: Table, rows: pa.RecordBatch, odd: Collection[OddValue], va
 
 
 def _shown(value: pa.Scalar) -> str:
-    try:
-        plain = value.as_py()
-    except (OverflowError, ValueError):
-        # Python cannot represent dates before the year 1, so use Arrow's text for such a date.
-        plain = value.cast(pa.string()).as_py()
+    plain = plain_value(value)
     text = f"x'{plain.hex()}'" if isinstance(plain, bytes) else repr(plain) if isinstance(plain, str) else str(plain)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"

@@ -29,6 +29,9 @@ KEYS: dict[str, tuple[list[pa.DataType], Callable[[random.Random], tuple[Any, ..
     "decimal": ([pa.decimal128(9, 2)], lambda rng: (Decimal(rng.randint(0, 10**4)) / 100,)),
     # One value of the first column has more rows than a portion.
     "one tenant": ([pa.int32(), pa.int64()], lambda rng: (7, rng.randint(0, 10**4))),
+    # Days and microseconds of years that Python cannot hold.
+    "date": ([pa.date32()], lambda rng: (3_000_000 + rng.randint(0, 10**4),)),
+    "time": ([pa.timestamp("us", "UTC")], lambda rng: (-(10**17) + rng.randint(0, 10**4),)),
     # -0.0 is not 0.0.
     "float": ([pa.float64()], lambda rng: (rng.choice((-1.0, 1.0)) * rng.randint(0, 5000),)),
 }

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import replace
 from datetime import UTC, date, datetime, time, timedelta
 from decimal import Context, Decimal
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,10 +22,10 @@ from airflow_provider_cdc.sinks.iceberg.cuts.reading import Cut
 from harness.lake_readers import opened_duckdb
 from harness.spark_iceberg import spark_reader
 from tests.interrupting import Interrupted, commits_fail
+from tests.sinks.catalogs import spark_catalog
 from tests.sinks.iceberg.runs import again_of, run_id_of, run_of
 from tests.sinks.test_contract import LINES, ORDERS, Lake
 
-PAGE = Path(__file__).parents[3] / "docs/iceberg.md"
 WIDTHS = (8, 16, 32, 64)
 SIGNED = {f"int{width}": [-(2 ** (width - 1)), 2 ** (width - 1) - 1] for width in WIDTHS}
 UNSIGNED = {f"uint{width}": [0, 2**width - 1] for width in WIDTHS}
@@ -120,8 +118,6 @@ def test_spark_reads_tables_of_all_types_at_one_cut_by_tag_and_by_snapshot(
     with pytest.raises(Interrupted):
         lake.sink.publish(nights[2])
 
-    (block,) = re.findall(r"```properties\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    catalog = dict(line.replace("/data/lake", lake.storage.path()).split() for line in block.splitlines())
     queries = []
     for cut in cuts:
         tag = f"VERSION AS OF 'cdc-{cut.run_id}'"
@@ -132,7 +128,7 @@ def test_spark_reads_tables_of_all_types_at_one_cut_by_tag_and_by_snapshot(
             queries += [f"SELECT * FROM {orders}", f"SELECT l.* FROM {orders} o JOIN {lines} l ON o.id = l.id"]
     heads = "SELECT o.id FROM `default`.shop.orders o JOIN `default`.shop.lines l ON o.id = l.id"
     with spark_reader() as spark:
-        *answers, (torn, _) = spark.sql([*queries, heads], catalog)
+        *answers, (torn, _) = spark.sql([*queries, heads], spark_catalog(lake.storage))
     assert torn == []
     for number, (rows, wrong_filters) in enumerate(answers):
         cut = cuts[number // 4]

@@ -16,7 +16,14 @@ from typing import cast
 from pyiceberg.expressions import AlwaysTrue
 from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.table import Transaction
-from pyiceberg.table.snapshots import Operation, Snapshot, Summary
+from pyiceberg.table.snapshots import (
+    CHANGED_PARTITION_COUNT_PROP,
+    Operation,
+    Snapshot,
+    Summary,
+    UpdateMetrics,
+    update_snapshot_summaries,
+)
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles
 
@@ -95,11 +102,23 @@ class ReplaceFiles(_OverwriteFiles):
         return replace_deletes(self, manifests, entries, kept, self._added_deletes)
 
     def _summary(self, snapshot_properties: Mapping[str, str] = MappingProxyType({})) -> Summary:
-        # The summary counts the files in these two collections. They can change here, because the manifests are already
-        # written.
-        self._added_data_files = [*self._added_data_files, *self._added_deletes]
-        self._deleted_data_files = {*self._deleted_data_files, *self._removed_deletes}
-        return super()._summary(dict(snapshot_properties))
+        # PyIceberg counts the changed partitions by their names, and it fails to name dates and times outside Python's
+        # years 1 to 9999.
+        metrics = UpdateMetrics()
+        added = [*self._added_data_files, *self._added_deletes]
+        removed = [*self._deleted_data_files, *self._removed_deletes]
+        for file in added:
+            metrics.add_file(file)
+        for file in removed:
+            metrics.remove_file(file)
+        counts = metrics.to_dict()
+        if partitions := {(file.spec_id, file.partition) for file in (*added, *removed) if len(file.partition)}:
+            counts[CHANGED_PARTITION_COUNT_PROP] = str(len(partitions))
+        metadata, parent = self._transaction.table_metadata, self._parent_snapshot_id
+        before = None if parent is None else metadata.snapshot_by_id(parent)
+        return update_snapshot_summaries(
+            Summary(operation=self._operation, **counts, **snapshot_properties), before.summary if before else None
+        )
 
     def produced(self) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
         """Write the manifests, and return the updates and requirements to commit."""
