@@ -37,7 +37,7 @@ from airflow_provider_cdc.operators.arguments.options import (
 from airflow_provider_cdc.operators.arguments.types import PreflightArguments
 from airflow_provider_cdc.operators.base import TargetOperator, hand_on, say_skipped
 from airflow_provider_cdc.operators.ended_runs import release_what_is_over
-from airflow_provider_cdc.operators.planning.lake_checks import tell_leftovers
+from airflow_provider_cdc.operators.planning.lake_checks import tell_leftovers, warn_of_readers
 from airflow_provider_cdc.operators.planning.missing_past import (
     in_the_present,
     may_miss_past,
@@ -189,6 +189,7 @@ class PreflightOperator(TargetOperator):
         may_miss: bool,
     ) -> dict[str, Any]:
         tell_leftovers(Storage(places.scratch))
+        warn_of_readers(places.lake, options.steps.lake.format, source, found.plans)
         say_skipped(self.log, found.skipped)
         say_missed_past(self.log, missed)
         plans = found.plans

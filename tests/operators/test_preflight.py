@@ -78,6 +78,41 @@ def test_two_sources_and_one_target_are_refused_unless_the_target_tells_them_apa
     preflight(lake.uri, tables=tables, source_conn_id="other")
 
 
+def test_columns_that_some_readers_misread_are_named(
+    postgres: PostgresServer,
+    database: str,
+    shop: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The rules are tested with the readers, in tests/sinks/test_reader_names.py."""
+    for name in ("odd", "plain"):
+        postgres.query(
+            f'CREATE TABLE {name} (id int PRIMARY KEY, snapshot text, at time, "A" int, a int, _pos int);'
+            f"ALTER TABLE {name} REPLICA IDENTITY FULL",
+            database=database,
+        )
+    fields = {"host": postgres.host, "port": postgres.port, "login": "postgres", "schema": database}
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps({"conn_type": "cdc_postgres", **fields}))
+
+    def named(**options: Any) -> list[str]:
+        caplog.clear()
+        given: dict[str, Any] = {"source_conn_id": "other", "tables": ["public.*"], "columns": {"public.plain": ["a"]}}
+        with caplog.at_level(logging.WARNING):
+            preflight((tmp_path / "year=2026").as_uri(), **given, **options)
+        return [one.getMessage().partition(": ")[0] for one in caplog.records if "DuckDB" in one.getMessage()] + [
+            one.getMessage().partition(": ")[0] for one in caplog.records if "Spark refuses" in one.getMessage()
+        ]
+
+    alike = "public.odd.A, public.odd.a"
+    path = "the path of the target has year=…. DuckDB's read_parquet in SQL, and PyArrow's"
+    *names, of_path, times = named()
+    assert (names, times) == ([alike, "public.odd.snapshot"], "public.odd.at")
+    assert of_path.startswith(path)
+    assert named(format="iceberg") == [alike, "public.odd._pos"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "what"),
     [

@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.run.run import WORK_FOLDERS, Run, is_published, run_id_in
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.names import folder_name
@@ -18,8 +19,12 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, ManifestError, PreflightError, Problem
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.sinks.registry import open_sink
+from airflow_provider_cdc.sources.api.optional_capabilities import ToldInPart
+from airflow_provider_cdc.sources.api.source import Source
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from airflow_provider_cdc.sinks.base import Sink
 
 OLD = timedelta(days=7)
@@ -157,6 +162,27 @@ def tell_leftovers(scratch: Storage) -> None:
         f" (the first {SHOWN} runs)" if len(leftovers) > SHOWN else "",
         "\n".join(f"  {folder}" for folder in folders),
     )
+
+
+def warn_of_readers(lake: Storage, format: str, source: Source, plans: Sequence[TablePlan]) -> None:
+    """Log the columns that some readers of the copies misread. If the source cannot be asked for the columns now, this
+    is only logged."""
+    if not isinstance(source, ToldInPart):
+        return
+    # These modules are imported only here, because they import Arrow, and Airflow parses DAGs often.
+    from airflow_provider_cdc.core.filters.apply import published_schema
+    from airflow_provider_cdc.sinks.reader_warnings import reader_warnings
+
+    schemas: dict[TableName, pa.Schema] = {}
+    try:
+        for plan, table in zip(plans, source.tables_of(plans), strict=True):
+            table = replace(table, selection=plan.selection, shard=plan.shard)
+            schemas[plan.lake_name] = published_schema(table, source.arrow_schema(table))
+    except CdcError as error:
+        _log.info("Could not look for columns that readers misread: %s", error)
+        return
+    for warning in reader_warnings(lake.uri, format, schemas):
+        _log.warning("%s", warning)
 
 
 def _leftover(scratch: Storage, name: str, horizon: datetime) -> Leftover | None:

@@ -1,7 +1,8 @@
 """Run by the Python of `harness.spark_iceberg`: reads tables by Spark SQL.
 
 Writes, for each query, the rows; and for the first query, the filters by which a column's own value is not found as
-often as the rows have it. The request is JSON: Spark's ``settings``, and the ``queries``.
+often as the rows have it. If a query fails, its rows are empty, and its error stands in place of the filters. The
+request is JSON: Spark's ``settings``, and the ``queries``.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ def main(request: Path, answer: Path) -> None:
     spark = builder.getOrCreate()
     answers = []
     for number, query in enumerate(wanted["queries"]):
-        frame = spark.sql(query)
-        rows = [tuple(bytes(one) if isinstance(one, bytearray) else one for one in row) for row in frame.collect()]
-        answers.append((rows, [] if number else wrong_filters(frame, rows)))
+        try:
+            frame = spark.sql(query)
+            rows = [tuple(bytes(one) if isinstance(one, bytearray) else one for one in row) for row in frame.collect()]
+            answers.append((rows, [] if number else wrong_filters(frame, rows)))
+        except Exception as error:
+            answers.append(([], [str(error)]))
     answer.write_bytes(pickle.dumps(answers))
     spark.stop()
 

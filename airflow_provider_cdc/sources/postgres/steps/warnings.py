@@ -39,25 +39,6 @@ def advise(connection: Connection, tables: Sequence[Table]) -> None:
     _warn_of_limits(connection, tables)
     _warn_of_writers(connection)
     _warn_of_left(connection)
-    _warn_of_alike(tables)
-
-
-def _warn_of_alike(tables: Sequence[Table]) -> None:
-    """Warn of column names that differ only in case. Some readers confuse such columns. For example, DuckDB may return
-    the values of the wrong column."""
-    for table in tables:
-        by_fold: dict[str, list[str]] = {}
-        for column in table.columns:
-            by_fold.setdefault(column.name.lower(), []).append(column.name)
-        for alike in by_fold.values():
-            if len(alike) > 1:
-                _log.warning(
-                    "%s has columns that differ only in case: %s. PyArrow and Polars distinguish them. Spark reads "
-                    "the copy only with spark.sql.caseSensitive, and DuckDB renames the columns. If your readers "
-                    "need the original names, copy only one of these columns (option columns)",
-                    table.name,
-                    ", ".join(alike),
-                )
 
 
 def _warn_of_version(version: int) -> None:

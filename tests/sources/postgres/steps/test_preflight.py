@@ -245,19 +245,6 @@ def test_a_publication_that_exists_needs_no_owner_but_all_rows_columns_and_chang
             run(postgres, source, "DROP PUBLICATION lake")
 
 
-def test_columns_that_some_readers_take_for_one_are_told(
-    postgres: PostgresServer, source: PostgresSource, caplog: pytest.LogCaptureFixture
-) -> None:
-    run(postgres, source, 'CREATE TABLE alike (id int PRIMARY KEY, a int, "A" int, a_1 int, é int, "É" int)')
-    with caplog.at_level(logging.WARNING):
-        source.preflight(["public.*"])
-    told = [one.getMessage() for one in caplog.records if "differ only in case" in one.getMessage()]
-    assert [one.partition(". ")[0] for one in told] == [
-        "public.alike has columns that differ only in case: a, A",
-        "public.alike has columns that differ only in case: é, É",
-    ]
-
-
 def test_rows_that_a_policy_hides_are_never_silently_missing(
     postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
 ) -> None:
