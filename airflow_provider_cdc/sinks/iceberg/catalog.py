@@ -22,6 +22,8 @@ from pyiceberg.exceptions import (
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.typedef import RecursiveDict
+from pyiceberg.utils.config import Config, merge_config
 from requests import ConnectionError, Timeout
 from sqlalchemy.exc import DBAPIError
 
@@ -30,9 +32,10 @@ from airflow_provider_cdc.core.storage.errors import storage_error
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.google import token_of
 from airflow_provider_cdc.core.storage.uri import LakeUri
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, StorageUnavailable
+from airflow_provider_cdc.errors import CdcError, CommitUnknown, ConfigurationError, StorageUnavailable
 from airflow_provider_cdc.sinks.catalog import KINDS, CatalogSettings
-from airflow_provider_cdc.sinks.iceberg.rest import load_rest_catalog
+from airflow_provider_cdc.sinks.iceberg.rest import RestCatalogWithTimeouts
+from airflow_provider_cdc.sinks.iceberg.sql import SqlCatalogWithoutPool, is_locked
 
 BESIDE_THE_TABLES = "_catalog.db"
 """The file of the lake's own catalog, which is used if no connection names a catalog."""
@@ -51,11 +54,15 @@ _PART = re.compile(r'(?:^|\.)(?:"((?:[^"]|"")+)"|([^".]+))', re.DOTALL)
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 _CLIENTS = ("requests", "urllib3", "sqlalchemy", "sqlite3", "psycopg", "psycopg2", "botocore", "thrift")
 """The packages that PyIceberg uses to reach a catalog. Their errors are errors of the catalog."""
+COMPLETE = "run the task again: it finds out what was committed, and completes the rest"
+"""The hint for a publication that stopped half-way."""
 _OPENINGS = 4
 """How many times to try to open a catalog in a database. Each table of the catalog can make one try fail."""
 _SILENCES = (ConnectionError, Timeout, ServerError, ServiceUnavailableError)
 """Errors that mean that a REST catalog cannot be reached or has failed. A retry may help."""
 _REFUSALS = (ForbiddenError, UnauthorizedError, OAuthError)
+_CATALOGS: Mapping[str, type[Catalog]] = {"rest": RestCatalogWithTimeouts, "sql": SqlCatalogWithoutPool}
+"""The classes that are used in place of PyIceberg's own, by the kind of the catalog."""
 
 
 def open_catalog(settings: CatalogSettings | None, lake: Storage) -> Catalog:
@@ -71,8 +78,7 @@ def open_catalog(settings: CatalogSettings | None, lake: Storage) -> Catalog:
         )
     try:
         properties = properties_of(settings)
-        name = properties.pop("catalog_name", CATALOG_NAME)
-        return load_rest_catalog(name, properties) if settings.kind == "rest" else _load(name, properties)
+        return _load(properties.pop("catalog_name", CATALOG_NAME), properties)
     except ConfigurationError:
         raise
     except _SILENCES as error:
@@ -194,8 +200,17 @@ def _load(name: str, properties: Mapping[str, str]) -> Catalog:
     creates them at the same time."""
     for _ in range(_OPENINGS - 1 if properties["type"] == "sql" else 0):
         with suppress(DBAPIError):
-            return load_catalog(name, **properties)
-    return load_catalog(name, **properties)
+            return _load_once(name, properties)
+    return _load_once(name, properties)
+
+
+def _load_once(name: str, properties: Mapping[str, str]) -> Catalog:
+    kind = _CATALOGS.get(properties["type"])
+    if kind is None:
+        return load_catalog(name, **properties)
+    # As PyIceberg's `load_catalog` does, with another class.
+    conf: RecursiveDict = merge_config(Config().get_catalog_config(name) or {}, dict(properties))
+    return kind(name, **{key: value for key, value in conf.items() if key != "type"})  # type: ignore[arg-type]
 
 
 def check_location(folder: Storage) -> None:
@@ -275,6 +290,26 @@ def send(
         # remain after every commit.
         catalog._delete_old_metadata(table.io, table.metadata, response.metadata)
     return response.metadata
+
+
+def commit_unknown(what: str, where: str, error: Exception) -> CommitUnknown:
+    """Return the error for a commit of which it is unknown whether it succeeded.
+
+    :param what: what was to be committed.
+    :param error: the last answer of the catalog.
+    """
+    if is_locked(error):
+        return CommitUnknown(
+            f"another program keeps the catalog locked, so {what} could not be committed",
+            where=where,
+            hint="end the transaction of the other program, such as a session that reads the catalog, and run the task "
+            "again: it finds out what was committed, and completes the rest",
+        )
+    return CommitUnknown(
+        f"the catalog does not say whether it has committed {what} ({type(error).__name__})",
+        where=where,
+        hint=COMPLETE,
+    )
 
 
 @contextmanager

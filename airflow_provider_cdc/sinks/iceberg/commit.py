@@ -2,7 +2,8 @@
 
 Only ``CommitFailedException`` means that nothing was committed. After any other error (a lost response, a time-out, a
 5xx answer), the commit may or may not have succeeded. So each try first looks for the run's tag, which is part of the
-commit. If the tag does not exist, the updates are sent again. Each request requires that the table's head has not
+commit. If the tag does not exist, the updates are sent again. A catalog of this package reads only what is committed,
+also after a commit of its own has failed (`sinks.iceberg.sql`). Each request requires that the table's head has not
 changed since the request was made, and that the tag does not exist. So at most one of a run's requests can succeed.
 
 An older run never replaces the head that a newer run committed. The record of the newest copy is a property of the
@@ -42,8 +43,8 @@ from airflow_provider_cdc.core.copies.head import (
     known_source,
 )
 from airflow_provider_cdc.core.run.place import Place
-from airflow_provider_cdc.errors import CdcError, CommitUnknown, ConfigurationError, FileDamaged, PublishIncomplete
-from airflow_provider_cdc.sinks.iceberg.catalog import Identifier, name_of, send
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, FileDamaged, PublishIncomplete
+from airflow_provider_cdc.sinks.iceberg.catalog import COMPLETE, Identifier, commit_unknown, load_table, name_of, send
 from airflow_provider_cdc.sinks.iceberg.files.producer import replace_files
 from airflow_provider_cdc.sinks.iceberg.tables.layout import (
     check_partitioning,
@@ -76,7 +77,7 @@ COPY = "cdc.copy"
 _ROUNDS = 10
 _RESENDS = 3
 _PAUSE_SECONDS = 0.5
-_AGAIN = "run the task again: it finds out what was committed, and completes the rest"
+_WHAT = "this copy"
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def commit_table(catalog: Catalog, commit: TableCommit) -> CommittedTable:
         except Exception as error:
             if not unknown:
                 raise
-            raise _unknown(where, error) from unknown[-1]
+            raise commit_unknown(_WHAT, where, error) from unknown[-1]
         try:
             metadata = send(catalog, table, staged.requirements, staged.updates)
         except CommitFailedException:
@@ -153,15 +154,17 @@ def commit_table(catalog: Catalog, commit: TableCommit) -> CommittedTable:
             if done := _committed(metadata, identifier, commit.copy.run_id, where):
                 return done
     if unknown:
-        raise _unknown(where, unknown[-1]) from unknown[-1]
-    raise PublishIncomplete("other writers keep changing the table", where=where, hint=_AGAIN)
+        raise commit_unknown(_WHAT, where, unknown[-1]) from unknown[-1]
+    raise PublishIncomplete("other writers keep changing the table", where=where, hint=COMPLETE)
 
 
-def _unknown(where: str, error: Exception) -> CommitUnknown:
-    return CommitUnknown(
-        f"the catalog does not say whether it has committed this copy ({type(error).__name__})",
-        where=where,
-        hint=_AGAIN,
+def has_snapshot(catalog: Catalog, identifier: Identifier, uuid: str, snapshot_id: int) -> bool:
+    """Return whether the catalog has a table with this name and UUID, and the table has the snapshot."""
+    table = load_table(catalog, identifier)
+    return (
+        table is not None
+        and str(table.metadata.table_uuid) == uuid
+        and table.metadata.snapshot_by_id(snapshot_id) is not None
     )
 
 

@@ -5,10 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
-from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.rest import RestCatalog
-from pyiceberg.typedef import RecursiveDict
-from pyiceberg.utils.config import Config, merge_config
 from requests import Session
 
 TIMEOUT = "cdc.request-timeout-seconds"
@@ -29,9 +26,3 @@ class RestCatalogWithTimeouts(RestCatalog):
 
     def _answer_seconds(self) -> float:
         return float(self.properties.get(TIMEOUT) or ANSWER_SECONDS)
-
-
-def load_rest_catalog(name: str, properties: dict[str, str]) -> Catalog:
-    """Load a REST catalog as PyIceberg's ``load_catalog`` does, with time-outs."""
-    conf: RecursiveDict = merge_config(Config().get_catalog_config(name) or {}, dict(properties))
-    return RestCatalogWithTimeouts(name, **{key: value for key, value in conf.items() if key != "type"})  # type: ignore[arg-type]

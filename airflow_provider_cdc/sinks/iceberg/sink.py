@@ -93,6 +93,7 @@ from airflow_provider_cdc.sinks.iceberg.files.named_files import delete_unnamed
 from airflow_provider_cdc.sinks.iceberg.files.producer import files_of
 from airflow_provider_cdc.sinks.iceberg.files.removal import finish_removal, remove_snapshot, withdraw
 from airflow_provider_cdc.sinks.iceberg.files.stray_files import stray_files
+from airflow_provider_cdc.sinks.iceberg.lost_commit import complete_run, snapshot_of
 from airflow_provider_cdc.sinks.iceberg.tables.table import (
     DATA,
     METADATA,
@@ -230,13 +231,7 @@ class IcebergSink:
         if row is None or loaded is None or str(loaded.metadata.table_uuid) != row.table_uuid:
             # There is no cut, or the table that the cut names was dropped, so there is no copy.
             return None, None, None
-        snapshot = loaded.metadata.snapshot_by_id(row.snapshot_id)
-        if snapshot is None:
-            raise ManifestError(
-                f"the snapshot {row.snapshot_id} of the latest copy is gone",
-                where=identifier,
-                hint="another program expired it, although it has a tag: drop the table, and trigger a new run",
-            )
+        loaded, snapshot = snapshot_of(self._catalog, loaded, row)
         return loaded, snapshot, decode_copy(json.loads(property_of(snapshot, COPY)), identifier)
 
     @answered("catalog")
@@ -263,20 +258,24 @@ class IcebergSink:
             with naming(str(change.table)):
                 return commit_table(self._catalog, self._commit(publication, change))
 
+        complete_run(self._catalog, self._cuts(), publication.run_id)
         # Put all feeds in place before a copy becomes visible, because readers of the copy may ask for its changes.
         for change in publication.tables:
             with naming(str(change.table)):
                 self._beside.place_feed(publication, change)
                 write_certificate(self._lake, publication, change)
-        own = self._settings.catalog is None
-        with ThreadPoolExecutor(1 if own else _WRITERS) as committers:
-            committed = list(committers.map(commit, publication.tables))
+        if self._settings.catalog is None:
+            # SQLite has one writer at a time. If it cannot commit one table, do not wait for each of the others.
+            committed = list(map(commit, publication.tables))
+        else:
+            with ThreadPoolExecutor(_WRITERS) as committers:
+                committed = list(committers.map(commit, publication.tables))
         left_out = {name_of(self._identifier(table)) for table in publication.skipped}
         rows = commit_cut(
             self._catalog,
             self._namespace,
             publication.run_id,
-            lambda existing: rows_of_run(publication, committed, left_out, existing),
+            lambda existing: rows_of_run(self._catalog, publication, committed, left_out, existing),
         )
         latest = {row.snapshot_id for row in newest_rows(rows).values()}
         return {
@@ -379,11 +378,14 @@ class IcebergSink:
 
     @answered("catalog")
     def stray_files(self, table: TableName) -> list[StrayFile]:
+        # The files of the latest copy would be in the result if the catalog had lost its snapshot.
+        self._head(table)
         loaded = self._table(table)
         return stray_files(loaded) if loaded is not None else []
 
     @answered("catalog")
     def delete_stray(self, table: TableName, names: Sequence[str]) -> None:
+        self._head(table)
         loaded = self._table(table)
         if loaded is not None:
             delete_unnamed(loaded, names)

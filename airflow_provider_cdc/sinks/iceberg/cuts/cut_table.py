@@ -38,8 +38,15 @@ from pyiceberg.types import BooleanType, LongType, NestedField, StringType, Time
 from airflow_provider_cdc.core.copies.head import Copy, is_newer
 from airflow_provider_cdc.core.parquet.lake_types import FIELD_ID
 from airflow_provider_cdc.core.parquet.writer import ParquetWriter
-from airflow_provider_cdc.errors import CommitUnknown, PublishIncomplete
-from airflow_provider_cdc.sinks.iceberg.catalog import folder_of, load_table, make_namespace, send
+from airflow_provider_cdc.errors import PublishIncomplete
+from airflow_provider_cdc.sinks.iceberg.catalog import (
+    COMPLETE,
+    commit_unknown,
+    folder_of,
+    load_table,
+    make_namespace,
+    send,
+)
 from airflow_provider_cdc.sinks.iceberg.files.data_files import data_file
 from airflow_provider_cdc.sinks.iceberg.files.named_files import delete_unnamed
 from airflow_provider_cdc.sinks.iceberg.files.producer import replace_files
@@ -58,7 +65,7 @@ _EXPIRED_AT = 20
 _ROUNDS = 20
 _RESENDS = 3
 _PAUSE_SECONDS = 0.2
-_AGAIN = "run the task again: it finds out what was committed, and completes the rest"
+_WHAT = "the cut of this run"
 _COLUMNS = (
     ("cut", LongType(), pa.int64(), "grows with every cut"),
     ("run_id", StringType(), pa.string(), "the run whose copies these are"),
@@ -206,7 +213,7 @@ def commit_cut(
         except Exception as error:
             if not unknown:
                 raise
-            raise _unknown(where, error) from unknown[-1]
+            raise commit_unknown(_WHAT, where, error) from unknown[-1]
         try:
             send(catalog, table, requirements, updates)
         except CommitFailedException:
@@ -222,8 +229,8 @@ def commit_cut(
             _expire(catalog, namespace)
             return remaining
     if unknown:
-        raise _unknown(where, unknown[-1]) from unknown[-1]
-    raise PublishIncomplete("other runs keep committing cuts", where=where, hint=_AGAIN)
+        raise commit_unknown(_WHAT, where, unknown[-1]) from unknown[-1]
+    raise PublishIncomplete("other runs keep committing cuts", where=where, hint=COMPLETE)
 
 
 def remove_rows(catalog: Catalog, namespace: str, snapshots: Collection[tuple[str, int]]) -> None:
@@ -242,7 +249,7 @@ def remove_rows(catalog: Catalog, namespace: str, snapshots: Collection[tuple[st
         with suppress(CommitFailedException):
             send(catalog, table, requirements, updates)
             return
-    raise PublishIncomplete("other runs keep committing cuts", where=f"{namespace}.{NAME}", hint=_AGAIN)
+    raise PublishIncomplete("other runs keep committing cuts", where=f"{namespace}.{NAME}", hint=COMPLETE)
 
 
 def _kept(rows: Sequence[CutRow], group: str) -> list[CutRow]:
@@ -294,14 +301,6 @@ def _stage(
     properties = {"cdc.cut": str(number), **({RUN_ID: run_id} if run_id else {})}
     _, updates, requirements = replace_files(Transaction(table), properties, wanted, "main")
     return updates, (AssertTableUUID(uuid=table.metadata.table_uuid), *requirements)
-
-
-def _unknown(where: str, error: Exception) -> CommitUnknown:
-    return CommitUnknown(
-        f"the catalog does not say whether it has committed the cut of this run ({type(error).__name__})",
-        where=where,
-        hint=_AGAIN,
-    )
 
 
 def _arrow_schema(table: Table) -> pa.Schema:
