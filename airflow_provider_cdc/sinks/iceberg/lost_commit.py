@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
@@ -107,7 +108,7 @@ def _next_locations(table: Table) -> Iterator[str]:
 def _metadata_in(table: Table, location: str) -> TableMetadata | None:
     try:
         return FromInputFile.table_metadata(table.io.new_input(location))
-    except ValueError:
+    except (ValidationError, ValueError):
         # An attempt that was killed wrote only a part of the file.
         return None
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -98,7 +101,14 @@ def snapshots_of(lake: Lake, run_id: str, table: TableName = ORDERS) -> list[int
 
 def files_on_disk(lake: Lake, table: TableName = ORDERS) -> set[str]:
     """The data files and manifests in a table's folder."""
-    from pathlib import Path
-
     root = Path(lake.storage.path(f"{table.schema}.{table.name}"))
     return {str(path.relative_to(root)) for path in root.rglob("*") if path.suffix in (".parquet", ".avro")}
+
+
+def set_back(catalog: str, table: TableName) -> None:
+    """Set the catalog in a SQLite file back to the metadata file of a table before the present one."""
+    with closing(sqlite3.connect(catalog)) as connection, connection:
+        connection.execute(
+            "UPDATE iceberg_tables SET metadata_location = previous_metadata_location WHERE table_name = ?",
+            (table.name,),
+        )

@@ -32,7 +32,7 @@ from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy
 from tests.interrupting import commits_fail
 from tests.sinks.catalogs import plain_catalog
-from tests.sinks.iceberg.runs import run_of
+from tests.sinks.iceberg.runs import run_of, set_back
 from tests.sinks.test_contract import Lake
 
 FOUR = tuple(TableName("shop", name) for name in "abcd")
@@ -103,15 +103,6 @@ def number_of(publication: Publication) -> str:
     return publication.position.rpartition("-")[2]
 
 
-def set_back(lake: Lake, table: TableName) -> None:
-    """Set the catalog back to the metadata file before the present one."""
-    with closing(sqlite3.connect(lake.storage.path("_catalog.db"))) as connection, connection:
-        connection.execute(
-            "UPDATE iceberg_tables SET metadata_location = previous_metadata_location WHERE table_name = ?",
-            (table.name,),
-        )
-
-
 def ending_at(patch: pytest.MonkeyPatch, failure: int, end: Callable[[], None]) -> list[str]:
     """Call ``end`` when this many commits have failed. Return the names of the tables whose commits fail."""
     failed: list[str] = []
@@ -180,7 +171,7 @@ def test_a_cut_is_not_committed_if_the_catalog_lost_a_commit_that_it_confirmed(l
     def lose(send: Callable[[], Any], name: str) -> Any:
         answer = send()
         if name == table:
-            set_back(lake, FOUR[number])
+            set_back(lake.storage.path("_catalog.db"), FOUR[number])
         return answer
 
     with pytest.MonkeyPatch.context() as patch:

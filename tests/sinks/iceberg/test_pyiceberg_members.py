@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.manifest import ManifestWriterV2
 from pyiceberg.table import Transaction
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles, _SnapshotProducer
@@ -35,6 +36,7 @@ from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFil
         (_ManifestMergeManager.merge_manifests, "manifests"),
         (Transaction._stage, "updates requirements"),
         (Catalog._delete_old_metadata, "io base metadata"),
+        (SqlCatalog._init_catalog, ""),
     ],
 )
 def test_it_is_there_with_its_parameters(member: Any, parameters: str) -> None:
@@ -54,6 +56,8 @@ def test_attributes_are_there() -> None:
         "self.table_metadata" in inspect.getsource(Transaction)
     )
     assert "self._written_manifests.append(" in inspect.getsource(_SnapshotProducer.new_manifest_output)
+    # The engine is replaced between these two lines.
+    assert "self.engine = " in inspect.getsource(SqlCatalog.__init__).partition("self._init_catalog()")[0]
     # The name that the sink gives stands in names of files, and nowhere else.
     lines = [line for line in inspect.getsource(_SnapshotProducer).splitlines() if "commit_uuid" in line]
     assert all(
