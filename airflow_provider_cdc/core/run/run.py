@@ -231,7 +231,7 @@ class Run:
             raise ManifestError(
                 f"the manifest has format {data.get('format')!r}; this version reads {FORMAT}",
                 where=folder.uri,
-                hint="finish the run with the version that began it, or trigger a new run",
+                hint=records.OTHER_VERSION,
             )
         manifest = records.decode(Manifest, data, folder.uri_of(name))
         _check_own(folder, manifest)

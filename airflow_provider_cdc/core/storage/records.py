@@ -23,6 +23,7 @@ from airflow_provider_cdc.errors import CdcError, ManifestError
 Record = TypeVar("Record")
 
 HINT = "a record of the run was changed by another program, or the store lost a part of it: trigger a new run"
+OTHER_VERSION = "finish the run with the version that began it, or trigger a new run"
 _DIGITS = 32
 # Matches, for example: Expected `int`, got `str` - at `$.files[0].size`
 _PLACED = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)
@@ -58,7 +59,9 @@ def decode(kind: type[Record], data: Any, where: str) -> Record:
         raise _damaged(_told(str(error)), where) from None
     _complete(record)
     if unknown := _unknown(data, encode(record), ""):
-        raise _damaged(f"{unknown} is not known", where)
+        raise ManifestError(
+            f"another version wrote the record: {unknown} is not known", where=where, hint=OTHER_VERSION
+        )
     return record
 
 

@@ -32,12 +32,24 @@ read saw. ∎
 Corollary: only ``before`` is needed to rewind. Reading a chunk again, or applying the same part of the log again, does
 not change the result. It does not matter when, how often or in what order chunks are read.
 
+Changes without direction
+-------------------------
+Let X be the position of the copy. A base whose position is X or earlier needs the events up to X, and takes the rows
+after them. Rows that were read after X need the events back to X, and take the rows before them. `towards` makes both
+the same: for every touched key, the row *now*, at X, and the row that an exact base *was* to have. What applies such a
+change (`bring`) need not know on which side of X the rows were read.
+
+A read that lasts across X has events on both sides. By the theorem, each side alone gives the row at X of every key
+that it touches. So `overlay` compares the two sides wherever both touch a key, at no cost, and takes the forward side.
+(No step overlays changes yet. A read is begun again if the position of the copy moves behind its beginning.)
+
 Keyless tables
 --------------
 Without a key, there is no first event of a key. The net change is a signed multiset: it maps each row to the number of
 times that the row was added, minus the number of times that it was removed. Signed multisets form an abelian group. Let
 S be the multiset that was read at an *exact* position U ⊇ I, and W the net change of U∖I. Then the multiset at I is
-S − W. S − W must have no negative count: a negative count proves a mistake and stops the run.
+S − W. S − W must have no negative count: a negative count proves a mistake and stops the run. Towards X, the change is
+−W. If S was read before X, it is W.
 """
 
 from __future__ import annotations
@@ -82,20 +94,57 @@ def net(windows: Iterable[NetChange[Key, Row]]) -> dict[Key, Change[Row]]:
     return result
 
 
+@dataclass(frozen=True)
+class Towards(Generic[Row]):
+    """The change of one key towards X: the row at X, and the row that an exact base has; None: no row."""
+
+    now: Row | None
+    was: Row | None
+
+
+def towards(change: NetChange[Key, Row], *, forward: bool) -> dict[Key, Towards[Row]]:
+    """Make the net change of a window free of direction.
+
+    :param forward: whether the window ends at X. Otherwise, it begins at X.
+    """
+    return {
+        key: Towards(now=pair.after, was=pair.before) if forward else Towards(now=pair.before, was=pair.after)
+        for key, pair in change.items()
+    }
+
+
+def overlay(forward: Mapping[Key, Towards[Row]], back: Mapping[Key, Towards[Row]]) -> dict[Key, Towards[Row]]:
+    """Return the change towards X of rows that were read at times before and after X.
+
+    :param forward: the change of the window that ends at X.
+    :param back: the change of the window that begins at X.
+    :raises CopyMismatch: the two windows have different rows of one key at X.
+    """
+    result = {**back, **forward}
+    for key in forward.keys() & back.keys():
+        if forward[key].now != back[key].now:
+            raise CopyMismatch(
+                "the last change of a row up to the position of the run contradicts the first change after it",
+                hint="trigger a new run; if it recurs, report it with the server's version",
+            )
+    return result
+
+
+def bring(rows: Mapping[Key, Row], change: Mapping[Key, Towards[Row]]) -> dict[Key, Row]:
+    """Return the rows at X: replace the row of every touched key by the key's ``now``."""
+    result = {key: row for key, row in rows.items() if key not in change}
+    result.update((key, pair.now) for key, pair in change.items() if pair.now is not None)
+    return result
+
+
 def rewind(rows: Mapping[Key, Row], change: NetChange[Key, Row]) -> dict[Key, Row]:
     """Replace the row of every touched key by the key's ``before``."""
-    return _apply(rows, {key: pair.before for key, pair in change.items()})
+    return bring(rows, towards(change, forward=False))
 
 
 def roll_forward(rows: Mapping[Key, Row], change: NetChange[Key, Row]) -> dict[Key, Row]:
     """Replace the row of every touched key by the key's ``after``."""
-    return _apply(rows, {key: pair.after for key, pair in change.items()})
-
-
-def _apply(rows: Mapping[Key, Row], replacement: Mapping[Key, Row | None]) -> dict[Key, Row]:
-    result = {key: row for key, row in rows.items() if key not in replacement}
-    result.update((key, row) for key, row in replacement.items() if row is not None)
-    return result
+    return bring(rows, towards(change, forward=True))
 
 
 def net_counts(changes: Iterable[tuple[Row | None, Row | None]]) -> dict[Row, int]:
@@ -110,20 +159,25 @@ def net_counts(changes: Iterable[tuple[Row | None, Row | None]]) -> dict[Row, in
 
 
 def rewind_counts(rows: Mapping[Row, int], counts: Mapping[Row, int]) -> dict[Row, int]:
-    """Return the multiset ``rows − counts``.
+    """Return the multiset ``rows − counts``. It raises what `bring_counts` does."""
+    return bring_counts(rows, {row: -count for row, count in counts.items()})
 
-    The counts must be the net change of the whole window, because subtracting one event after the other could produce
+
+def bring_counts(rows: Mapping[Row, int], counts: Mapping[Row, int]) -> dict[Row, int]:
+    """Return the multiset ``rows + counts``, at X.
+
+    The counts must be the net change of the whole window towards X, because one event after the other could produce
     intermediate counts that never existed.
 
     :raises CopyMismatch: a count would become negative.
     """
     result = dict(rows)
     for row, count in counts.items():
-        remaining = result.pop(row, 0) - count
+        remaining = result.pop(row, 0) + count
         if remaining < 0:
             raise CopyMismatch(
-                f"according to the log, a row was added {counted(count, 'time')}, but the run read this row only "
-                f"{counted(remaining + count, 'time')}",
+                f"according to the log, a row was removed {counted(-count, 'time')}, but the run read this row only "
+                f"{counted(remaining - count, 'time')}",
                 hint="trigger a new run; if it recurs, report it with the server's version",
             )
         if remaining:

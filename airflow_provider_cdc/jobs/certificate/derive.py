@@ -56,7 +56,7 @@ class DigestChanges:
         index, buckets = order
         removed, added = Digest(), Digest()
         with self.staging.reading():
-            columns = ["before", "after", "count"]
+            columns = ["was", "now", "count"]
             folder, files = self.staging.folder, self.change.files
             for batch in net_change_files.read(folder, files, columns, table=index, buckets=buckets):
                 for start in range(0, batch.num_rows, DECODED_ROWS):
@@ -64,7 +64,7 @@ class DigestChanges:
                     if self.tables[index].table.keyless:
                         gone, come = self._counted(index, part)
                     else:
-                        gone, come = self._digest(index, part["before"]), self._digest(index, part["after"])
+                        gone, come = self._digest(index, part["was"]), self._digest(index, part["now"])
                     removed, added = removed + gone, added + come
         return Effect(removed, added)
 
@@ -72,10 +72,10 @@ class DigestChanges:
         return digest(decode_published(self.source, self.tables[index].table, images.drop_null(), {}))
 
     def _counted(self, index: int, part: pa.RecordBatch) -> tuple[Digest, Digest]:
-        """Return the rows that a keyless table loses and gets. ``before`` has the row, and ``count`` how many of it."""
+        """Return the rows that a keyless table loses and gets. ``now`` has the row, and ``count`` how many of it."""
         removed, added = Digest(), Digest()
         for count in pc.unique(part["count"]).to_pylist():
-            total = self._digest(index, part.filter(pc.equal(part["count"], count))["before"]) * abs(count)
+            total = self._digest(index, part.filter(pc.equal(part["count"], count))["now"]) * abs(count)
             if count < 0:
                 removed += total
             else:

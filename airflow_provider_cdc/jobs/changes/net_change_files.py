@@ -1,7 +1,9 @@
 """Reads and writes the files of a window's net change, and composes the net changes of segments into one net change.
 
-The files have `NET_SCHEMA` and are in ``delta/``. As far as memory allows, the rows in a file are sorted by table and
-bucket (a hash of the key). So a reader of one table, or of some buckets, skips most other rows.
+The files are in ``delta/``. Recorded pieces of the log, and touched keys, have `NET_SCHEMA`. All others have
+`TOWARDS_SCHEMA`: `towards` makes the changes free of direction, so that what applies them need not know whether a table
+is rewound or rolled forward. As far as memory allows, the rows in a file are sorted by table and bucket (a hash of the
+key). So a reader of one table, or of some buckets, skips most other rows.
 """
 
 from __future__ import annotations
@@ -22,24 +24,36 @@ from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.jobs.changes.same_keys import same_keys
 from airflow_provider_cdc.sources.api.window import BUCKETS, DELTA_SCHEMA, SegmentSummary
 
-NET_SCHEMA = DELTA_SCHEMA.append(pa.field("bucket", pa.uint8(), nullable=False))
+_BUCKET = pa.field("bucket", pa.uint8(), nullable=False)
+NET_SCHEMA = DELTA_SCHEMA.append(_BUCKET)
+_COLUMNS = {"before": "was", "after": "now"}
+TOWARDS_SCHEMA = pa.schema([field.with_name(_COLUMNS.get(field.name, field.name)) for field in NET_SCHEMA])
+"""One net change towards X, the position of the run. The columns are those of `NET_SCHEMA`, except:
+
+``now``
+    the row at X. Null: there is none. Keyless tables: the row itself. Tables of which only keys are read: null, because
+    their rows are read again.
+``was``
+    the row that a copy of an exact position must have. Null: it must have none. Null, too, for keyless tables and for
+    tables that are rewound: they are no copies.
+``count``
+    keyless tables: the number of times that the row must be added; if it is negative, removed. Other tables: 0.
+"""
 _ARRAY_BYTES = 1 << 30
 """Half of the capacity of a `pa.binary` array, in bytes. No row is larger than this."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """The number of touched ``keys`` of a table, the number of these keys that had a row before the window
-    (``befores``), and the number of these keys that have a row after it (``afters``).
-
-    ``afters`` is 0 unless the table is rolled forward."""
+    """The number of touched ``keys`` of a table, the number of these keys that have a row at X (``now``), and the
+    number of these keys that have a row in the base copy (``was``)."""
 
     keys: int
-    befores: int
-    afters: int = 0
+    now: int = 0
+    was: int = 0
 
 
-NONE = Count(0, 0)
+NONE = Count(0)
 
 Counts = dict[int, Count]
 """The counts of each touched table, by the table's index. A table without an entry was not touched."""
@@ -51,7 +65,9 @@ the transaction, and the transaction's id."""
 
 @dataclass(frozen=True)
 class NetChange:
-    """The files with the net change of several segments, or of the whole window, and the counts of their keys."""
+    """The files with the net change of several segments, or of all windows, and the counts of their keys.
+
+    The files have `TOWARDS_SCHEMA`."""
 
     files: tuple[StagedFile, ...]
     counts: Counts
@@ -60,14 +76,13 @@ class NetChange:
         """Return the number of keys of a table (by its index) that the window touches."""
         return self.counts.get(table, NONE).keys
 
-    def befores(self, table: int) -> int:
-        """Return the number of touched keys of a table that had a row before the window."""
-        return self.counts.get(table, NONE).befores
+    def now(self, table: int) -> int:
+        """Return the number of touched keys of a table that have a row at X."""
+        return self.counts.get(table, NONE).now
 
-    def afters(self, table: int) -> int:
-        """Return the number of touched keys of a table that have a row after the window. The table must be one that the
-        log brings forward."""
-        return self.counts.get(table, NONE).afters
+    def was(self, table: int) -> int:
+        """Return the number of touched keys of a table that must have a row in the base copy."""
+        return self.counts.get(table, NONE).was
 
     def size(self) -> int:
         """Return the total size of the files in bytes."""
@@ -95,9 +110,39 @@ def gathered(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.Table
 
 
 def in_buckets(rows: pa.Table) -> pa.Table:
-    """Convert changes of `DELTA_SCHEMA` to `NET_SCHEMA`, sorted by table and bucket."""
+    """Return the changes with their buckets, sorted by table and bucket."""
     bucket = pa.chunked_array([row_bytes.buckets(keys, BUCKETS) for keys in rows["key"].chunks], pa.uint8())
-    return _sorted(rows.append_column(NET_SCHEMA.field("bucket"), bucket))
+    return _sorted(rows.append_column(_BUCKET, bucket))
+
+
+def towards(rows: pa.Table, keyless: Sequence[int], *, forward: bool) -> pa.Table:
+    """Make changes free of direction: convert them from the names of `NET_SCHEMA` to those of `TOWARDS_SCHEMA`.
+
+    :param rows: changes of one window, with or without buckets.
+    :param keyless: the indices of the keyless tables.
+    :param forward: whether the window ends at X, and not at the end of the reads.
+    """
+    tables = pa.array(keyless, pa.int32())
+    schema = pa.schema([TOWARDS_SCHEMA.field(place) for place in range(rows.num_columns)])
+    # Most batches have the changes of one table. Their images are not copied.
+    return pa.Table.from_batches([_towards(one, tables, schema, forward) for one in rows.to_batches()], schema)
+
+
+def _towards(rows: pa.RecordBatch, keyless: pa.Int32Array, schema: pa.Schema, forward: bool) -> pa.RecordBatch:
+    before, none = rows["before"], pa.nulls(rows.num_rows, pa.binary())
+    counts = rows["count"] if forward else pc.negate(rows["count"])
+    if not forward:
+        now, was = before, none
+    else:
+        # The image of a keyless table's row is its ``before``, whatever the change.
+        is_keyless = pc.is_in(rows["table"], value_set=keyless)
+        count = is_keyless.true_count
+        if count in (0, rows.num_rows):
+            now, was = (before, none) if count else (rows["after"], before)
+        else:
+            now, was = pc.if_else(is_keyless, before, rows["after"]), pc.if_else(is_keyless, none, before)
+    columns = {**dict(zip(rows.schema.names, rows.columns, strict=True)), "now": now, "was": was, "count": counts}
+    return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
 def _sorted(rows: pa.Table) -> pa.Table:
@@ -143,11 +188,13 @@ def read(
     files: Sequence[StagedFile],
     columns: Sequence[str],
     *,
+    schema: pa.Schema = TOWARDS_SCHEMA,
     table: int | None = None,
     buckets: tuple[int, int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """Read changes from files in batches of bounded size.
 
+    :param schema: the schema of the files.
     :param table: read only the changes of the table with this index.
     :param buckets: read only the buckets from the first number up to the second number (exclusive).
     """
@@ -160,7 +207,7 @@ def read(
         within = (ds.field("bucket") >= buckets[0]) & (ds.field("bucket") < buckets[1])
         condition = within if condition is None else condition & within
     paths = [run.path(file.name) for file in files]
-    dataset = ds.dataset(paths, schema=NET_SCHEMA, format="parquet", filesystem=run.filesystem)
+    dataset = ds.dataset(paths, schema=schema, format="parquet", filesystem=run.filesystem)
     for batch in dataset.to_batches(columns=list(columns), filter=condition):
         if batch.num_rows:
             yield batch
@@ -204,22 +251,23 @@ def settle(rows: pa.Table, segment: int, decisions: Decisions) -> pa.Table:
     return rows.filter(keep)
 
 
-def compose(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
+def compose(rows: pa.Table, keyless: Sequence[int], *, forward: bool) -> pa.Table:
     """Compose the changes of each table and key into one row, and sort these rows by table and bucket.
 
-    The result has the ``before`` of the first change, the ``after`` of the last change, and the sum of the counts
-    (``core.tables.net_change.net``).
+    The result has the ``now`` of the change next to X, the ``was`` of the change that is farthest from X, and the sum
+    of the counts (``core.tables.net_change.net``).
 
-    :param rows: changes of `NET_SCHEMA`, none of them pending.
+    :param rows: changes of `TOWARDS_SCHEMA`, none of them pending.
     :param keyless: the indices of the keyless tables, whose rows with count 0 are dropped.
+    :param forward: whether the window ends at X, so that the last change of a key is next to X.
     """
     changes = same_keys(rows)
     order = np.lexsort([rows[name].to_numpy()[changes.first] for name in ("bucket", "table")])
-    result = _taken(rows, changes.first[order])
-    result = result.set_column(5, NET_SCHEMA.field("count"), pa.array(changes.counts[order]))
-    if rows["after"].null_count < rows.num_rows:
-        after = _taken(rows.select(["after"]), changes.last[order])
-        result = result.set_column(7, NET_SCHEMA.field("after"), after["after"])
+    nearest, farthest = (changes.last, changes.first) if forward else (changes.first, changes.last)
+    place = rows.schema.get_field_index("was")
+    was = _taken(rows.select([place]), farthest[order])
+    result = _taken(rows.remove_column(place), nearest[order]).add_column(place, was.schema.field(0), was["was"])
+    result = result.set_column(5, TOWARDS_SCHEMA.field("count"), pa.array(changes.counts[order]))
     return without_effect_dropped(result, keyless)
 
 
@@ -227,6 +275,14 @@ def last(rows: pa.Table) -> pa.Table:
     """Return the last change of each key of each table. This is for tables for which the log reader returns only
     keys."""
     return rows.take(pa.array(same_keys(rows).last))
+
+
+def touched(rows: pa.Table) -> pa.Table:
+    """Convert changes of `NET_SCHEMA` that have only keys to `TOWARDS_SCHEMA`. The rows at X are read again."""
+    none = pa.nulls(rows.num_rows, pa.binary())
+    columns = {name: rows[name] for name in TOWARDS_SCHEMA.names if name not in ("was", "now")}
+    columns |= {"was": none, "now": none, "count": pa.array(np.zeros(rows.num_rows, np.int64))}
+    return pa.table([columns[name] for name in TOWARDS_SCHEMA.names], schema=TOWARDS_SCHEMA)
 
 
 def _taken(rows: pa.Table, places: Int64s) -> pa.Table:
@@ -277,11 +333,12 @@ def without_tables(rows: pa.Table, tables: Sequence[int]) -> pa.Table:
 
 
 def count_by_table(rows: pa.Table) -> Counts:
-    """Count the touched keys of each table."""
-    totals = rows.group_by("table").aggregate([("key", "count"), ("before", "count"), ("after", "count")])
-    return {
-        row["table"]: Count(row["key_count"], row["before_count"], row["after_count"]) for row in totals.to_pylist()
-    }
+    """Count the touched keys of each table.
+
+    :param rows: changes of `TOWARDS_SCHEMA`.
+    """
+    totals = rows.group_by("table").aggregate([("key", "count"), ("now", "count"), ("was", "count")])
+    return {row["table"]: Count(row["key_count"], row["now_count"], row["was_count"]) for row in totals.to_pylist()}
 
 
 def add_counts(several: Iterable[Counts]) -> Counts:
@@ -292,7 +349,7 @@ def add_counts(several: Iterable[Counts]) -> Counts:
             so_far = total.get(table, NONE)
             total[table] = Count(
                 so_far.keys + counts_of_table.keys,
-                so_far.befores + counts_of_table.befores,
-                so_far.afters + counts_of_table.afters,
+                so_far.now + counts_of_table.now,
+                so_far.was + counts_of_table.was,
             )
     return total

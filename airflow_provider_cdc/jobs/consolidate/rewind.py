@@ -1,7 +1,8 @@
-"""The rewind tasks of consolidate: remove touched rows from staged files, and restore the rows before the window.
+"""The tasks of consolidate for tables that were read: they remove the touched rows from staged files, and write these
+rows as they are at the position of the run.
 
-Tables that were read under an earlier manifest of the run are brought forward in the same way, with the rows after the
-window.
+Most tables are rewound. A table that was read under an earlier manifest of the run is brought forward. The net change
+has the rows in either case, so these tasks need not know.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ DECODED_ROWS = 65_536
 class Rewind:
     """An order: remove the touched rows from these files of one table.
 
-    For a keyless table, ``files`` are all of its files, and the order also restores the rows that the window removed.
+    For a keyless table, ``files`` are all of its files, and the order also writes the rows that must be added.
     Only keys whose change has an order greater than ``since`` count as touched."""
 
     table: int
@@ -45,8 +46,8 @@ class Rewind:
 
 @dataclass(frozen=True)
 class Restore:
-    """An order: restore the rows before (or after) the window, for the keys in a range of buckets (the end is
-    exclusive)."""
+    """An order: write the touched rows of one table as they are at the position of the run, for the keys in a range of
+    buckets (the end is exclusive)."""
 
     table: int
     buckets: tuple[int, int]
@@ -73,7 +74,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RewindTask:
-    """A task that rewinds tables. Spark sends this object to executors.
+    """A task that brings tables to the position of the run. Spark sends this object to executors.
 
     ``skips`` says whether the step continues if the table cannot be copied. If so, the outcome has the reason.
     """
@@ -106,10 +107,6 @@ class RewindTask:
     def _table(self, index: int) -> Table:
         return self.tables[index].table
 
-    def _forward(self, index: int) -> bool:
-        """Return whether a table is brought forward: it was read before the window and not after it."""
-        return bool(self.tables[index].read_in)
-
     def _files(self, index: int) -> TableFiles:
         entry = self.tables[index]
         return table_files(self.staging, entry, self.source.arrow_schema(entry.table))
@@ -129,7 +126,7 @@ class RewindTask:
         ]
         for touched in self._touched(order.table, schema.field(key[0]).type, order.since):
             mark(files, key, touched)
-            touched.check_all_found(table, "deletes" if self._forward(order.table) else "adds")
+            touched.check_all_found(table)
         written: list[StagedFile] = []
         for file in files:
             if file.marks or altered is not None:
@@ -147,33 +144,31 @@ class RewindTask:
 
     def _touched(self, index: int, first: pa.DataType, since: int) -> Iterator[TouchedKeys]:
         columns = ["key", "count", "order"] if since >= 0 else ["key", "count"]
-        keyless, gone = self._table(index).keyless, pc.less if self._forward(index) else pc.greater
+        keyless = self._table(index).keyless
 
         def read() -> Iterator[pa.RecordBatch]:
             for batch in net_change_files.read(self.staging.folder, self.change.files, columns, table=index):
                 if since >= 0:
                     batch = batch.filter(pc.greater(batch["order"], since))
-                yield batch.filter(gone(batch["count"], 0)) if keyless else batch
+                yield batch.filter(pc.less(batch["count"], 0)) if keyless else batch
 
         for batches in in_portions(read(), TOUCHED_ROWS):
             yield TouchedKeys.of(batches, keyless, first)
 
     def _restore(self, index: int, buckets: tuple[int, int] | None) -> tuple[tuple[StagedFile, ...], dict[str, int]]:
-        table, forward = self._table(index), self._forward(index)
-        # The log has the rows of keyless tables themselves, as images before the change.
-        image, came = "after" if forward and not table.keyless else "before", pc.greater if forward else pc.less
+        table = self._table(index)
         nulled: dict[str, int] = {}
         with self._files(index).writer("staged", "part-restored") as writer:
             for batch in net_change_files.read(
-                self.staging.folder, self.change.files, [image, "count"], table=index, buckets=buckets
+                self.staging.folder, self.change.files, ["now", "count"], table=index, buckets=buckets
             ):
-                restored = came(batch["count"], 0) if table.keyless else batch[image].is_valid()
+                restored = pc.greater(batch["count"], 0) if table.keyless else batch["now"].is_valid()
                 batch = batch.filter(restored)
                 for start in range(0, batch.num_rows, DECODED_ROWS):
                     part = batch.slice(start, DECODED_ROWS)
-                    rows = decode_published(self.source, table, part[image], nulled)
+                    rows = decode_published(self.source, table, part["now"], nulled)
                     if table.keyless:
-                        copies = np.repeat(np.arange(rows.num_rows), np.abs(part["count"].to_numpy()))
+                        copies = np.repeat(np.arange(rows.num_rows), part["count"].to_numpy())
                         for first in range(0, len(copies), DECODED_ROWS):
                             writer.write(rows.take(pa.array(copies[first : first + DECODED_ROWS])))
                     else:

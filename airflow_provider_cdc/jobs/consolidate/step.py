@@ -1,4 +1,4 @@
-"""The consolidate step: rewinds or rolls forward the rows that the window touched, and publishes all tables together.
+"""The consolidate step: brings the touched rows to the position of the run, and publishes all tables together.
 
 The step has four phases. A try that begins after a crash continues from the last phase that was reached:
 
@@ -328,7 +328,7 @@ def _orders(
             # No layer follows the last layer, so no touched row has to be removed from the last layer.
             orders += [layer for layer in layers[index][:-1] if layer.files]
             continue
-        if restored := change.afters(index) if entry.read_in else change.befores(index):
+        if restored := change.now(index):
             tasks = min(BUCKETS, step.slots * TASKS_PER_SLOT, 1 + restored // RESTORE_ROWS)
             orders += [Restore(index, buckets) for buckets in bucket_ranges(tasks)]
     return sorted(orders, key=_weight, reverse=True)

@@ -54,11 +54,11 @@ class TouchedKeys:
 
     @classmethod
     def of(cls, batches: Sequence[pa.RecordBatch], keyless: bool, first: pa.DataType) -> TouchedKeys:
+        """Return the keys in changes of `net_change_files.TOWARDS_SCHEMA`. Those of a keyless table must have negative
+        counts."""
         rows = pa.Table.from_batches(batches).combine_chunks()
         keys = rows["key"].chunk(0)
-        # When rewinding, remove the rows that were added within the window. When rolling forward, remove the rows that
-        # were deleted within the window.
-        remaining_counts = np.abs(rows["count"].to_numpy()) if keyless else None
+        remaining_counts = -rows["count"].to_numpy() if keyless else None
         return cls(keys, remaining_counts, row_bytes.first_values(keys, first) if has_one_pattern(first) else None)
 
     def may_lie_in(self, statistics: pq.Statistics | None) -> bool:
@@ -101,15 +101,14 @@ class TouchedKeys:
         result[rows[taken]] = True
         return result
 
-    def check_all_found(self, table: Table, does: str = "adds") -> None:
+    def check_all_found(self, table: Table) -> None:
         """Check that all rows to be removed from a keyless table were found.
 
-        :param does: a verb, for the message, that says how the log changes these rows.
         :raises CopyMismatch: some rows are not in the table's files.
         """
         if self.left is not None and self.left.any():
             raise CopyMismatch(
-                f"the log {does} {counted(int(self.left.sum()), 'row')} that the copy does not have",
+                f"the net change removes {counted(int(self.left.sum()), 'row')} that the copy does not have",
                 where=str(table.name),
                 hint="trigger a new run; if it recurs, report it with the server's version",
             )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -35,10 +35,13 @@ COMPOSED_ROWS = 65_536
 class SegmentRecord:
     """The record of a segment that was read: its plan, and its files.
 
-    ``counts`` is the result of `net_change_files.count_by_table`. ``refused`` has the tables that cannot be copied, by
+    ``files`` have the changes as the log has them (`net_change_files.NET_SCHEMA`). Only a piece of the spooled log has
+    such files: its changes may be applied in both directions. ``towards`` has the files with the changes towards the
+    position of the run (`net_change_files.TOWARDS_SCHEMA`), and ``counts`` is the result of
+    `net_change_files.count_by_table` for these files. ``refused`` has the tables that cannot be copied, by
     name, with the reasons. The files may lack changes of these tables. ``changes`` are the files with the single row
-    changes (`CHANGE_SCHEMA`) of the tables with a change feed. ``held`` is the size of the rows of ``files`` in memory,
-    in bytes."""
+    changes (`CHANGE_SCHEMA`) of the tables with a change feed. ``held`` is the size of the rows in memory, in
+    bytes."""
 
     plan: str
     segment: int
@@ -49,6 +52,12 @@ class SegmentRecord:
     refused: dict[str, str] = field(default_factory=dict)
     changes: tuple[StagedFile, ...] = ()
     held: int = 0
+    towards: tuple[StagedFile, ...] = ()
+
+    @property
+    def all_files(self) -> tuple[StagedFile, ...]:
+        """The files with the net change of the segment."""
+        return (*self.files, *self.towards)
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,9 @@ class ReadSegment:
     ``start`` is the position at which the window begins. ``skips`` says whether a table that cannot be copied is left
     out. Otherwise, such a table stops the step; the last table of the run always stops it. ``alone`` says whether the
     run has only the tables in ``tables``. ``events`` has the indices of tables of which only the single changes are
-    kept, because the position up to which their changes count is not known yet.
+    kept, because the position up to which their changes count is not known yet. ``forward`` says whether the window
+    ends at the position of the run, and not at the end of the reads. None: the segment is a piece, whose changes are
+    kept as the log has them.
     """
 
     staging: Staging
@@ -70,6 +81,7 @@ class ReadSegment:
     skips: bool = False
     alone: bool = True
     events: tuple[int, ...] = ()
+    forward: bool | None = None
 
     def __call__(self, segment: LogSegment) -> SegmentRecord:
         """Write the net change of one segment, and its record."""
@@ -104,7 +116,8 @@ class ReadSegment:
 
     def _read(self, segment: LogSegment, tables: tuple[TrackedTable, ...], turn: Turn) -> SegmentRecord:
         turn.check()
-        name = f"delta/{self.name}-{segment.number:06}"
+        name, forward = f"delta/{self.name}-{segment.number:06}", self.forward
+        schema = net_change_files.NET_SCHEMA if forward is None else net_change_files.TOWARDS_SCHEMA
         keyless = [tracked.index for tracked in tables if tracked.table.keyless]
         counts: list[net_change_files.Counts] = []
         pending = held = 0
@@ -115,7 +128,7 @@ class ReadSegment:
             under_way.reached(read, images)
 
         with (
-            self.staging.writer(name, net_change_files.NET_SCHEMA, QUICKEST) as writer,
+            self.staging.writer(name, schema, QUICKEST) as writer,
             self.staging.writer(f"{name}-changes", CHANGE_SCHEMA, QUICKEST) as changes,
             self.source.read_segment(segment, self.start, tables, changes.write, progress) as reader,
         ):
@@ -123,29 +136,35 @@ class ReadSegment:
                 # Also decode the rows of tables in ``events``, so that a value that cannot be decoded is found now.
                 rows = net_change_files.without_tables(selected_changes(self.source, tables, rows), self.events)
                 rows = net_change_files.without_effect_dropped(rows, keyless)
+                if forward is not None:
+                    rows = net_change_files.towards(rows, keyless, forward=forward)
+                    counts.append(net_change_files.count_by_table(rows))
                 writer.write(net_change_files.in_buckets(rows))
-                counts.append(net_change_files.count_by_table(rows))
                 pending += rows.num_rows - rows["pending"].null_count
                 held += rows.nbytes
             summary = reader.summary
         total = net_change_files.add_counts(counts)
-        files, single = tuple(writer.files), tuple(changes.files)
-        return SegmentRecord(self.plan, segment.number, files, total, pending, summary, changes=single, held=held)
+        files = tuple(writer.files)
+        record = SegmentRecord(
+            self.plan, segment.number, (), total, pending, summary, changes=tuple(changes.files), held=held
+        )
+        return replace(record, files=files) if forward is None else replace(record, towards=files)
 
 
 @dataclass(frozen=True)
 class ComposeBuckets:
     """A task that composes the segments of the window ``name``. Spark sends this object to executors.
 
-    ``numbers`` has the index of each table in the run, by its index in the files, if the files were written under
-    another manifest. Other tables are left out. If it is empty, the indices are equal. ``images`` has the earlier
-    columns of tables that were altered since."""
+    ``forward`` says whether the window ends at the position of the run. ``numbers`` has the index of each table in the
+    run, by its index in the files, if the files were written under another manifest. Other tables are left out. If it
+    is empty, the indices are equal. ``images`` has the earlier columns of tables that were altered since."""
 
     staging: Staging
     name: str
-    segments: tuple[tuple[int, tuple[StagedFile, ...]], ...]
+    segments: tuple[SegmentRecord, ...]
     decisions: net_change_files.Decisions
     keyless: tuple[int, ...]
+    forward: bool
     numbers: Mapping[int, int] = field(default_factory=dict)
     images: CarriedImages | None = None
 
@@ -155,24 +174,40 @@ class ComposeBuckets:
             return self._composed(buckets)
 
     def _composed(self, buckets: tuple[int, int]) -> net_change_files.NetChange:
-        columns = net_change_files.NET_SCHEMA.names
-        settled = []
-        for number, files in self.segments:
-            batches = net_change_files.read(self.staging.folder, files, columns, buckets=buckets)
-            rows = pa.Table.from_batches(batches, net_change_files.NET_SCHEMA)
-            rows = net_change_files.renumbered(rows, self.numbers)
-            if self.images is not None:
-                rows = self.images.of_present(rows, number)
-            settled.append(net_change_files.settle(rows, number, self.decisions))
+        settled = [
+            net_change_files.settle(rows, record.segment, self.decisions)
+            for record in self.segments
+            for rows in self._read(record, buckets)
+        ]
         counts: list[net_change_files.Counts] = []
         with self.staging.writer(
-            f"delta/{self.name}-net-{buckets[0]:02}", net_change_files.NET_SCHEMA, QUICKEST
+            f"delta/{self.name}-net-{buckets[0]:02}", net_change_files.TOWARDS_SCHEMA, QUICKEST
         ) as writer:
             for rows in net_change_files.portions(settled, COMPOSED_ROWS):
-                composed = net_change_files.compose(rows, self.keyless)
+                composed = net_change_files.compose(rows, self.keyless, forward=self.forward)
                 writer.write(composed)
                 counts.append(net_change_files.count_by_table(composed))
         return net_change_files.NetChange(tuple(writer.files), net_change_files.add_counts(counts))
+
+    def _read(self, record: SegmentRecord, buckets: tuple[int, int]) -> Iterator[pa.Table]:
+        """Yield the changes of a segment towards the position of the run."""
+        schema, folder = net_change_files.NET_SCHEMA, self.staging.folder
+        if record.files:
+            # The images after the changes are not needed to rewind.
+            columns = schema.names if self.forward else [name for name in schema.names if name != "after"]
+            batches = net_change_files.read(folder, record.files, columns, schema=schema, buckets=buckets)
+            rows = pa.Table.from_batches(batches, pa.schema([schema.field(name) for name in columns]))
+            if not self.forward:
+                none = pa.chunked_array([pa.nulls(rows.num_rows, pa.binary())])
+                rows = rows.add_column(schema.get_field_index("after"), schema.field("after"), none)
+            rows = net_change_files.renumbered(rows, self.numbers)
+            if self.images is not None:
+                rows = self.images.of_present(rows, record.segment)
+            yield net_change_files.towards(rows, self.keyless, forward=self.forward)
+        if record.towards:
+            schema = net_change_files.TOWARDS_SCHEMA
+            batches = net_change_files.read(folder, record.towards, schema.names, buckets=buckets)
+            yield net_change_files.renumbered(pa.Table.from_batches(batches, schema), self.numbers)
 
 
 @dataclass(frozen=True)
@@ -188,11 +223,16 @@ class LastOfBuckets:
             rows = net_change_files.last(
                 pa.Table.from_batches(
                     net_change_files.read(
-                        self.staging.folder, self.files, net_change_files.NET_SCHEMA.names, buckets=buckets
+                        self.staging.folder,
+                        self.files,
+                        net_change_files.NET_SCHEMA.names,
+                        schema=net_change_files.NET_SCHEMA,
+                        buckets=buckets,
                     ),
                     net_change_files.NET_SCHEMA,
                 )
             )
-        with self.staging.writer(f"delta/net-{buckets[0]:02}", net_change_files.NET_SCHEMA, QUICKEST) as writer:
+        rows = net_change_files.touched(rows)
+        with self.staging.writer(f"delta/net-{buckets[0]:02}", net_change_files.TOWARDS_SCHEMA, QUICKEST) as writer:
             writer.write(rows.sort_by([("table", "ascending"), ("bucket", "ascending")]))
         return net_change_files.NetChange(tuple(writer.files), net_change_files.count_by_table(rows))

@@ -218,7 +218,15 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_c
         check = partial(source.check_writes, [record.summary for record in read])
         persist("extract_delta: check what was logged as statements", check)
     if window.spooled or window.units:
-        read = with_counts(step, window.stored_tables, read, decisions, window.since, window.units)
+        read = with_counts(
+            step,
+            window.stored_tables,
+            read,
+            decisions,
+            window.since,
+            forward=window.forward,
+            units=window.units,
+        )
     return read, decisions
 
 
@@ -241,7 +249,7 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
     plan = step.plan(name, LogSegment, lambda: persist(f"plan {name}", segments))
     planned = plan.orders
     done = step.finished(plan, SegmentRecord, {segment.number: window.record_name(segment) for segment in planned})
-    files_by_segment = {number: record.files + record.changes for number, record in done.items()}
+    files_by_segment = {number: record.all_files + record.changes for number, record in done.items()}
     whole = without_damaged(step, files_by_segment, "extract_delta: segment")
     done = {number: record for number, record in done.items() if number in whole}
     missing = [segment for segment in planned if segment.number not in done]
@@ -297,6 +305,7 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
             skips,
             alone,
             (*window.units, *window.events),
+            window.forward,
         ),
         finished,
         meanwhile=meanwhile,
@@ -316,27 +325,34 @@ def _prepared_nowhere(unmatched_commits: Mapping[str, str]) -> ExactnessError:
 def _compose(
     step: Step, window: Window, read: Sequence[SegmentRecord], decisions: net_change_files.Decisions
 ) -> net_change_files.NetChange:
-    segments = [(record.segment, record.files) for record in read if record.files]
+    segments = tuple(record for record in read if record.all_files)
     pending = any(record.pending for record in read)
     parts = any(record.summary.parts > 1 for record in read)
     is_counted = bool(window.spooled or window.units)
-    composed: Sequence[SegmentRecord | net_change_files.NetChange] = read
+    files = tuple(file for record in segments for file in record.towards)
+    counts = [record.counts for record in segments]
     if segments and (len(segments) > 1 or is_counted or pending or parts or needs_composing(window.tables)):
         held = sum(record.held for record in read)
-        ranges = _bucket_ranges(step, [file for _, files in segments for file in files], held)
+        ranges = _bucket_ranges(step, [file for record in segments for file in record.all_files], held)
         keyless = tuple(index for index, entry in enumerate(step.tables) if entry.table.keyless)
         composed = run_tasks(
             step.spark,
             "compose the net change",
             ranges,
             ComposeBuckets(
-                step.staging, window.name, tuple(segments), decisions, keyless, window.numbers, window.images
+                step.staging,
+                window.name,
+                segments,
+                decisions,
+                keyless,
+                window.forward,
+                window.numbers,
+                window.images,
             ),
         )
-    files = tuple(file for composed_piece in composed for file in composed_piece.files)
-    return net_change_files.NetChange(
-        files, net_change_files.add_counts(composed_piece.counts for composed_piece in composed)
-    )
+        files = tuple(file for composed_piece in composed for file in composed_piece.files)
+        counts = [composed_piece.counts for composed_piece in composed]
+    return net_change_files.NetChange(files, net_change_files.add_counts(counts))
 
 
 def _bucket_ranges(step: Step, files: Sequence[StagedFile], held: int = 0) -> list[tuple[int, int]]:

@@ -64,6 +64,11 @@ class Window:
     images: CarriedImages | None = None
 
     @property
+    def forward(self) -> bool:
+        """Whether the window ends at the position of the run, and not at the end of the reads."""
+        return self.name != BACK
+
+    @property
     def stored_tables(self) -> tuple[TrackedTable, ...]:
         """The tables, with their indices in the files of the pieces."""
         stored = {number: index for index, number in self.numbers.items()}

@@ -25,11 +25,12 @@ _LARGE = pa.large_binary()
 
 
 class Images:
-    """The images of touched rows before and after the window, as the log's own bytes.
+    """The images of touched rows as the copy must have them, and as they are at the position of the run. The images are
+    the log's own bytes.
 
     :param keys: the keys of each row group's touched rows, in the order of the row group. Each key occurs once, and
         ``changes`` contains every key.
-    :param changes: reads the changes of the table: the columns ``key``, ``before`` and ``after``.
+    :param changes: reads the changes of the table: the columns ``key``, ``was`` and ``now``.
     """
 
     def __init__(self, keys: Mapping[Place, pa.BinaryArray], changes: Callable[[], Iterator[pa.RecordBatch]]) -> None:
@@ -43,33 +44,33 @@ class Images:
         self._ends = np.cumsum(sum(np.maximum(lengths_of_batch, 0) for lengths_of_batch in self._lengths))
 
     def lengths(self, place: Place) -> tuple[Int64s, Int64s]:
-        """Return the length in bytes of each image before and after the window, and -1 where there is no image."""
+        """Return the length in bytes of each image in the copy and at the position of the run, and -1 where there is no
+        image."""
         place_slice = slice(*self._places[place])
-        before, after = self._lengths
-        return before[place_slice], after[place_slice]
+        was, now = self._lengths
+        return was[place_slice], now[place_slice]
 
     def of(self, place: Place, start: int, stop: int) -> tuple[pa.BinaryArray, pa.BinaryArray]:
-        """Return the images before and after the window for the touched rows of a row group, from ``start`` up to
-        ``stop`` (exclusive). The images before the window must fit into one binary array, and the images after the
-        window into another one."""
+        """Return the images in the copy and at the position of the run, for the touched rows of a row group from
+        ``start`` up to ``stop`` (exclusive). Each of the two must fit into one binary array."""
         begin, _ = self._places[place]
         start, stop = begin + start, begin + stop
         if start < self._first or stop > self._end:
             self._load(start, stop)
         # Take a copy: the bytes of a slice may lie at offsets beyond the range of the smaller type, `pa.binary`.
         rows = self._held.take(pa.array(np.arange(start - self._first, stop - self._first))).combine_chunks()
-        before, after = (rows[name].cast(pa.binary()).combine_chunks() for name in ("before", "after"))
-        return before, after
+        was, now = (rows[name].cast(pa.binary()).combine_chunks() for name in ("was", "now"))
+        return was, now
 
     def _look(self) -> tuple[Int64s, Int64s]:
-        """Return the lengths of all images, before and after. Keep the images in memory if all of them fit."""
-        keys, befores, afters, held = [], [], [], []
+        """Return the lengths of all images. Keep the images in memory if all of them fit."""
+        keys, was, now, held = [], [], [], []
         size = 0
         for batch in self._changes():
             batch_of_keys = batch.filter(pc.is_in(batch["key"], value_set=self._keys))
             keys.append(batch_of_keys["key"])
-            befores.append(_lengths_of(batch_of_keys["before"]))
-            afters.append(_lengths_of(batch_of_keys["after"]))
+            was.append(_lengths_of(batch_of_keys["was"]))
+            now.append(_lengths_of(batch_of_keys["now"]))
             size += batch_of_keys.nbytes
             if size <= HELD_BYTES:
                 held.append(batch_of_keys)
@@ -79,7 +80,7 @@ class Images:
             self._hold(held, self._keys)
             self._end = len(self._keys)
         places = pc.index_in(self._keys, value_set=pa.chunked_array(keys, pa.binary())).to_numpy()
-        return np.concatenate(befores)[places], np.concatenate(afters)[places]
+        return np.concatenate(was)[places], np.concatenate(now)[places]
 
     def _load(self, start: int, stop: int) -> None:
         self._held = pa.table({})
@@ -92,11 +93,11 @@ class Images:
         self._hold([batch.filter(pc.is_in(batch["key"], value_set=keys)) for batch in self._changes()], keys)
 
     def _hold(self, batches: Sequence[pa.RecordBatch], keys: pa.ChunkedArray) -> None:
-        schema = pa.schema([("key", pa.binary()), ("before", _LARGE), ("after", _LARGE)])
+        schema = pa.schema([("key", pa.binary()), ("was", _LARGE), ("now", _LARGE)])
         # All images together may be larger than one `pa.binary` array can be.
         images = pa.Table.from_batches([batch.select(schema.names).cast(schema) for batch in batches], schema)
         images = images.combine_chunks()
-        self._held = images.select(["before", "after"]).take(pc.index_in(keys, value_set=images["key"]))
+        self._held = images.select(["was", "now"]).take(pc.index_in(keys, value_set=images["key"]))
 
 
 def _lengths_of(images: pa.BinaryArray) -> Int64s:

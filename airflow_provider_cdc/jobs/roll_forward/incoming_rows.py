@@ -55,20 +55,19 @@ class IncomingRows:
             return
         keyless = self.table.keyless
         first = self.files.published.field(self._key[0]).type
-        row = "before" if keyless else "after"
-        for batch in self.changes(["key", "before", "after", "count"]):
+        for batch in self.changes(["key", "was", "now", "count"]):
             if keyless:
                 batch = batch.filter(pc.greater(batch["count"], 0))
             else:
-                # A row that existed before stays in place, so only rows without a before image are added.
-                batch = batch.filter(pc.and_(batch["after"].is_valid(), batch["before"].is_null()))
+                # A row that the copy has stays in place.
+                batch = batch.filter(pc.and_(batch["now"].is_valid(), batch["was"].is_null()))
             if not batch.num_rows:
                 continue
             ranged = has_one_pattern(first) and not keyless
             firsts = row_bytes.first_values(batch["key"], first) if ranged else None
             for number, range in targets:
                 batch_in_range = batch if firsts is None else batch.filter(pa.array(range.holds(firsts)))
-                for rows in self._decoded(batch_in_range[row], batch_in_range["count"]):
+                for rows in self._decoded(batch_in_range["now"], batch_in_range["count"]):
                     yield number, rows
 
     def _read_again(

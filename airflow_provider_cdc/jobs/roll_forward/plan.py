@@ -282,14 +282,12 @@ def roll_forward(
     refused = {outcome.table for outcome in outcomes if outcome.refused}
     for index in sorted({outcome.table for outcome in outcomes} - refused):
         table = step.tables[index].table
-        rows_found, befores = (
-            sum(outcome.found for outcome in outcomes if outcome.table == index),
-            change.befores(index),
-        )
+        rows_found = sum(outcome.found for outcome in outcomes if outcome.table == index)
+        was = change.was(index)
         # If the log names only keys, it does not show whether a row existed before.
-        if not table.keyless and index not in layers and rows_found != befores:
+        if not table.keyless and index not in layers and rows_found != was:
             raise CopyMismatch(
-                f"the log changes {counted(befores, 'row')} of the last copy, which has {rows_found:,} of them",
+                f"the log changes {counted(was, 'row')} of the last copy, which has {rows_found:,} of them",
                 where=str(table.name),
                 hint=FOREIGN,
             )

@@ -134,7 +134,7 @@ class _Rolling:
     def _done(self) -> Outcome:
         for touched in self._touched():
             mark(self._files, self._key, touched)
-            touched.check_all_found(self._table, "removes")
+            touched.check_all_found(self._table)
         rows_found = 0 if self._replaces else self._find_images()
         kept_files: list[StagedFile] = []
         written = self._gather()
@@ -205,7 +205,7 @@ class _Rolling:
         keys = pa.chunked_array([*images_by_place.values()], pa.binary())
         if pc.count_distinct(keys).as_py() != len(keys):
             raise CopyMismatch("the copy has two rows with one key", where=str(self._table.name), hint=FOREIGN)
-        self._images = Images(images_by_place, partial(self._changes, ["key", "before", "after"]))
+        self._images = Images(images_by_place, partial(self._changes, ["key", "was", "now"]))
         return len(keys)
 
     def _new(self) -> list[StagedFile]:
@@ -249,14 +249,14 @@ class _Rolling:
         for group, mask in file.marks.items():
             place = file.staged.name, group
             for start, stop in parts(self._images.lengths(place), DECODED_ROWS, ROW_GROUP_BYTES):
-                before, after = self._images.of(place, start, stop)
-                if before.null_count:
+                was, now = self._images.of(place, start, stop)
+                if was.null_count:
                     keys = file.read(group, self._key).filter(pa.array(mask)).slice(start, stop - start)
                     batch = keys.combine_chunks().to_batches()[0]
-                    raise self._mismatch(batch, before.is_null(), ADDED_TWICE)
-                self._deleted_rows += digest(decode_published(self._task.source, self._table, before, {}))
-                if after.null_count < len(after):
-                    yield pa.Table.from_batches([self._decoded(after.drop_null())])
+                    raise self._mismatch(batch, was.is_null(), ADDED_TWICE)
+                self._deleted_rows += digest(decode_published(self._task.source, self._table, was, {}))
+                if now.null_count < len(now):
+                    yield pa.Table.from_batches([self._decoded(now.drop_null())])
 
     def _rewritten(self, file: RolledFile, added: Sequence[pa.RecordBatch]) -> list[StagedFile]:
         """Write a file again, with the changes to its marked rows, and with the added rows. Rows that earlier runs
@@ -276,8 +276,8 @@ class _Rolling:
         if self._images is None or self._altered is not None or file.staged.deletes is not None:
             return False
         for group in file.marks:
-            _, afters = self._images.lengths((file.staged.name, group))
-            if (afters < 0).any() or self._size_left(file, group) > 2 * ROW_GROUP_BYTES:
+            _, now = self._images.lengths((file.staged.name, group))
+            if (now < 0).any() or self._size_left(file, group) > 2 * ROW_GROUP_BYTES:
                 return False
         return True
 
@@ -285,10 +285,10 @@ class _Rolling:
         """Return the approximate size in bytes of a row group after the window."""
         size = int(file.parquet.metadata.row_group(group).total_byte_size)
         if self._images is not None and group in file.marks:
-            before, after = (
+            was, now = (
                 np.maximum(image_lengths, 0).sum() for image_lengths in self._images.lengths((file.staged.name, group))
             )
-            size += int(after - before)
+            size += int(now - was)
         return size
 
     def _spliced(self, file: RolledFile, part: str) -> StagedFile:
@@ -367,24 +367,24 @@ class _Rolling:
             gone = np.zeros(part.num_rows, np.bool_) if earlier is None else earlier[begin:end].copy()
             begin = end
             batch = part.take(pa.array(marked_rows)).combine_chunks().to_batches()[0]
-            before, after = self._images.of(place, start, stop)
-            if before.null_count:
-                raise self._mismatch(batch, before.is_null(), ADDED_TWICE)
-            logged = decode_published(self._task.source, self._table, before, {})
+            was, now = self._images.of(place, start, stop)
+            if was.null_count:
+                raise self._mismatch(batch, was.is_null(), ADDED_TWICE)
+            logged = decode_published(self._task.source, self._table, was, {})
             differs = pc.not_equal(row_bytes.encode(batch, names), row_bytes.encode(logged, names))
             if differs.true_count:
                 raise self._mismatch(batch, differs, "a row of the copy differs from the old row in the log")
-            stays = after.is_valid()
-            gone[marked_rows] = after.is_null().to_numpy(zero_copy_only=False)
-            now = batch.slice(0, 0)
+            stays = now.is_valid()
+            gone[marked_rows] = now.is_null().to_numpy(zero_copy_only=False)
+            current = batch.slice(0, 0)
             if stays.true_count:
-                now = self._decoded(after.filter(stays))
+                current = self._decoded(now.filter(stays))
             yield Left(
                 part,
                 marked_rows[~gone[marked_rows]],
-                pa.Table.from_batches([now]),
+                pa.Table.from_batches([current]),
                 gone,
-                differing(batch.filter(stays), now),
+                differing(batch.filter(stays), current),
             )
 
     def _mismatch(self, batch: pa.RecordBatch, wrong: pa.Array, what: str) -> CopyMismatch:

@@ -87,7 +87,11 @@ class ReadAgain:
         with self.staging.reading():
             rows = pa.Table.from_batches(
                 net_change_files.read(
-                    self.staging.folder, self.keys, net_change_files.NET_SCHEMA.names, buckets=buckets
+                    self.staging.folder,
+                    self.keys,
+                    net_change_files.NET_SCHEMA.names,
+                    schema=net_change_files.NET_SCHEMA,
+                    buckets=buckets,
                 ),
                 net_change_files.NET_SCHEMA,
             )

@@ -70,7 +70,7 @@ def records_of(step: Step, links: Sequence[Link]) -> tuple[SegmentRecord, ...]:
     """
     pieces = [records.read_named(Piece, step.folder, link.record) for link in links]
     spooled = tuple(record for piece in pieces for record in piece.segments)
-    files = [file for record in spooled for file in (*record.files, *record.changes)]
+    files = [file for record in spooled for file in (*record.all_files, *record.changes)]
     require_whole(step, [Checked(file, "the spooled log") for file in files])
     return spooled
 
@@ -103,6 +103,8 @@ def with_counts(
     read: Sequence[SegmentRecord],
     decisions: Decisions,
     since: Mapping[int, Position] = NO_POSITIONS,
+    *,
+    forward: bool,
     units: Mapping[int, UnitsByPosition] = MappingProxyType({}),
 ) -> list[SegmentRecord]:
     """Return the records of a window, with the net changes of keyless tables in the segments that have the single
@@ -111,6 +113,7 @@ def with_counts(
 
     :param tracked: the tables of the window, with their indices in the files of the pieces.
     :param since: the positions up to which changes do not count, by the table's index.
+    :param forward: whether the window ends at the position of the run.
     :param units: the tables whose ranges were read at several positions, by the table's index.
     """
     keyless = tuple(one for one in tracked if one.table.keyless)
@@ -120,6 +123,6 @@ def with_counts(
     orders = {commit.order: commit.position for record in read for commit in record.summary.commits.values()}
     skips, alone = step.manifest.options.skips, len(tracked) == len(step.tables)
     alone = alone and len(tracked) == 1
-    work = CountChanges(step.staging, step.source, keyless, decisions, orders, since, skips, alone, units)
+    work = CountChanges(step.staging, step.source, keyless, decisions, orders, since, forward, skips, alone, units)
     counted_records = {one.segment: one for one in run_tasks(step.spark, "count single changes", spooled, work)}
     return [counted_records.get(record.segment, record) for record in read]

@@ -58,7 +58,8 @@ class CountChanges:
     ``decisions`` are the commits of prepared transactions. ``positions`` has the position of each such commit in the
     spooled segments, by its order. A commit without a position is after these segments, and its reader has already
     compared it with the position of the table. ``since`` has the positions, by the table's index, up to which changes
-    of a table do not count, because its rows are rolled forward from there. ``skips`` says whether a table that cannot
+    of a table do not count, because its rows are rolled forward from there. ``forward`` says whether the window ends at
+    the position of the run. ``skips`` says whether a table that cannot
     be copied is left out. ``alone`` says whether the run has only one table, which is never left out. ``units`` has the
     tables whose ranges were read at several positions, by index.
     """
@@ -69,6 +70,7 @@ class CountChanges:
     decisions: net_change_files.Decisions
     positions: Mapping[int, str]
     since: Mapping[int, Position]
+    forward: bool
     skips: bool = False
     alone: bool = True
     units: Mapping[int, UnitsByPosition] = field(default_factory=dict)
@@ -90,7 +92,7 @@ class CountChanges:
         indices = [one.index for one in tables]
         name = f"delta/spool-keyless-{record.segment:06}"
         folder = self.staging.folder
-        with self.staging.reading(), self.staging.writer(name, net_change_files.NET_SCHEMA, QUICKEST) as writer:
+        with self.staging.reading(), self.staging.writer(name, net_change_files.TOWARDS_SCHEMA, QUICKEST) as writer:
             dataset = ds.dataset(
                 [folder.path(file.name) for file in record.changes],
                 schema=CHANGE_SCHEMA,
@@ -106,6 +108,7 @@ class CountChanges:
                         net = self._net(one, gathered.pop((one.index, number), []), ranges)
                         rows = selected_changes(self.source, [one], net)
                         rows = net_change_files.without_effect_dropped(rows, indices)
+                        rows = net_change_files.towards(rows, indices, forward=self.forward)
                         if rows.num_rows:
                             writer.write(net_change_files.in_buckets(rows))
 
@@ -120,7 +123,7 @@ class CountChanges:
                     write()
                     size = 0
             write()
-        return replace(record, files=(*record.files, *writer.files), changes=())
+        return replace(record, towards=(*record.towards, *writer.files), changes=())
 
     def _read_at(self, one: TrackedTable) -> UnitsByPosition:
         """Return the positions at which a table was read. No ranges: the whole table was read at the position."""

@@ -142,7 +142,9 @@ class LeftOut:
 
 @lru_cache(maxsize=2)
 def _hashes(keys: LeftOut) -> UInt64s:
-    batches = net_change_files.read(keys.folder, keys.files, [_KEYS], table=keys.table)
+    batches = net_change_files.read(
+        keys.folder, keys.files, [_KEYS], schema=net_change_files.NET_SCHEMA, table=keys.table
+    )
     hashes = [row_hashes(batch)[0] for batch in batches]
     return np.unique(np.concatenate([np.zeros(0, np.uint64), *hashes]))
 

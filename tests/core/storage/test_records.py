@@ -101,6 +101,12 @@ def test_a_file_that_is_no_record_is_named(text: str, run: Storage) -> None:
         records.read(Outer, run, "a.json")
 
 
+def test_a_record_of_another_version_names_the_version_to_use() -> None:
+    with pytest.raises(ManifestError, match=r"another version wrote the record: new is not known") as failed:
+        records.decode(Outer, records.encode(RECORD) | {"new": 1}, "a.json")
+    assert "the version that began it" in failed.value.hint
+
+
 def test_a_record_that_is_gone_is_named(run: Storage) -> None:
     with pytest.raises(ManifestError, match=r"a\.json: the record is gone"):
         records.read(Outer, run, "a.json")

@@ -10,12 +10,17 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.tables.net_change import (
     Change,
+    Towards,
+    bring,
+    bring_counts,
     compose,
     net,
     net_counts,
+    overlay,
     rewind,
     rewind_counts,
     roll_forward,
+    towards,
 )
 from airflow_provider_cdc.errors import CopyMismatch
 
@@ -91,6 +96,33 @@ def test_a_multiset_is_rewound_by_its_net_counts(rows: list[str], steps: list[tu
     assert rewind_counts(+now, net_counts(changes)) == +before
 
 
+@given(histories(), st.data())
+def test_a_read_that_lasts_across_the_position_is_brought_to_it_by_both_sides(
+    history: tuple[list[Rows], list[Event]], data: st.DataObject
+) -> None:
+    states, events = history
+    position = data.draw(st.integers(0, len(events)))
+    moments = [data.draw(st.integers(0, len(events))) for _ in range(6)]
+    read = {key: states[moment][key] for key, moment in enumerate(moments) if key in states[moment]}
+    forward = towards(net(events[:position]), forward=True)
+    back = towards(net(events[position:]), forward=False)
+    assert bring(read, overlay(forward, back)) == states[position]
+    for key in forward.keys() & back.keys():
+        with pytest.raises(CopyMismatch, match="contradicts the first change after it"):
+            overlay(forward | {key: Towards(now="c", was=forward[key].was)}, back)
+
+
+@given(histories(), st.booleans())
+def test_the_row_that_was_is_that_of_an_exact_base(history: tuple[list[Rows], list[Event]], forward: bool) -> None:
+    states, events = history
+    base, target = (states[0], states[-1]) if forward else (states[-1], states[0])
+    change = towards(net(events), forward=forward)
+    assert {key: one.was for key, one in change.items()} == {key: base.get(key) for key in change}
+    assert bring(base, change) == target
+
+
 def test_a_count_below_zero_is_proof_of_a_mistake() -> None:
     with pytest.raises(CopyMismatch, match=r"3 times, but the run read this row only 1 time\n"):
         rewind_counts({"row": 1}, {"row": 3})
+    with pytest.raises(CopyMismatch, match=r"2 times, but the run read this row only 0 times\n"):
+        bring_counts({}, {"row": -2})

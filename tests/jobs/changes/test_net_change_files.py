@@ -10,8 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables import net_change, row_bytes
+from airflow_provider_cdc.errors import ManifestError
 from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
 from airflow_provider_cdc.sources.api.window import BUCKETS, DELTA_SCHEMA, LogSegment, SegmentSummary
 from tests.seeds import examples
 
@@ -43,29 +46,43 @@ def changes(events: list[tuple[int, Event]]) -> pa.Table:
     return pa.table(arrays, schema=DELTA_SCHEMA)
 
 
+def composed(rows: pa.Table, *, forward: bool) -> pa.Table:
+    return net_change_files.compose(
+        net_change_files.towards(rows, [KEYLESS], forward=forward), [KEYLESS], forward=forward
+    )
+
+
 @settings(deadline=None, max_examples=examples(150))
-@given(EVENTS, st.sampled_from([1, 4, 1 << 30]), st.randoms(use_true_random=False))
-def test_composing_is_netting_in_any_order_of_rows(events: list[Event], array_bytes: int, rng: Any) -> None:
-    windows = [{key: net_change.Change(before, None)} for table, key, before, _ in events if table == KEYED]
-    keyed = {key: change.before for key, change in net_change.net(windows).items()}
+@given(EVENTS, st.booleans(), st.sampled_from([1, 4, 1 << 30]), st.randoms(use_true_random=False))
+def test_composing_is_netting_in_any_order_of_rows(
+    events: list[Event], forward: bool, array_bytes: int, rng: Any
+) -> None:
+    windows = [
+        {key: net_change.Change(before, after_of(order))}
+        for order, (table, key, before, _) in enumerate(events)
+        if table == KEYED
+    ]
+    keyed = net_change.towards(net_change.net(windows), forward=forward)
     counts: dict[bytes, int] = {}
     for table, key, _, count in events:
         if table == KEYLESS:
-            counts[key] = counts.get(key, 0) + count
+            counts[key] = counts.get(key, 0) + (count if forward else -count)
 
     ordered = list(enumerate(events))
     rng.shuffle(ordered)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(net_change_files, "_ARRAY_BYTES", array_bytes)
-        composed = net_change_files.compose(net_change_files.in_buckets(changes(ordered)), [KEYLESS])
-    assert composed.schema == net_change_files.NET_SCHEMA
-    rows = composed.to_pylist()
+        found = composed(net_change_files.in_buckets(changes(ordered)), forward=forward)
+    assert found.schema == net_change_files.TOWARDS_SCHEMA
+    rows = found.to_pylist()
 
     # A reader of some buckets of a table finds them together.
     assert rows == sorted(rows, key=lambda row: (row["table"], row["bucket"]))
-    assert {row["key"]: row["before"] for row in rows if row["table"] == KEYED} == keyed
-    lasts = {key: after_of(order) for order, (table, key, _, _) in enumerate(events) if table == KEYED}
-    assert {row["key"]: row["after"] for row in rows if row["table"] == KEYED} == lasts
+    assert {row["key"]: row["now"] for row in rows if row["table"] == KEYED} == {k: one.now for k, one in keyed.items()}
+    # Only a copy has an exact position.
+    was = {key: one.was if forward else None for key, one in keyed.items()}
+    assert {row["key"]: row["was"] for row in rows if row["table"] == KEYED} == was
+    assert all((row["key"], None) == (row["now"], row["was"]) for row in rows if row["table"] == KEYLESS)
     assert {row["key"]: row["count"] for row in rows if row["table"] == KEYLESS} == {
         k: n for k, n in counts.items() if n
     }
@@ -78,21 +95,25 @@ def test_composing_in_portions_is_composing_at_once(
     events: list[Event], cuts: int, size: int, in_order: bool, rng: Any
 ) -> None:
     ordered = list(enumerate(events))
-    segments = [net_change_files.in_buckets(changes(ordered[cut::cuts])) for cut in range(cuts)]
-    at_once = net_change_files.compose(pa.concat_tables(segments), [KEYLESS])
+    segments = [
+        net_change_files.towards(net_change_files.in_buckets(changes(ordered[cut::cuts])), [KEYLESS], forward=True)
+        for cut in range(cuts)
+    ]
+    at_once = net_change_files.compose(pa.concat_tables(segments), [KEYLESS], forward=True)
     if not in_order:
         # As the files of a segment that was netted in parts are.
         segments = [one.take(pa.array(rng.sample(range(one.num_rows), one.num_rows), pa.int64())) for one in segments]
     portions = list(net_change_files.portions(segments, size))
     assert all(portions)
-    composed = pa.concat_tables(
-        net_change_files.compose(one, [KEYLESS]) for one in [*portions, net_change_files.NET_SCHEMA.empty_table()]
+    found = pa.concat_tables(
+        net_change_files.compose(one, [KEYLESS], forward=True)
+        for one in [*portions, net_change_files.TOWARDS_SCHEMA.empty_table()]
     )
-    places = list(zip(composed["table"].to_pylist(), composed["bucket"].to_pylist(), strict=True))
+    places = list(zip(found["table"].to_pylist(), found["bucket"].to_pylist(), strict=True))
     assert places == sorted(places)
     # Which of the keys in a bucket comes first does not matter.
     in_any_order = [("table", "ascending"), ("bucket", "ascending"), ("key", "ascending")]
-    assert composed.sort_by(in_any_order).to_pylist() == at_once.sort_by(in_any_order).to_pylist()
+    assert found.sort_by(in_any_order).to_pylist() == at_once.sort_by(in_any_order).to_pylist()
     for one, following in pairwise(portions):
         fewest = len(set(zip(one["table"].to_pylist(), one["bucket"].to_pylist(), strict=True)))
         assert one.num_rows <= size or fewest == 1
@@ -107,16 +128,32 @@ def test_what_is_composed_may_be_more_than_one_array_holds() -> None:
     pieces = [piece.set_column(1, DELTA_SCHEMA.field("key"), pa.array([key] * 600)) for key in keys]
     rows = pa.concat_tables([net_change_files.in_buckets(one) for one in pieces])
     assert rows["before"].nbytes > 2**31
-    composed = net_change_files.compose(rows, [])
-    assert sorted(composed["key"].to_pylist()) == keys
-    assert composed["before"].to_pylist() == [b"x" * 2**20] * 4
-    assert composed["after"].to_pylist() == [after_of(599)] * 4
+    for forward, near, far in (True, "now", "was"), (False, "was", "now"):
+        found = composed(rows, forward=forward)
+        assert sorted(found["key"].to_pylist()) == keys
+        assert found[far].to_pylist() == [b"x" * 2**20] * 4
+        assert found[near].to_pylist() == [after_of(599) if forward else None] * 4
 
 
 def test_the_place_within_one_order_decides_between_two_changes() -> None:
     rows = changes([(7, (KEYED, b"k", b"second", 0)), (6, (KEYED, b"k", b"first", 0))])
     same_order = rows.set_column(2, DELTA_SCHEMA.field("order"), pa.array([5, 5]))
-    assert net_change_files.compose(net_change_files.in_buckets(same_order), []).to_pylist()[0]["before"] == b"first"
+    same_order = net_change_files.in_buckets(same_order)
+    assert composed(same_order, forward=True).to_pylist()[0]["was"] == b"first"
+    assert composed(same_order, forward=False).to_pylist()[0]["now"] == b"first"
+
+
+@pytest.mark.parametrize("kind", [net_change_files.NetChange, SegmentRecord])
+def test_changes_whose_images_have_a_direction_are_refused(kind: type[Any]) -> None:
+    """An attempt of an earlier version recorded them: ``count`` had the other sign, and ``now`` would be null."""
+    counts = {0: net_change_files.Count(3, 2, 1)}
+    one = SegmentRecord("plan", 1, (), counts, 0, summary(1)) if kind is SegmentRecord else kind((), counts)
+    record = records.encode(one)
+    assert records.decode(kind, record, "r.json") == one
+    record["counts"] = {"0": {"keys": 3, "befores": 2, "afters": 0}}
+    with pytest.raises(ManifestError, match="another version wrote the record") as refused:
+        records.decode(kind, record, "r.json")
+    assert refused.value.hint == records.OTHER_VERSION
 
 
 def test_a_key_has_the_same_bucket_on_any_machine_and_keys_spread() -> None:

@@ -24,7 +24,7 @@ from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.core.tables.net_change import rewind_counts
+from airflow_provider_cdc.core.tables.net_change import bring_counts
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch
 from airflow_provider_cdc.jobs.changes import net_change_files
@@ -32,7 +32,6 @@ from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
 from airflow_provider_cdc.jobs.consolidate import rewind
 from airflow_provider_cdc.jobs.consolidate import touched_rows as touched
 from airflow_provider_cdc.jobs.consolidate.touched_rows import MarkedFile
-from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA
 from tests.seeds import examples
 
 EPOCH = dt.datetime(1970, 1, 1)
@@ -79,24 +78,25 @@ def take_out(
     encoded = row_bytes.encode(touched, list(key) or schema.names)
     size = len(encoded)
     images = [None if key else json.dumps(list(row.values())).encode() for row in touched.to_pylist()]
-    before = pa.array(images, pa.binary())
+    now = pa.array(images, pa.binary())
+    schema_of_changes = net_change_files.TOWARDS_SCHEMA
     changes = pa.table(
         [
             [0] * size,
             encoded,
             [1] * size,
             [0] * size,
-            before,
+            pa.nulls(size, pa.binary()),
             counts,
             pa.nulls(size, pa.string()),
-            pa.nulls(size, pa.binary()),
+            now,
         ],
-        schema=DELTA_SCHEMA,
+        schema=schema_of_changes.remove(schema_of_changes.get_field_index("bucket")),
     )
-    with staging.writer("delta/net", net_change_files.NET_SCHEMA) as delta:
+    with staging.writer("delta/net", schema_of_changes) as delta:
         delta.write(net_change_files.in_buckets(changes))
     table = Table(TableName("s", "t"), tuple(Column(name, "", True) for name in schema.names), key)
-    change = NetChange(tuple(delta.files), {0: net_change_files.Count(size, 0)})
+    change = NetChange(tuple(delta.files), {0: net_change_files.Count(size)})
     task = rewind.RewindTask(staging, StubSource(schema), (RunTable(table, "", ""),), change)  # type: ignore[arg-type]
     outcome = task(rewind.Rewind(0, tuple(writer.files)))
     left = [*outcome.adopted, *outcome.written]
@@ -157,7 +157,7 @@ def test_a_file_without_touched_rows_is_adopted_and_an_emptied_one_vanishes(tmp_
     ),
     data=st.data(),
 )
-def test_of_a_keyless_table_as_many_copies_are_taken_out_as_were_added_and_put_back_as_were_removed(
+def test_of_a_keyless_table_as_many_copies_are_taken_out_and_put_back_as_the_change_counts(
     present: list[tuple[Any, Any]],
     data: st.DataObject,
     tmp_path_factory: pytest.TempPathFactory,
@@ -167,19 +167,19 @@ def test_of_a_keyless_table_as_many_copies_are_taken_out_as_were_added_and_put_b
     monkeypatch.setattr(touched, "BLOCK_ROWS", data.draw(st.sampled_from([1, 5, 1000])))
     schema = pa.schema([("a", pa.int32()), ("b", pa.string())])
     copies = Counter(present)
-    added = {row: data.draw(st.integers(-3, count)) for row, count in [*copies.items(), ((7, "new"), 0)]}
-    changed = pa.record_batch(list(zip(*added, strict=True)), schema=schema)
+    counts = {row: data.draw(st.integers(-count, 3)) for row, count in [*copies.items(), ((7, "new"), 0)]}
+    changed = pa.record_batch(list(zip(*counts, strict=True)), schema=schema)
     rows = pa.table(list(zip(*present, strict=True)), schema=schema)
-    left, _ = take_out(tmp_path_factory.mktemp("run"), schema, (), rows, changed, list(added.values()))
-    expected = rewind_counts(copies, added)
+    left, _ = take_out(tmp_path_factory.mktemp("run"), schema, (), rows, changed, list(counts.values()))
+    expected = bring_counts(copies, counts)
     assert Counter(zip(*(column.to_pylist() for column in left.columns), strict=True)) == expected
 
 
-def test_a_row_that_the_log_adds_and_the_copy_lacks_stops_the_run(tmp_path: Path) -> None:
+def test_a_row_that_the_change_removes_and_the_copy_lacks_stops_the_run(tmp_path: Path) -> None:
     schema = pa.schema([("a", pa.int32())])
     rows = pa.table([[1, 1, 2]], schema=schema)
-    with pytest.raises(CopyMismatch, match=r"s\.t: the log adds 1 row "):
-        take_out(tmp_path, schema, (), rows, pa.record_batch([[1]], schema=schema), [3])
+    with pytest.raises(CopyMismatch, match=r"s\.t: the net change removes 1 row "):
+        take_out(tmp_path, schema, (), rows, pa.record_batch([[1]], schema=schema), [-3])
 
 
 def test_files_of_a_row_group_that_cannot_hold_the_key_are_not_read(

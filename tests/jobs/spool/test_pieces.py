@@ -61,7 +61,11 @@ def changes_of(run: SpooledRun, record: str) -> list[dict[str, Any]]:
     files = [file for segment in piece.segments for file in segment.files]
     changes = []
     for batch in net_change_files.read(
-        Staging(opened.folder).folder, files, net_change_files.NET_SCHEMA.names, table=index
+        Staging(opened.folder).folder,
+        files,
+        net_change_files.NET_SCHEMA.names,
+        schema=net_change_files.NET_SCHEMA,
+        table=index,
     ):
         rows: dict[str, list[Any]] = {}
         for side in ("before", "after"):
