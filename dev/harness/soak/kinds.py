@@ -84,6 +84,7 @@ KINDS: Mapping[str, Kind] = {
         "random statements, and writers that delete parent rows, on MySQL",
         (
             "tests/sources/mysql/log/test_statement_writes.py::test_random_statements_that_pass_changed_no_copied_row",
+            "tests/sources/mysql/log/statements/test_client_charsets.py::test_random_statements_in_all_character_sets",
             "tests/sources/mysql/tables/test_cascades.py::test_writers_that_delete_parents_meanwhile",
         ),
     ),

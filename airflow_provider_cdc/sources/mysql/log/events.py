@@ -17,8 +17,8 @@ from pymysql.charset import charset_by_id
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import DecodeError, UnknownEvent
 from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.log.statements import client_text
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import OLDEST, Statement
-from airflow_provider_cdc.sources.mysql.tables.charsets import CHARSETS
 
 # Maps an event type to the post-header length, in bytes, that the kernel and this module expect.
 _POST_HEADERS = {
@@ -130,10 +130,7 @@ _ANSI_QUOTES, _NO_BACKSLASH_ESCAPES = 1 << 2, 1 << 20
 
 
 def query(body: bytes) -> Statement:
-    """Parse a QUERY event.
-
-    :raises UnknownEvent: the text is in an unsupported character set.
-    """
+    """Parse a QUERY event."""
     try:
         _, _, schema_bytes, _, status_bytes = struct.unpack_from("<IIBHH", body)
         status, at = _slice(body, codes.QUERY_POST_HEADER_BYTES, status_bytes)
@@ -143,24 +140,23 @@ def query(body: bytes) -> Statement:
     except (IndexError, struct.error) as error:
         raise DecodeError(f"a QUERY event is malformed: {error}") from error
     mode = int.from_bytes(variables.get(_SQL_MODE, b""), "little")
+    charset = _charset(variables.get(_CHARSET))
     return Statement(
-        _decode(text, variables.get(_CHARSET)),
+        client_text.decode(text, charset),
         schema.decode("utf-8", "surrogateescape"),
         ansi_quotes=bool(mode & _ANSI_QUOTES),
         backslash_escapes=not mode & _NO_BACKSLASH_ESCAPES,
         # If the parser stopped at an unknown variable, assume that the transaction number comes after that variable.
         atomic=_ATOMIC in variables or -1 in variables,
         schemas=_schemas(variables.get(_SCHEMAS)),
-        charset=_charset(variables[_CHARSET]) if _CHARSET in variables else "",
+        charset=charset if _CHARSET in variables else "",
+        utf8_text=client_text.decode(text, "utf8mb4"),
         literals_charset=_charset(variables[_CHARSET][2:]) if _CHARSET in variables else "",
     )
 
 
 def execute_load_query(body: bytes) -> Statement:
-    """Parse an EXECUTE_LOAD_QUERY event. It contains a LOAD DATA that was logged as a statement.
-
-    :raises UnknownEvent: the text is in an unsupported character set.
-    """
+    """Parse an EXECUTE_LOAD_QUERY event. It contains a LOAD DATA that was logged as a statement."""
     return query(body[: codes.QUERY_POST_HEADER_BYTES] + body[codes.EXECUTE_LOAD_QUERY_POST_HEADER_BYTES :])
 
 
@@ -216,35 +212,6 @@ def _charset(charset: bytes | None) -> str:
         # All collations with a number of 255 or more belong to utf8mb4, but the driver does not know all of them. The
         # number 0 means that the event has no collation.
         return "utf8mb4" if collation >= _FIRST_LATE_COLLATION else "ascii" if not collation else ""
-
-
-def _decode(text: bytes, charset: bytes | None) -> str:
-    """Decode the text of a statement. A byte that is not a character becomes a lone surrogate. Only literals can
-    contain such bytes."""
-    name = _charset(charset)
-    if name in ("utf8mb4", "utf8mb3", "binary"):
-        return text.decode("utf-8", "surrogateescape")
-    if name == "ascii":
-        return text.decode("ascii", "surrogateescape")
-    known = CHARSETS.get(name)
-    if known is not None and known.ascii and known.unit == 1 and known.size == 1:
-        corrections = {code: chr(point) if point else _surrogate(code) for code, point in known.corrections.items()}
-        return "".join(corrections.get(byte) or bytes([byte]).decode(known.codec, "surrogateescape") for byte in text)
-    if known is not None and known.ascii and known.unit == 1:
-        try:
-            # In this character set, the second byte of a character may look like a quote or a backslash. The codec and
-            # the server may map such a character differently. So replace every non-ASCII character with a surrogate,
-            # which matches no name.
-            return "".join(
-                character if character.isascii() else _surrogate(0x80) for character in text.decode(known.codec)
-            )
-        except UnicodeDecodeError:
-            pass
-    raise UnknownEvent(f"a statement is in an unsupported character set (collation {_collation(charset)})")
-
-
-def _surrogate(byte: int) -> str:
-    return chr(0xDC00 + byte)
 
 
 _FIRST_LATE_COLLATION = 255

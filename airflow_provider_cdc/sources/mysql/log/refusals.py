@@ -109,9 +109,19 @@ def out_of_place(kind: int, where: str) -> CdcError:
     )
 
 
-def not_understood(statement: str, where: str) -> CdcError:
-    """Return the error for a statement whose effect is unknown."""
-    return UnknownEvent(f"the effect of the statement {statement!r} is not known", where=where, hint=REPORT)
+def not_understood(statement: str, where: str, why: str = "") -> CdcError:
+    """Return the error for a statement whose effect is unknown.
+
+    :param why: why the text of the statement cannot be read.
+    """
+    message = f"the effect of the statement {statement!r} is not known"
+    if not why:
+        return UnknownEvent(message, where=where, hint=REPORT)
+    return UnknownEvent(
+        f"{message}, because {why}, and it may concern a copied table",
+        where=where,
+        hint=f"run the statement in a session with the character set utf8mb4 (SET NAMES utf8mb4), then {_NEW_RUN}",
+    )
 
 
 def damaged(message: str, where: str) -> DecodeError:

@@ -279,7 +279,7 @@ class LogWalker:
         elif effect.effect is Effect.ROW_CHANGE:
             self._breaks(refusals.logged_as_statement(effect.statement, self.where))
         elif effect.effect is Effect.NOT_UNDERSTOOD:
-            self._breaks(refusals.not_understood(effect.statement, self.where))
+            self._breaks(refusals.not_understood(effect.statement, self.where, effect.detail))
 
     def _remember(self, found: Meaning) -> None:
         """Record the tables that the statement writes to or redefines; `steps.statement_writes` checks them later."""

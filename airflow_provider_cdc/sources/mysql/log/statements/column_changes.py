@@ -90,7 +90,13 @@ class ColumnChanges:
 
 def column_changes(statement: Statement, tracked: TrackedNames) -> ColumnChanges | None:
     """Return the changes of an ALTER TABLE on a copied table. None: the statement is another one, it changes no column,
-    or it is not understood as a whole."""
+    or it is not understood as a whole. If the bytes of the statement have two readings (`client_text`), both must make
+    the same changes."""
+    first, *others = (_column_changes(reading, tracked) for reading in statement.readings)
+    return first if all(other == first for other in others) else None
+
+
+def _column_changes(statement: Statement, tracked: TrackedNames) -> ColumnChanges | None:
     # Without row logging, the server also logs the ALTER of a temporary table, which hides a table of the same name.
     # Such a statement does not change the data dictionary.
     if not statement.atomic or "alter" not in statement.text.lower():

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.sources.mysql.log.statements.client_text import MULTI_BYTE, UTF8_NAMES
 from airflow_provider_cdc.sources.mysql.server.session import OLDEST_VERSION
 
 _MAJOR, _MINOR, _PATCH = OLDEST_VERSION
@@ -35,7 +36,8 @@ class Statement:
     statement opened, as listed by the server. None: the log has no list of schemas for this statement. ``charset``: the
     character set in which the client sent the text. ``literals_charset``: the character set to which the server
     converts the literals in the text (character_set_connection). ``server_version``: the version of the server that
-    logged the statement, in the form of the numbers in versioned comments.
+    logged the statement, in the form of the numbers in versioned comments. ``utf8_text``: the text if its bytes are
+    UTF-8 (`client_text`). Empty: the same as ``text``.
     """
 
     text: str
@@ -47,10 +49,33 @@ class Statement:
     charset: str = "utf8mb4"
     literals_charset: str = "utf8mb4"
     server_version: int = OLDEST
+    utf8_text: str = ""
+
+    @property
+    def readings(self) -> tuple[Statement, ...]:
+        """All possible readings of the statement's bytes: in the client's character set, and in UTF-8.
+
+        Only CREATE statements can be partly in UTF-8 and partly in the client's character set. All other statements are
+        in UTF-8 as a whole, or not at all.
+        """
+        if self.charset in UTF8_NAMES or not self.utf8_text or (self.text.isascii() and self.charset != _SWE7):
+            return (self,)
+        if not is_known(self.utf8_text) and "create" not in self.text.lower():
+            return (self,)
+        return self, replace(self, text=self.utf8_text, utf8_text="", charset="utf8mb4")
 
 
 class UnreadableError(Exception):
-    """The text does not match the grammar."""
+    """The text does not match the grammar. ``at``: the offset in the text up to which the tokens are known."""
+
+    def __init__(self, at: int = 0) -> None:
+        super().__init__(at)
+        self.at = at
+
+
+class NotTextError(UnreadableError):
+    """A quote in the text has no end. The server would not have executed such a statement, so the bytes of the
+    statement mean something else."""
 
 
 @dataclass(frozen=True)
@@ -93,9 +118,14 @@ _UNICODE = ("utf8mb3", "utf8mb4")
 _ODD = r"\u0080-\u00a0\u200e\u200f\u201d\u201e\u20ac\udc81-\udcff"
 """Non-ASCII characters that the server may treat as a space in some character sets, or that may turn two dashes before
 them into the beginning of a comment. A test checks each byte of each character set on a server. The surrogates in this
-pattern stand for bytes that are not characters (see `events`)."""
+pattern stand for bytes that are not characters (see `client_text`)."""
+_NO_CHARACTER = r"\udc81-\udcff"
 _ODD_LETTERS = ("hp8", "macroman")
 """In these character sets, the server treats even some letters as spaces."""
+_SWE7 = "swe7"
+_UNKNOWN = {"": re.compile(r"[^\x00-\x7f]"), _SWE7: re.compile(r"[^\x00-?A-Z_`a-z]")}
+"""Characters whose meaning is unknown: in an unknown character set, all characters that are not ASCII; in swe7, which
+has letters in place of some signs, also these signs."""
 
 
 @cache
@@ -103,7 +133,8 @@ def _pattern(backslash_escapes: bool, ansi_quotes: bool, charset: str) -> re.Pat
     single = r"(?:[^'\\]|''|\\.)*" if backslash_escapes else "(?:[^']|'')*"
     # In a quoted name, a backslash has no special meaning.
     double = r'(?:[^"\\]|""|\\.)*' if backslash_escapes and not ansi_quotes else '(?:[^"]|"")*'
-    letter = _LETTER if charset in _UNICODE else "(?!)" if charset in _ODD_LETTERS else f"(?![{_ODD}]){_LETTER}"
+    odd = _NO_CHARACTER if charset in MULTI_BYTE else _ODD
+    letter = _LETTER if charset in _UNICODE else "(?!)" if charset in _ODD_LETTERS else f"(?![{odd}]){_LETTER}"
     token = _TOKEN.replace("SINGLE", single).replace("DOUBLE", double).replace("LETTER", letter)
     return re.compile(token, re.VERBOSE | re.DOTALL)
 
@@ -111,17 +142,21 @@ def _pattern(backslash_escapes: bool, ansi_quotes: bool, charset: str) -> re.Pat
 def _tokens(statement: Statement) -> Iterator[Token]:
     pattern = _pattern(statement.backslash_escapes, statement.ansi_quotes, statement.charset)
     text = statement.text
+    unknown = _UNKNOWN[statement.charset].search(text) if statement.charset in _UNKNOWN else None
     at = 0
     spaced = versioned = False
     while at < len(text):
+        start = at
         match = pattern.match(text, at)
+        if unknown is not None and (match is None or match.end() > unknown.start()):
+            raise UnreadableError(start)
         if match is None:
-            raise UnreadableError
+            raise NotTextError(start)
         at = match.end()
         kind = match.lastgroup
         if kind == "sign" and not match[0].isascii():
             # The server may treat this character as a space.
-            raise UnreadableError
+            raise UnreadableError(start)
         if kind == "versioned":
             number = match["versioned"]
             if len(number) == 6 and statement.server_version < _SIX_DIGITS_SINCE:
@@ -129,14 +164,14 @@ def _tokens(statement: Statement) -> Iterator[Token]:
             if int(number or 0) > statement.server_version:
                 # A server of this version skips such a comment, and marks a skipped comment in the log. But this
                 # comment is not marked.
-                raise UnreadableError
+                raise UnreadableError(start)
             versioned = True
         elif kind == "end_of_versioned":
             if not versioned:
                 if not text.startswith("*", at):
                     # This mark ends a comment, but no comment is open. So the server must have parsed an earlier
                     # comment differently.
-                    raise UnreadableError
+                    raise UnreadableError(start)
                 # For the server, this star is a separate token, and the slash after it begins a comment.
                 yield Token("*")
                 at -= 1
@@ -158,27 +193,60 @@ def _tokens(statement: Statement) -> Iterator[Token]:
         spaced = kind in ("space", "comment", "versioned", "end_of_versioned")
 
 
+def is_known(name: str) -> bool:
+    """Return whether all bytes of ``name`` are known characters."""
+    return name.isascii() or not any("\ud800" <= character <= "\udfff" for character in name)
+
+
 def known(name: str) -> str:
     """Return ``name`` if all of its bytes are known characters.
 
     :raises UnreadableError: some bytes of the name are not known characters.
     """
-    if any("\ud800" <= character <= "\udfff" for character in name):
+    if not is_known(name):
         raise UnreadableError
     return name
 
 
 class Reader:
-    """Consumes tokens one after the other."""
+    """Consumes tokens one after the other.
 
-    def __init__(self, statement: Statement) -> None:
+    :param whole: whether the whole text must be split into tokens. If not, the reader raises `UnreadableError` only at
+        the end of the tokens that are known.
+    """
+
+    def __init__(self, statement: Statement, *, whole: bool = True) -> None:
         self.statement = statement
-        self.tokens = list(_tokens(statement))
+        self.tokens: list[Token] = []
+        self.unread: UnreadableError | None = None
         self.at = 0
+        try:
+            for token in _tokens(statement):
+                self.tokens.append(token)
+        except UnreadableError as error:
+            self.unread = error
+        if whole:
+            self.check_whole()
+
+    def check_whole(self) -> None:
+        """Check that the whole text was split into tokens.
+
+        :raises UnreadableError: it was not.
+        """
+        if self.unread is not None:
+            raise self.unread
+
+    def next(self) -> Token | None:
+        """Return the next token, without consuming it. None: the statement ends here."""
+        if self.at < len(self.tokens):
+            return self.tokens[self.at]
+        self.check_whole()
+        return None
 
     def word(self) -> str:
         """Return the next token as a keyword, without consuming it."""
-        return self.tokens[self.at].word if self.at < len(self.tokens) else ""
+        token = self.next()
+        return token.word if token is not None else ""
 
     def take(self, *words: str) -> str:
         """Consume and return the next word if it is one of ``words``; otherwise return ``""``."""
@@ -196,23 +264,32 @@ class Reader:
 
     def sign(self, sign: str) -> bool:
         """Consume the next token if it is ``sign``. Return whether it was consumed."""
-        token = self.tokens[self.at] if self.at < len(self.tokens) else None
+        token = self.next()
         if token is None or token.can_name or token.text != sign:
             return False
         self.at += 1
         return True
 
     def name(self) -> str:
-        token = self.tokens[self.at] if self.at < len(self.tokens) else None
+        """Consume a name.
+
+        :raises UnreadableError: the next token is no name, or some bytes of the name are not known characters.
+        """
+        return known(self.any_name())
+
+    def any_name(self) -> str:
+        """Consume a name. Bytes of the name that are not known characters are lone surrogates (`client_text`)."""
+        token = self.next()
         if token is None or not token.can_name:
             raise UnreadableError
         self.at += 1
-        return known(token.text)
+        return token.text
 
     def table(self) -> TableName:
-        first = self.name()
+        """Consume the name of a table, with or without its schema, as `any_name` does."""
+        first = self.any_name()
         if self.sign("."):
-            return TableName(first, self.name())
+            return TableName(first, self.any_name())
         return TableName(known(self.statement.schema), first)
 
     def if_exists(self) -> bool:

@@ -5,12 +5,16 @@ statement as it needs to find the tables that the statement changes. If it canno
 ``NOT_UNDERSTOOD``, and the reader stops. Names are compared as in ``tracked_names``. This comparison never misses a
 table, but may stop a run because of a table with a similar name.
 
+The bytes of a statement may have two readings (`client_text`). One of them is the statement that the server executed.
+So the effect is the worse one of both. A reading that the server could not have executed does not count.
+
 Grammar: https://dev.mysql.com/doc/refman/9.7/en/sql-data-definition-statements.html. Statements that the server itself
 writes to the log, such as DROP TABLE with its generated comment, follow the same grammar.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
@@ -21,8 +25,16 @@ from airflow_provider_cdc.sources.mysql.log.statements.alter_table import (
     made_index_of,
     made_or_dropped_index,
 )
-from airflow_provider_cdc.sources.mysql.log.statements.grammar import Reader, Statement, Token, UnreadableError, known
-from airflow_provider_cdc.sources.mysql.log.statements.identity_effect import IdentityEffect
+from airflow_provider_cdc.sources.mysql.log.statements.grammar import (
+    NotTextError,
+    Reader,
+    Statement,
+    Token,
+    UnreadableError,
+    is_known,
+    known,
+)
+from airflow_provider_cdc.sources.mysql.log.statements.identity_effect import IdentityEffect, widest
 from airflow_provider_cdc.sources.mysql.log.statements.index_changes import dropped_index
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
 from airflow_provider_cdc.sources.mysql.log.statements.writes_elsewhere import Write, write_of
@@ -51,7 +63,7 @@ class Meaning:
     tables, copied or not, that may now be the names of views or of other tables, or that may have other triggers. ``*``
     stands for all tables. ``identity``: for a statement that is known to change no row of the copied tables that it
     names, the possible effect on the identity of these tables. ``detail``: how the statement changes the copied table,
-    if ``statement`` does not show this.
+    if ``statement`` does not show this; or why the statement is not understood.
     """
 
     effect: Effect
@@ -75,8 +87,17 @@ class _Parser(Reader):
     """Parses a statement and looks up its names among the copied tables."""
 
     def __init__(self, statement: Statement, tracked: TrackedNames) -> None:
-        super().__init__(statement)
+        # Many statements are understood from their first words.
+        super().__init__(statement, whole=False)
         self.tracked = tracked
+
+    def words(self) -> list[str]:
+        """Return the words of the rest of the statement as keywords. If the rest of the text cannot be split into
+        tokens, the result also has the words of this text, even those of literals, names and comments."""
+        words = [token.word for token in self.tokens[self.at :]]
+        if self.unread is not None:
+            words += re.findall("[A-Z_]+", self.statement.text[self.unread.at :].upper())
+        return words
 
     def rows_as_text(self, what: str) -> Meaning:
         """Return the meaning of a statement that changes rows. The statement is harmless if it opened no table in a
@@ -100,12 +121,14 @@ class _Parser(Reader):
 
     def redefines(self, what: str, *tables: TableName) -> Meaning:
         """Like `touches`, but for a statement after which a name may refer to another object."""
-        return replace(self.touches(what, *tables), redefines=tables)
+        are_known = all(is_known(table.schema + table.name) for table in tables)
+        return replace(self.touches(what, *tables), redefines=tables if are_known else (EVERY_TABLE,))
 
     def other(self, what: str) -> Meaning:
         """Return the meaning of a statement about an object that is not a table, index or schema. Views and triggers
         may affect any table."""
-        words = {token.word for token in self.tokens}
+        self.at = 0
+        words = {*self.words()}
         return Meaning(Effect.HARMLESS, what, redefines=(EVERY_TABLE,) if words & {"TRIGGER", "VIEW"} else ())
 
 
@@ -120,16 +143,44 @@ begin the definition of a view or of a stored program. The parser checks for SPA
 words."""
 
 
+_ORDER = (Effect.HARMLESS, Effect.ELSEWHERE, Effect.TOUCHES, Effect.ROW_CHANGE, Effect.NOT_UNDERSTOOD)
+
+
 def meaning(statement: Statement, tracked: TrackedNames) -> Meaning:
     """Return what ``statement`` does to the tracked tables.
 
     For transaction control (BEGIN, COMMIT, SAVEPOINT, XA and so on), this function returns NOT_UNDERSTOOD.
     """
+    meanings = [found for reading in statement.readings if (found := _meaning_of(reading, tracked)) is not None]
+    if not meanings:
+        return _not_understood(statement)
+    worst = max(meanings, key=lambda found: _ORDER.index(found.effect))
+    if len(meanings) == 1:
+        return worst
+    if len({found.write for found in meanings if found.effect is Effect.ELSEWHERE}) > 1:
+        return Meaning(Effect.ROW_CHANGE, worst.statement)
+    identities = [found.identity for found in meanings if found.identity is not None]
+    return replace(
+        worst,
+        redefines=tuple(dict.fromkeys(table for found in meanings for table in found.redefines)),
+        identity=widest(identities) if identities else None,
+    )
+
+
+def _meaning_of(reading: Statement, tracked: TrackedNames) -> Meaning | None:
+    """Return the effect of one reading of a statement. None: the server could not have executed this reading."""
     try:
-        parser = _Parser(statement, tracked)
-        return _meaning(parser)
+        return _meaning(_Parser(reading, tracked))
+    except NotTextError:
+        return None
     except UnreadableError:
-        return Meaning(Effect.NOT_UNDERSTOOD, _shown(statement.text))
+        return _not_understood(reading)
+
+
+def _not_understood(statement: Statement) -> Meaning:
+    is_clear = statement.text.isascii() and len(statement.readings) == 1
+    detail = "" if is_clear else f"its text is not clear in {statement.charset or 'an unknown character set'}"
+    return Meaning(Effect.NOT_UNDERSTOOD, _shown(statement.text), detail=detail)
 
 
 def _shown(text: str) -> str:
@@ -189,6 +240,7 @@ def _alter(parser: _Parser) -> Meaning:
     parser.need("TABLE", "TABLES")
     parser.if_exists()
     tables = [parser.table()]
+    parser.check_whole()
     meaning_ = parser.found(tables[0])
     detail = ""
     if meaning_ is not None:
@@ -231,6 +283,8 @@ def _create(parser: _Parser) -> Meaning:
         parser.need("ON")
         table = parser.table()
         table_meaning = parser.found(table)
+        if table_meaning is not None:
+            parser.check_whole()
         if table_meaning is not None and kind in ("", "UNIQUE"):
             identity = made_index_of(parser, name, bool(kind), table_meaning, parser.tracked)
             if identity is not None:
@@ -245,7 +299,7 @@ def _create(parser: _Parser) -> Meaning:
         return parser.other(f"CREATE {other}")
     parser.take("EXTERNAL")
     parser.need("TABLE")
-    rest = [token.word for token in parser.tokens[parser.at :]]
+    rest = parser.words()
     if {"SELECT", "TABLE"} & set(rest) or ("VALUES", "ROW") in pairwise(rest):
         # With row logging, the log contains row images after this statement. Without row logging, functions in the
         # SELECT may have changed other tables.
@@ -254,7 +308,8 @@ def _create(parser: _Parser) -> Meaning:
             return meaning_
     if temporary:
         return Meaning(Effect.HARMLESS, "CREATE TEMPORARY TABLE")
-    with_rows = parser.tokens[-2:] == [Token("START", "START"), Token("TRANSACTION", "TRANSACTION")]
+    start_transaction = [Token("START", "START"), Token("TRANSACTION", "TRANSACTION")]
+    with_rows = parser.unread is not None or parser.tokens[-2:] == start_transaction
     if parser.if_exists() and not parser.statement.atomic and not with_rows:
         # Applications run CREATE TABLE IF NOT EXISTS at each start. For a table that already exists, the statement does
         # nothing.
@@ -265,9 +320,9 @@ def _create(parser: _Parser) -> Meaning:
 def _drop(parser: _Parser) -> Meaning:
     if parser.take("DATABASE", "SCHEMA"):
         parser.if_exists()
-        schema = parser.name()
+        schema = parser.any_name()
         table_name = parser.tracked.first_in(schema)
-        redefines = (TableName(schema, "*"),)
+        redefines = (TableName(schema, "*") if is_known(schema) else EVERY_TABLE,)
         return Meaning(
             Effect.TOUCHES if table_name else Effect.HARMLESS, "DROP DATABASE", table_name, redefines=redefines
         )
@@ -277,6 +332,7 @@ def _drop(parser: _Parser) -> Meaning:
         table = parser.table()
         table_name = parser.found(table)
         if table_name is not None:
+            parser.check_whole()
             dropped = dropped_index(name, parser.tracked.key_index(table_name))
             identity = made_or_dropped_index(parser, dropped, table_name, parser.tracked)
             if identity is not None:

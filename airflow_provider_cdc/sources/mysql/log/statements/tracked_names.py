@@ -5,6 +5,13 @@ and every character stays a single character. So two names are treated as equal 
 character, ignoring case. All non-ASCII characters that have upper and lower case are treated as equal to each other. So
 a run may stop because of a table with a similar name, but no table is missed. The same rule is used if the server
 distinguishes upper and lower case.
+
+The server does not reject every name that it cannot convert from one character set to another (`client_text`):
+
+- It replaces a character that it cannot convert with a question mark. It also logs names in this form. So a question
+  mark is treated as equal to every non-ASCII character.
+- It ends a name before a byte that belongs to no character. Such a byte is a lone surrogate here. So a name with
+  surrogates is treated as equal also to the part of it before each surrogate.
 """
 
 from __future__ import annotations
@@ -83,7 +90,16 @@ def alike(one: str, other: str) -> bool:
     """Return whether the server may treat both names as the same name."""
     if one.isascii() and other.isascii():
         return one.lower() == other.lower()
-    return len(one) == len(other) and all(map(_alike, one, other))
+    return any(
+        len(first) == len(second) and all(map(_alike, first, second))
+        for first in _with_beginnings(one)
+        for second in _with_beginnings(other)
+    )
+
+
+def _with_beginnings(name: str) -> list[str]:
+    """Return the name, and the parts of it before each lone surrogate."""
+    return [name, *(name[:at] for at, character in enumerate(name) if at and "\ud800" <= character <= "\udfff")]
 
 
 def _alike(one: str, other: str) -> bool:
@@ -91,7 +107,7 @@ def _alike(one: str, other: str) -> bool:
         return True
     if one.isascii() and other.isascii():
         return one.lower() == other.lower()
-    return all(character.isascii() or _has_case(character) for character in (one, other))
+    return "?" in (one, other) or all(character.isascii() or _has_case(character) for character in (one, other))
 
 
 def _has_case(character: str) -> bool:

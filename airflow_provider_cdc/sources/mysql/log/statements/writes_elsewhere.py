@@ -20,7 +20,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.sources.mysql.log.statements.grammar import Reader, Statement, Token, UnreadableError
+from airflow_provider_cdc.sources.mysql.log.statements.grammar import Reader, Statement, Token, UnreadableError, known
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
 
 _CHARSETS = {"ascii", "latin1", "utf8mb3", "utf8mb4"}
@@ -99,6 +99,7 @@ class _Parser(Reader):
 
     def table(self) -> TableName:
         name = super().table()
+        known(name.schema + name.name)
         if "." in name.schema:
             # Reject a schema name that contains a dot. In the summary, the qualified name would look like the name of
             # another table.
