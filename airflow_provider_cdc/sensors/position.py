@@ -25,9 +25,8 @@ class PositionSensor(WaitingSensor):
     - GTID set: all transactions of the set are visible to readers.
     - LSN: on a primary, the log up to the LSN is on disk. On a standby, the changes up to the LSN are visible to
       readers.
-    - Time: no later commit can change the state at this time. On MySQL, a transaction was committed after the time, so
-      a run with this time as ``as_of`` does not wait. On a PostgreSQL primary, the server's clock has passed the time.
-      A PostgreSQL standby has replayed a commit after the time.
+    - Time: no later commit can change the state at this time. The clock of a MySQL server or of a PostgreSQL primary
+      has passed the time. A PostgreSQL standby has replayed a commit after the time.
 
     :param source_conn_id: connection to the server, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param position: a time with its zone (``2026-01-31T00:00:00Z``), a GTID set, or an LSN.

@@ -93,8 +93,8 @@ class SnapshotTaskGroup(TaskGroup):
     :param as_of: The time or position at which the copies are exact: a time with its zone (``2026-01-31T00:00:00Z``), a
         date (00:00 UTC of that day), a GTID set or an LSN. Empty: now. The source must still have the log since then
         (PostgreSQL: in the ``standing_slot``). Commits at that time are included.
-    :param as_of_wait_seconds: Seconds to wait for a commit after the time in ``as_of``, which makes the state at that
-        time final.
+    :param as_of_wait_seconds: Deprecated, without effect: a run no longer waits for a commit after the time in
+        ``as_of``.
     :param standing_slot: PostgreSQL: A name, such as ``nightly``, for a replication slot that stays on the server from
         run to run. The slot retains the log that ``as_of`` and ``refresh`` need. Empty: no standing slot. Runs with the
         same name share the slot. The slot uses disk space on the server, and stays until you drop it.

@@ -69,7 +69,7 @@ class Option:
     all kinds support the option. ``secret``: users may put secrets into the value, so the value is never shown.
     ``in_form``: the DAGs that come with the package have a param for the option. The param has the title ``title``, and
     is in the form's ``section``; empty: the section that is open at first. ``fixed``: the DAG's author sets the option,
-    and its value cannot be a template.
+    and its value cannot be a template. ``deprecated``: the option has no effect, and will be removed.
     """
 
     name: str
@@ -85,6 +85,7 @@ class Option:
     title: str
     section: str
     fixed: bool
+    deprecated: bool
 
     def fits(self, kind: str) -> bool:
         """Return whether sources of this kind support the option."""
@@ -115,6 +116,7 @@ def option(
     title: str = "",
     section: str = "",
     fixed: bool = False,
+    deprecated: bool = False,
 ) -> Any:
     """Declare an option; see `Option`. ``name`` is the option's name for users, if it differs from the name of the
     field."""
@@ -130,6 +132,7 @@ def option(
         "section": section,
         "in_form": bool(title),
         "fixed": fixed,
+        "deprecated": deprecated,
     }
     if default is MISSING:
         return field(metadata={"option": declared})

@@ -153,7 +153,8 @@ class StepOptions:
     as_of_wait_seconds: int = option(
         600,
         accepts=WHOLE_SECONDS,
-        help="Seconds to wait for a commit after the time in `as_of`, which makes the state at that time final.",
+        deprecated=True,
+        help="Deprecated, without effect: a run no longer waits for a commit after the time in `as_of`.",
         example="a number such as 600",
     )
     standing_slot: str = option(

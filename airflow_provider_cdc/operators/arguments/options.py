@@ -3,6 +3,7 @@ connections and targets, the keys of a conf, and the kind of the source."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Parameter, signature
@@ -42,9 +43,16 @@ def taking_options(constructor: Constructor) -> Constructor:
 def take_options(arguments: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split a constructor's ``arguments`` into the options of a run and all other arguments.
 
-    Options that are not given get their defaults.
+    Options that are not given get their defaults. A deprecated option with another value causes a warning.
     """
     options = {option.argument: arguments.get(option.argument, option.default) for option in declared()}
+    for option in declared():
+        if option.deprecated and options[option.argument] != option.default:
+            warnings.warn(
+                f"the option {option.argument} has no effect, and will be removed: do not set it",
+                DeprecationWarning,
+                stacklevel=2,
+            )
     return options, {name: value for name, value in arguments.items() if name not in options}
 
 

@@ -122,12 +122,12 @@ class MysqlSource(CarriesReads, KeepsTables):
     ) -> InitialPoint:
         from airflow_provider_cdc.sources.mysql.steps import past
 
-        return past.record_past(self.settings, as_of, plans, options.as_of_wait_seconds)
+        return past.record_past(self.settings, as_of, plans)
 
     def has_reached(self, target: AsOf, seen: Reach | None = None) -> Reach:
         from airflow_provider_cdc.sources.mysql.steps import has_reached as reach
 
-        return reach.has_reached(self.settings, target, seen)
+        return reach.has_reached(self.settings, target)
 
     def backlog(self, initial: Position, identity: Mapping[str, str]) -> int:
         with session(self.settings) as connection:

@@ -45,6 +45,8 @@ _STARTED = (
     "(SELECT CAST(UNIX_TIMESTAMP() - VARIABLE_VALUE AS SIGNED) FROM performance_schema.global_status "
     "WHERE VARIABLE_NAME = 'Uptime')"
 )
+CLOCK = "CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
+"""The server's clock, in microseconds since 1970. The server takes the times of commits from the same clock."""
 _PRIVILEGE_MISSING = 1227
 
 

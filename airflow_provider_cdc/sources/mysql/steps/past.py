@@ -7,10 +7,9 @@ unchanged. The server must have a single history without a crash.
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
@@ -24,18 +23,17 @@ from airflow_provider_cdc.sources.mysql.checks.asked import OF_TABLES
 from airflow_provider_cdc.sources.mysql.checks.context import ServerContext, TablesContext, of_recorded
 from airflow_provider_cdc.sources.mysql.checks.past import REPLACED, REPLICATED, SINCE, STATEMENTS, Past, PastContext
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
-from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_at, prefix_of
-from airflow_provider_cdc.sources.mysql.server.server import identity, with_mark
+from airflow_provider_cdc.sources.mysql.log.positions.prefixes import Prefix, prefix_at, prefix_of
+from airflow_provider_cdc.sources.mysql.server.log_history import end_of_log, is_before
+from airflow_provider_cdc.sources.mysql.server.server import CLOCK, identity, with_mark
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.snapshot import NO_POSITION, tables_of
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import with_identities
 from airflow_provider_cdc.sources.mysql.tables.identities.replaced import unaltered_since
 from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position
-from airflow_provider_cdc.sources.planning.server_clock import wait_for_clock
+from airflow_provider_cdc.sources.planning.server_clock import FINAL_SECONDS, wait_for_clock
 
-_POLL_SECONDS = 0.5
-
-_log = logging.getLogger(__name__)
+_POLL_SECONDS = 0.05
 
 
 def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan]) -> None:
@@ -52,9 +50,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
             raise PreflightError(problems)
 
 
-def record_past(
-    settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan], wait_seconds: float
-) -> InitialPoint:
+def record_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan]) -> InitialPoint:
     """Implements `GoesBack.record_past`."""
     with session(settings) as connection:
         # Read the settings first, so that a later comparison finds changed settings.
@@ -62,10 +58,10 @@ def record_past(
         if problems := problems_of(SETTINGS, Moment.EACH_STEP, ServerContext(connection)):
             raise PreflightError(problems)
         _check_time(connection, as_of)
-        past = resolve(settings, as_of, wait_seconds, final=True)
+        past = resolve(settings, as_of, final=True)
         if not past.prefix.position:
             raise PreflightError([NO_POSITION])
-        wait_until_visible(connection, past.prefix.position, wait_seconds)
+        wait_until_visible(connection, past.prefix.position, FINAL_SECONDS)
         at_position, context = _contexts(settings, connection, plans, past)
         problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, at_position)
         tables = with_identities(connection, context.tables, {})
@@ -90,22 +86,24 @@ def _contexts(
 
 
 def _check_time(connection: Connection, as_of: AsOf) -> None:
+    """Check that the server's clock has passed the time ``as_of``; wait for it if it is only a little behind."""
     if isinstance(as_of, Lsn):
         raise PreflightError(
             [Problem("parameter as_of", f"{as_of} is an LSN, and the source is MySQL", "give a time or a GTID set")]
         )
     if isinstance(as_of, datetime):
+        # Commits at this time belong to the position, so the clock must be past it.
         wait_for_clock(
-            as_of, lambda: datetime.fromtimestamp(float(value(connection, "UNIX_TIMESTAMP(SYSDATE(6))")), UTC)
+            as_of + timedelta.resolution,
+            lambda: datetime.fromtimestamp(0, UTC) + timedelta(microseconds=int(value(connection, CLOCK))),
         )
 
 
-def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, *, final: bool = False) -> Past:
+def resolve(settings: ConnectionSettings, as_of: AsOf, *, final: bool = False) -> Past:
     """Return the position at ``as_of``, which is not an LSN.
 
-    :param final: whether to wait up to ``wait_seconds`` until the position at a time is final. The position is final
-        when a transaction has been committed after this time.
-    :raises SourceUnavailable: no transaction was committed after ``as_of``.
+    :param final: whether the position at a time must be final.
+    :raises SourceUnavailable: the server does not send the end of its log.
     :raises LogGone: the log no longer reaches back far enough.
     :raises SourceReplaced: the server never had exactly the transactions of the GTID set.
     """
@@ -116,27 +114,29 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
         # The server is in the state of the position from the earlier of these times until the next commit.
         return Past(prefix, min(filter(None, moments)), prefix.following)
     assert isinstance(as_of, datetime)
-    until = time.monotonic() + wait_seconds
-    is_waiting = False
-    while (prefix := prefix_at(settings, as_of)).following is None and final:
-        if not is_waiting:
-            is_waiting = True
-            _log.info(
-                "Nothing was committed after %s yet. Waiting up to %.0f s for the first later commit. Until such a "
-                "commit, a new transaction may still be committed with a timestamp before or at the requested time",
-                as_of,
-                wait_seconds,
-            )
+    return Past(_final_prefix(settings, as_of) if final else prefix_at(settings, as_of), as_of, as_of)
+
+
+def _final_prefix(settings: ConnectionSettings, as_of: datetime) -> Prefix:
+    """Return the position at ``as_of``, to which no later commit can belong.
+
+    When the clock has passed ``as_of``, every transaction that is not in the log yet gets a later commit time
+    (docs/design/as-of.md). So the position is final once the log was read up to its end at that moment.
+    """
+    with session(settings) as connection:
+        _check_time(connection, as_of)
+        end = end_of_log(settings, connection)
+    until = time.monotonic() + FINAL_SECONDS
+    while (prefix := prefix_at(settings, as_of)).following is None and is_before(prefix.place, end):
+        # The server sends a transaction only after it has written the transaction to the disk (sync_binlog).
         if time.monotonic() > until:
             raise SourceUnavailable(
-                f"nothing was committed after {as_of:%Y-%m-%d %H:%M:%S %Z} yet, so the next transaction may still be "
-                "committed with a timestamp before or at this time",
+                f"the server's log ends at {end}, but the server sends it only up to {prefix.place}",
                 where=settings.address,
-                hint="commit a transaction on the server, set `as_of` to an earlier time, or set "
-                "`as_of_wait_seconds` to a longer time. The task can be retried",
+                hint="check whether the server can write to its disk; the task can be retried",
             )
         time.sleep(_POLL_SECONDS)
-    return Past(prefix, as_of, as_of)
+    return prefix
 
 
 def wait_until_visible(connection: Connection, position: GtidSet, seconds: float) -> None:

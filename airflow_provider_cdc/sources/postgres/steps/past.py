@@ -26,7 +26,7 @@ from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError, LogGone, PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.planning.server_clock import wait_for_clock
+from airflow_provider_cdc.sources.planning.server_clock import FINAL_SECONDS, wait_for_clock
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
 from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
 from airflow_provider_cdc.sources.postgres.checks.past import PAST, Past, PastContext, micros
@@ -193,7 +193,7 @@ def resolve(
     assert isinstance(as_of, datetime)
     when = micros(as_of)
     wait_for_clock(as_of, lambda: datetime.fromtimestamp(0, UTC) + timedelta(microseconds=now(connection)))
-    deadline = time.monotonic() + options.as_of_wait_seconds
+    deadline = time.monotonic() + FINAL_SECONDS
     marks = past.marks
     while (
         (prefix := prefix_at(settings, past.name, marks, past.record.joins, when)) is not None
@@ -206,8 +206,8 @@ def resolve(
                     f"no commit is later than {said(when)} yet, because the server's clock was set back. So the next "
                     "transactions may still be committed with a timestamp before or at this time",
                     where=settings.address,
-                    hint="set `as_of` to an earlier time, or set `as_of_wait_seconds` to a longer time; then retry "
-                    "the task",
+                    hint="set `as_of` to an earlier time, or wait until the server's clock has passed this time, then "
+                    "retry the task",
                 )
             time.sleep(_POLL_SECONDS)
         # Add a mark, so that the next search does not read the same log again. Then emit a message, to commit a later

@@ -4,6 +4,7 @@ and the earliest possible time.
 
 from __future__ import annotations
 
+import random
 import re
 import struct
 import threading
@@ -26,12 +27,14 @@ from airflow_provider_cdc.errors import PreflightError, Problem, SourceUnavailab
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.checks.past import SINCE, STATEMENTS, Past, PastContext
 from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.log.positions.prefixes import Prefix, prefix_at
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.steps.past import resolve, wait_until_visible
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from harness.mysql_server import MysqlServer
 from tests.conftest import MysqlFactory
-from tests.sources.mysql.log.reading import executed, settings
+from tests.seeds import examples, seeds
+from tests.sources.mysql.log.reading import executed, log_end, settings
 
 
 @pytest.fixture
@@ -75,7 +78,7 @@ def test_nothing_is_wrong_with_a_quiet_past_until_a_table_is_replaced_unlogged(s
         server.query(f"ALTER TABLE d.other ADD COLUMN c{number} INT")
     assert problems(server, resolve(settings(server), moment)) == []
 
-    source, options = MysqlSource(settings(server)), StepOptions(as_of_wait_seconds=5)
+    source, options = MysqlSource(settings(server)), StepOptions()
     with server.connect(database="d") as connection, connection.cursor() as cursor:
         cursor.execute("SET timestamp = UNIX_TIMESTAMP() + 2")
         cursor.execute("ALTER TABLE t ADD INDEX (v)")
@@ -121,7 +124,7 @@ def test_what_changed_since_is_named_with_the_earliest_time_that_works(
     with server.connect() as connection, connection.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
-    past = resolve(settings(server), moment, wait_seconds=5, final=True)
+    past = resolve(settings(server), moment, final=True)
     (problem,) = problems(server, past)
     assert what in problem.what
     earliest = re.search(r"set `as_of` to (\S+) or later", problem.hint)
@@ -175,17 +178,70 @@ def test_before_the_servers_start_nothing_is_known(server: MysqlServer) -> None:
     assert any("was started at" in problem.what for problem in found)
 
 
-@pytest.mark.slow
-def test_a_time_that_nothing_was_committed_after_waits_for_the_first_commit(server: MysqlServer) -> None:
-    moment = datetime.now(UTC)
-    with pytest.raises(SourceUnavailable, match="nothing was committed after"):
-        resolve(settings(server), moment, wait_seconds=1, final=True)
-    before = executed(server)
-    threading.Timer(1.5, lambda: server.query("REPLACE INTO d.other VALUES (4, 4)")).start()
-    past = resolve(settings(server), moment, wait_seconds=30, final=True)
+def test_a_time_that_nothing_was_committed_after_is_final_at_once(server: MysqlServer) -> None:
+    """A night of a quiet server copies the same position, whether it begins before or after the next commit."""
+    before, moment = executed(server), datetime.now(UTC)
+    past = resolve(settings(server), moment, final=True)
     assert past.prefix.position == before
-    assert past.prefix.following is not None
-    assert past.prefix.following > moment
+    assert past.prefix.following is None
+    server.query("REPLACE INTO d.other VALUES (4, 4)")
+    again = resolve(settings(server), moment, final=True)
+    assert (again.prefix.position, again.prefix.place) == (past.prefix.position, past.prefix.place)
+    assert again.prefix.following is not None
+    assert again.prefix.following > moment
+
+
+def test_a_commit_that_has_its_time_and_that_the_server_does_not_send_yet_belongs_to_the_position(
+    server: MysqlServer,
+) -> None:
+    """Between its stages, a group commit is in the log, but readers of the log get it only after it is on the disk."""
+    server.query("SET GLOBAL sync_binlog = 1, GLOBAL binlog_group_commit_sync_delay = 1000000")
+    before, end = executed(server), log_end(server)
+    with ThreadPoolExecutor(1) as pool:
+        committing = pool.submit(server.query, "REPLACE INTO d.other VALUES (5, 5)")
+        while log_end(server) == end:
+            time.sleep(0.01)
+        moment = datetime.now(UTC)
+        sent = prefix_at(settings(server), moment)
+        past = resolve(settings(server), moment, final=True)
+        committing.result(60)
+    assert sent.position == before, "the server sent it at once: the test provokes nothing"
+    assert past.prefix.position == executed(server) != before
+    server.query("REPLACE INTO d.other VALUES (6, 6)")
+    assert resolve(settings(server), moment, final=True).prefix.position == past.prefix.position
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", seeds(1))
+def test_no_later_commit_belongs_to_a_position_of_a_busy_server(seed: int, server: MysqlServer) -> None:
+    choose = random.Random(seed)
+    server.query("SET GLOBAL sync_binlog = 1, GLOBAL binlog_group_commit_sync_delay = 20000")
+    found: list[tuple[datetime, Prefix]] = []
+    ended = threading.Event()
+
+    def write(number: int) -> None:
+        with server.connect(database="d") as connection, connection.cursor() as cursor:
+            while not ended.is_set():
+                cursor.execute("SET timestamp = %s", (choose.choice([0, 1, 2_000_000_000]),))
+                cursor.execute("REPLACE INTO other VALUES (%s, 1)", (number,))
+
+    with ThreadPoolExecutor(6) as pool:
+        writers = [pool.submit(write, number) for number in range(6)]
+        try:
+            for _ in range(examples(20)):
+                moment = datetime.now(UTC)
+                found.append((moment, resolve(settings(server), moment, final=True).prefix))
+                if choose.random() < 0.2:
+                    server.query("FLUSH BINARY LOGS")
+        finally:
+            ended.set()
+        for writer in writers:
+            writer.result(60)
+    server.query("REPLACE INTO d.other VALUES (99, 1)")
+    for moment, prefix in found:
+        later = resolve(settings(server), moment).prefix
+        assert later.following is not None
+        assert later.position == prefix.position
 
 
 def test_the_past_is_visible_before_it_is_read(server: MysqlServer) -> None:
@@ -223,7 +279,7 @@ def test_a_past_that_is_over_is_refused_before_any_work(
         source.check_past(moment, PLAN, StepOptions())
     if again:
         with pytest.raises(PreflightError, match=what):
-            source.record_past(moment, PLAN, StepOptions(as_of_wait_seconds=5))
+            source.record_past(moment, PLAN, StepOptions())
 
 
 @pytest.mark.long
@@ -239,7 +295,7 @@ def test_a_commit_that_is_in_the_log_and_that_nobody_sees_is_waited_for(server: 
     before = executed(server)
     uuid, _, last = str(before).partition(":1-")
     position = GtidSet.parse(f"{uuid}:1-{int(last) + 1}")
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         committing = pool.submit(server.query, "INSERT INTO d.t VALUES (2, 2)")
         try:
             waiting = "SELECT 1 FROM information_schema.processlist WHERE state LIKE 'Waiting for semi-sync%'"
@@ -248,12 +304,13 @@ def test_a_commit_that_is_in_the_log_and_that_nobody_sees_is_waited_for(server: 
                 assert time.monotonic() < deadline, "nothing holds the commit"
                 time.sleep(0.05)
             assert executed(server) == before, "it is visible: the test provokes nothing"
-            with pytest.raises(SourceUnavailable, match="not yet visible to queries"):
-                source.record_past(position, PLAN, StepOptions(as_of_wait_seconds=1))
+            with session(settings(server)) as connection, pytest.raises(SourceUnavailable, match="not yet visible"):
+                wait_until_visible(connection, position, 1)
+            recording = pool.submit(source.record_past, position, PLAN, StepOptions())
         finally:
             server.query("SET GLOBAL rpl_semi_sync_source_enabled = OFF")
         committing.result(60)
-    assert source.record_past(position, PLAN, StepOptions(as_of_wait_seconds=5)).position == position
+        assert recording.result(60).position == position
 
 
 def test_a_setting_is_held_against_the_commits_and_not_against_the_head_of_a_file(server: MysqlServer) -> None:
@@ -354,7 +411,7 @@ def test_a_server_that_was_a_replica_since_is_held_to_a_replicas_rules(
         with pytest.raises(PreflightError, match=what):
             source.check_past(moment, plan, StepOptions())
         with pytest.raises(PreflightError, match=what):
-            source.record_past(moment, plan, StepOptions(as_of_wait_seconds=5))
+            source.record_past(moment, plan, StepOptions())
     else:
         source.check_past(moment, plan, StepOptions())
 

@@ -1,8 +1,9 @@
 """Finds prefixes of the log: the prefix at a given time, and the prefix with exactly the transactions of a GTID set.
 
-The position at a given time is the longest prefix of the log without a later commit. The prefix is final as soon as the
-log contains a later commit. Commit times may decrease from one transaction to the next, so the prefix ends before the
-first transaction that was committed after the given time.
+The position at a given time is the longest prefix of the log without a later commit. The prefix is final if the log was
+read up to a later commit, or up to a place that was the end of the log after the time (docs/design/as-of.md). Commit
+times may decrease from one transaction to the next, so the prefix ends before the first transaction that was committed
+after the given time.
 
 If a GTID set contains a transaction but omits an earlier transaction, this server was never in that state. The rows
 that the later transaction wrote cannot be separated from the effects of the earlier transaction. So only the
@@ -64,8 +65,8 @@ class Prefix:
 def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
     """Return the longest prefix of the log without a commit after ``when``.
 
-    The prefix is final if ``following`` is not None. Otherwise, the log has no commit after ``when`` yet, and the next
-    commits may still belong to the prefix.
+    The prefix is final if ``following`` is not None. Otherwise, it ends at the end of the log that the server has sent,
+    and the next commits may still belong to it.
 
     :raises LogGone: the log begins after ``when``.
     :raises SourceUnavailable: the server cannot be reached.
@@ -156,20 +157,6 @@ def latest_commit(settings: ConnectionSettings, place: LogPlace) -> datetime:
     scan = _Scan(settings, place.file, NO_LIMIT, None, end=place.position + 1)
     scan.run()
     return _time(int(scan.state[commits.LATEST]))
-
-
-def has_commit_after(settings: ConnectionSettings, when: datetime) -> bool:
-    """Return whether the log contains a commit after ``when``. If it does, the position at ``when`` is final.
-
-    :raises SourceUnavailable: the server cannot be reached.
-    """
-    try:
-        return prefix_at(settings, when).following is not None
-    except LogGone:
-        # The log begins after ``when``, or it contains no transaction yet.
-        with session(settings) as connection:
-            files, _ = _files(connection)
-        return any(_first_commit(settings, file) for file in files)
 
 
 def _files(connection: Connection) -> tuple[list[str], GtidSet]:
