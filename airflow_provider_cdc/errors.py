@@ -10,6 +10,7 @@
     │   ├── PositionError          text or bytes that are not a valid position
     │   ├── DecodeError            bytes that do not follow the format that they claim
     │   ├── ValueNotRepresentable  a value that the chosen Arrow type cannot hold
+    │   ├── TableUnreadable        the server cannot read a table
     │   ├── ManifestError          a run's record is missing, unreadable or of another run
     │   ├── FileDamaged            a file of the run is missing, or does not match its record
     │   ├── ChangesMissing         the published changes do not cover the whole time between two copies
@@ -157,6 +158,12 @@ class ValueNotRepresentable(TerminalError):
     """A value that the chosen Arrow type cannot hold."""
 
     code = "CDC-1050"
+
+
+class TableUnreadable(TerminalError):
+    """The server cannot read a table, because of a fault of this table."""
+
+    code = "CDC-1051"
 
 
 class ManifestError(TerminalError):

@@ -171,6 +171,11 @@ def test_the_operator_shows_its_options_to_airflow_which_fills_them_in_and_misse
         PreflightOperator(task_id="v", target="file:///lake", lock_trys=3, **given)  # type: ignore[call-arg]
 
 
+def test_an_option_without_effect_is_accepted_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="as_of_wait_seconds has no effect"):
+        PreflightOperator(task_id="t", **{**RIGHT, "as_of_wait_seconds": 5})
+
+
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_wrong_value_is_named(name: str, value: Any) -> None:
     with pytest.raises(PreflightError) as refused:

@@ -1,19 +1,22 @@
 """Handles tables that are skipped because a step finds, during the run, that they cannot be copied.
 
-During a run, only a value that no Arrow type holds is a reason to skip a table. If any step finds such a value, the
-table is left out of the commit, and its files are discarded. So nothing of the table is published, and the other tables
-do not depend on it. All other errors stop the run.
+During a run, there are two reasons to skip a table: it has a value that no Arrow type holds, or the server cannot read
+it. The table is then left out of the commit, and its files are discarded. So nothing of the table is published, and the
+other tables do not depend on it. All other errors stop the run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
-from airflow_provider_cdc.errors import ValueNotRepresentable
+from airflow_provider_cdc.errors import CdcError, TableUnreadable, ValueNotRepresentable
 from airflow_provider_cdc.jobs.runtime.progress import say
 
+TABLE_ERRORS = (ValueNotRepresentable, TableUnreadable)
+"""The errors because of which a table may be skipped."""
 
-def reason(error: ValueNotRepresentable) -> str:
+
+def reason(error: CdcError) -> str:
     """Return the reason why a table is skipped, in one line."""
     return f"{error.where}: {error.message}" if error.where else error.message
 
@@ -33,7 +36,7 @@ def check_some_left(copied: Collection[str], skipped: Mapping[str, str]) -> None
         raise ValueNotRepresentable(
             f"none of the tables can be copied: {'; '.join(skipped.values())}",
             where=", ".join(sorted(skipped)),
-            hint="set the option `unrepresentable` to `string`, or correct the rows",
+            hint="repair the tables, correct the rows, or set the option `unrepresentable` to `string`",
         )
 
 

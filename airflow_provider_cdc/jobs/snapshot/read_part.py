@@ -17,10 +17,10 @@ from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import table_files
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.errors import SourceUnavailable, ValueNotRepresentable
+from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.jobs.changes.filter_images import copied
 from airflow_provider_cdc.jobs.control.turn import GivenUp, Turn
-from airflow_provider_cdc.jobs.runtime.skipped import reason
+from airflow_provider_cdc.jobs.runtime.skipped import TABLE_ERRORS, reason
 from airflow_provider_cdc.jobs.snapshot.key_order import Extent, KeyExtents, check_key_order
 from airflow_provider_cdc.jobs.snapshot.parts import Part
 from airflow_provider_cdc.jobs.snapshot.piece_progress import UnderWay, piece_of_part
@@ -117,7 +117,7 @@ class ReadPart:
         began, started = time.time(), time.monotonic()
         try:
             record = self._read(part, started, turn)
-        except ValueNotRepresentable as error:
+        except TABLE_ERRORS as error:
             if not self.skips:
                 raise
             record = PartRecord(

@@ -246,7 +246,7 @@ class MysqlSource(CarriesReads, KeepsTables):
 
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
         with session_of(self._kept, "planning", lambda: session(self.settings)) as connection:
-            return chunks.plan_chunks(connection, table, chunk_rows)
+            return chunks.plan_readable(connection, table, chunk_rows)
 
     def key_range(self, table: Table, low: int | None, high: int | None) -> list[Chunk]:
         return chunks.key_range(table, low, high)

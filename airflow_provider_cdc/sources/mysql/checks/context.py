@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.run.spool_chain import Reached, reached
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.errors import LogGone, Problem
+from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server.amazon import is_amazon
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, log_files, log_status
@@ -145,10 +145,16 @@ class RequestContext(TablesContext):
 
 def of_recorded(connection: Connection, tables: Sequence[Table], plans: Sequence[TablePlan]) -> TablesContext:
     """Return the context of the tables that are recorded at the run's position. The context also has the parents of
-    these tables."""
+    these tables.
+
+    :raises PreflightError: tables cannot be read.
+    """
     context = TablesContext(connection, plans=plans)
     context.unreadable = [
-        problem for table in tables if (problem := context.privileges.select_problem(table.name)) is not None
+        problem for table in tables if (problem := context.privileges.read_problem(table.name)) is not None
     ]
+    if any(problem.table for problem in context.unreadable):
+        # Other checks would fail, because they read rows of the tables.
+        raise PreflightError(context.unreadable)
     context.tables, context.hidden = with_parents(connection, context.privileges, tables)
     return context

@@ -35,9 +35,10 @@ SERVER_PRIVILEGES: tuple[Check[ServerContext], ...] = (
 READ_PRIVILEGES: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.may-read-tables",
-        "The user may read all columns of the tables. The server silently omits columns that the user may not read.",
+        "The user may read all columns of the tables (the server silently omits columns that the user may not read), "
+        "and the server can read a row of each.",
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
-        "GRANT SELECT on the tables to the user of the connection",
+        "GRANT SELECT on the tables to the user of the connection; repair a table that the server cannot read",
         _reads_tables,
     ),
 )

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
+import pymysql
+
 from airflow_provider_cdc.core.tables.chunk import Bound, Chunk, KeyValue, partition
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.sources.mysql.chunking import value_ranges
@@ -29,6 +31,7 @@ from airflow_provider_cdc.sources.mysql.chunking.axes import Axis, Between, Text
 from airflow_provider_cdc.sources.mysql.chunking.bounds import increasing
 from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed_span
 from airflow_provider_cdc.sources.mysql.chunking.text_cuts import TextCuts
+from airflow_provider_cdc.sources.mysql.server.driver_errors import is_of_table
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query, quote
 from airflow_provider_cdc.sources.mysql.server.statement_size import batches, fits, size_of
 from airflow_provider_cdc.sources.mysql.tables.schema import table_sql, unsigned_difference
@@ -77,6 +80,17 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
         else:
             rows[-1] += estimate
     return partition(bounds, [round(estimate) for estimate in rows])
+
+
+def plan_readable(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
+    """Call `plan_chunks`. If the server cannot read the table, return the whole table as one chunk, whose read then
+    reports the error (`driver_errors.is_of_table`)."""
+    try:
+        return plan_chunks(connection, table, chunk_rows)
+    except pymysql.MySQLError as error:
+        if not is_of_table(error):
+            raise
+        return partition([], [table.rows])
 
 
 def key_range(table: Table, low: int | None, high: int | None) -> list[Chunk]:

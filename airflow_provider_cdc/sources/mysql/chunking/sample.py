@@ -11,6 +11,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server.blockers import naming_blockers
+from airflow_provider_cdc.sources.mysql.server.driver_errors import INTERRUPTED
 from airflow_provider_cdc.sources.mysql.server.session import query, quote, session
 from airflow_provider_cdc.sources.mysql.tables.charsets import has_gaps
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, table_sql
@@ -20,7 +21,6 @@ from airflow_provider_cdc.sources.planning.sampling import gave_up, problems_of
 ROWS = 1000
 """Maximum number of rows at each end of the key."""
 _MILLISECONDS = 2000
-_INTERRUPTED = (1317, 3024)
 
 _MOMENTS = (Family.DATE, Family.DATETIME, Family.TIMESTAMP)
 # Depending on sql_mode, the column may contain days that the month does not have.
@@ -51,7 +51,7 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
             try:
                 ((rows, *counts),) = query(connection, _statement(table, columns))
             except pymysql.OperationalError as error:
-                if error.args[0] not in _INTERRUPTED:
+                if error.args[0] not in INTERRUPTED:
                     raise
                 gave_up(table)
                 return

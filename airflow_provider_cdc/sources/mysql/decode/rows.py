@@ -85,12 +85,13 @@ class StatementReader:
 
         :param where: an SQL condition with a ``?`` for each of ``params``; empty: all rows.
         :raises SourceUnavailable: the session broke.
+        :raises TableUnreadable: the server cannot read the table.
         :raises SchemaChanged: the table no longer has these columns.
         :raises ValueNotRepresentable: no Arrow type can hold a value.
         :raises ConfigurationError: the server left out a value that is longer than its ``max_allowed_packet``.
         :raises DecodeError: the server sent something that is not a row of the table.
         """
-        with mapped_errors(self._name):
+        with mapped_errors(self._name, table=self._name):
             statement = self._statements.get(where)
             if statement is None:
                 statement = self._statements[where] = PreparedStatement(self._connection, self._sql(where))

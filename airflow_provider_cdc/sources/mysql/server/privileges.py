@@ -15,13 +15,22 @@ import pymysql
 
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.mysql.server.driver_errors import UNOPENABLE_HINT, UNOPENABLE_PARTITIONS
+from airflow_provider_cdc.sources.mysql.server.driver_errors import (
+    INTERRUPTED,
+    UNOPENABLE_HINT,
+    UNOPENABLE_PARTITIONS,
+    is_of_table,
+    table_error,
+)
 from airflow_provider_cdc.sources.mysql.server.log_history import log_status_statement
 from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, quote, value
 from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
 
 _DENIED = {1044, 1142, 1143, 1227}
 _NO_GRANT_TABLES = 1290
+
+_BRIEFLY = "/*+ MAX_EXECUTION_TIME(2000) */"
+"""The server may have to pass many deleted rows before the first row. If that takes long, the table can be read."""
 
 _NAME = r"(?:\*|`(?:[^`]|``)*`)"
 _GRANT = re.compile(rf"(GRANT|REVOKE) (.+) ON ({_NAME})\.({_NAME}) (?:TO|FROM) .*", re.DOTALL)
@@ -70,17 +79,15 @@ class Privileges:
         ]
 
     def select_problem(self, name: TableName) -> Problem | None:
-        """Return a problem if a privilege for reading the whole table is missing, or if no session of a run can open
-        the table.
+        """Return a problem if a privilege for reading the whole table is missing, or if the server cannot open the
+        table.
 
         From the list of a table's columns, the server silently omits columns for which the user lacks the privilege.
         """
         try:
             may = self._may(f"SELECT * FROM {table_sql(name)} LIMIT 0")
         except pymysql.MySQLError as error:
-            if error.args[0] != UNOPENABLE_PARTITIONS:
-                raise
-            return self._unopenable(name)
+            return self._problem_of_table(name, error)
         if may and self._granted("SELECT", name):
             return None
         return Problem(
@@ -88,6 +95,28 @@ class Privileges:
             "this user lacks SELECT on the table or on some of its columns",
             f"GRANT SELECT ON {table_sql(name)} TO {self._account}",
         )
+
+    def read_problem(self, name: TableName) -> Problem | None:
+        """Return a problem as `select_problem` does, or if the server cannot read the table.
+
+        The server opens a table with a discarded tablespace, and only the read of a row fails.
+        """
+        if (problem := self.select_problem(name)) is not None:
+            return problem
+        try:
+            query(self._connection, f"SELECT {_BRIEFLY} 1 FROM {table_sql(name)} LIMIT 1")
+        except pymysql.MySQLError as error:
+            return None if error.args[0] in INTERRUPTED else self._problem_of_table(name, error)
+        return None
+
+    def _problem_of_table(self, name: TableName, error: pymysql.MySQLError) -> Problem:
+        """Return the problem if ``error`` belongs to the table. Otherwise, raise it again."""
+        if error.args[0] == UNOPENABLE_PARTITIONS:
+            return self._unopenable(name)
+        if not is_of_table(error):
+            raise error
+        found = table_error(str(name), error)
+        return Problem(found.where, found.message, found.hint, found.where)
 
     def sees_triggers(self, name: TableName) -> bool:
         """Return whether the server shows the table's triggers to the user.

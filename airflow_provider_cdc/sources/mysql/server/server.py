@@ -13,6 +13,7 @@ from airflow_provider_cdc.errors import LogGone, SourceReplaced
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
+    log_files,
     log_status,
     settled_end_of_log,
 )
@@ -116,7 +117,7 @@ def check_log(connection: Connection, initial: GtidSet, recorded: GtidSet | None
 
     :param recorded: transactions whose log the run has already recorded.
     :raises SourceReplaced: the server's history does not contain ``initial``.
-    :raises LogGone: the log was purged past ``initial``.
+    :raises LogGone: the log was purged past ``initial``, or gtid_purged was extended.
     """
     # Read gtid_purged before gtid_executed. If the server purges log between the two reads, the reader of the log
     # detects the missing log later.
@@ -131,6 +132,16 @@ def check_log(connection: Connection, initial: GtidSet, recorded: GtidSet | None
         )
     initial = initial | recorded if recorded else initial
     if not purged <= initial:
+        from airflow_provider_cdc.sources.mysql.log.segments import previous_gtids
+
+        # What was purged from the log precedes its first file. Anything else was set by hand.
+        if extended := purged - initial - previous_gtids(connection, next(iter(log_files(connection)))):
+            raise LogGone(
+                f"gtid_purged was extended by {extended}. The log of this server never had these transactions, so the "
+                "run cannot find their changes",
+                where="gtid_purged",
+                hint="trigger a new run; do not set gtid_purged (SET GLOBAL gtid_purged = '+…') during a run",
+            )
         raise LogGone(
             f"the server purged the log of {purged - initial}, which the run still needs",
             where="gtid_purged",

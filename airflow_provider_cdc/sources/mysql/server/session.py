@@ -260,7 +260,15 @@ def server_version(connection: Connection) -> tuple[int, int, int]:
 
 def _check_version(settings: ConnectionSettings, connection: Connection) -> None:
     version = connection.greeted_version
-    if "mariadb" in version.lower() or server_version(connection) < OLDEST_VERSION:
+    if "mariadb" in version.lower():
+        # MariaDB puts a version of MySQL before its own.
+        raise ConfigurationError(
+            f"the server is MariaDB ({version.removeprefix('5.5.5-')}), which is not supported: its GTIDs and its log "
+            "differ from those of MySQL",
+            where=settings.address,
+            hint="name a MySQL server in the connection, or copy this server with another tool",
+        )
+    if server_version(connection) < OLDEST_VERSION:
         oldest = ".".join(map(str, OLDEST_VERSION))
         raise ConfigurationError(
             f"the server's version is {version}; MySQL {oldest} or later is required",

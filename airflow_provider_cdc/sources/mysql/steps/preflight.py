@@ -45,7 +45,7 @@ def preflight(
         context = RequestContext(connection, patterns=patterns, options=options)
         names, context.unresolved = resolve(connection, patterns)
         concerned += names
-        unreadable = {name: problem for name in names if (problem := context.privileges.select_problem(name))}
+        unreadable = {name: problem for name in names if (problem := context.privileges.read_problem(name))}
         context.unreadable = list(unreadable.values())
         tables = read_tables(connection, [name for name in names if name not in unreadable])
         tables = tuple(replace(table, options=options, selection=parts(table.name)) for table in tables)

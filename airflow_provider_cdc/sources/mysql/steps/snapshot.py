@@ -46,7 +46,12 @@ from airflow_provider_cdc.sources.mysql.checks.context import ServerContext, of_
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.mysql.chunking.chunks import where
 from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed_condition
-from airflow_provider_cdc.sources.mysql.server.driver_errors import LOCK_WAIT_TIMEOUT, mapped_errors
+from airflow_provider_cdc.sources.mysql.server.driver_errors import (
+    LOCK_WAIT_TIMEOUT,
+    is_of_table,
+    mapped_errors,
+    table_error,
+)
 from airflow_provider_cdc.sources.mysql.server.log_history import end_of_log
 from airflow_provider_cdc.sources.mysql.server.server import identity, started, with_mark
 from airflow_provider_cdc.sources.mysql.server.session import (
@@ -291,7 +296,7 @@ class _Reader:
         condition, params = where(self._table, chunk)
         if self._pushed:
             condition = f"({condition}) AND ({self._pushed})" if condition else self._pushed
-        with mapped_errors(f"{self._table.name}, {chunk}"):
+        with mapped_errors(f"{self._table.name}, {chunk}", table=str(self._table.name)):
             for batch in self._statements.read(condition, params):
                 yield batch
                 self._keep_lock()
@@ -340,6 +345,8 @@ def _take_lock(connection: Connection, names: Sequence[TableName], policy: LockP
             query(connection, statement)
             return
         except pymysql.OperationalError as error:
+            if len(names) == 1 and is_of_table(error):
+                raise table_error(str(names[0]), error) from error
             if error.args[0] not in (LOCK_WAIT_TIMEOUT, _DEADLOCK):
                 raise
         if attempt < policy.tries:

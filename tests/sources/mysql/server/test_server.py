@@ -119,6 +119,16 @@ def test_a_log_that_was_purged(begun: Begun, server: MysqlServer) -> None:
         source.check_identity(identity, position)
 
 
+def test_a_gtid_purged_that_was_extended_is_not_blamed_on_the_expiry_of_the_log(
+    begun: Begun, server: MysqlServer
+) -> None:
+    source, identity, position = begun
+    server.query("SET GLOBAL gtid_purged = '+11111111-2222-3333-4444-555555555555:1-5'")
+    with pytest.raises(LogGone, match=r"extended by 11111111.*:1-5") as caught:
+        source.check_identity(identity, position)
+    assert "expire" not in caught.value.hint
+
+
 def test_a_history_that_was_thrown_away(begun: Begun, server: MysqlServer) -> None:
     source, identity, position = begun
     server.query("RESET BINARY LOGS AND GTIDS")

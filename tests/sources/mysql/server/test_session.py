@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import time
 import traceback
@@ -88,8 +89,9 @@ class TestTls:
         data = mysql.directory / "data"
         mysql.query("CREATE USER certified REQUIRE X509")
         try:
-            with pytest.raises(ConfigurationError, match="refuses this user"):
+            with pytest.raises(ConfigurationError, match="or the account requires a client certificate") as caught:
                 connect(settings(mysql, user="certified"))
+            assert "tls_cert" in caught.value.hint
             tls = {"cert": str(data / "client-cert.pem"), "key": str(data / "client-key.pem")}
             with session(settings(mysql, user="certified", tls=tls)) as connection:
                 assert value(connection, "1") == 1
@@ -155,7 +157,7 @@ class TestFailures:
         with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(SourceUnavailable):
             connect(settings(mysql, port=silent.getsockname()[1]))
 
-    @pytest.mark.parametrize("version", ["8.0.25", "5.7.44-log", "5.7.mysql_aurora.2.11.4", "11.4.2-MariaDB"])
+    @pytest.mark.parametrize("version", ["8.0.25", "5.7.44-log", "5.7.mysql_aurora.2.11.4", "5.5.5-10.11.6-MariaDB"])
     def test_a_server_that_is_too_old(self, version: str, mysql: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
         handshake = pymysql.Connection._get_server_information  # type: ignore[attr-defined]
 
@@ -164,8 +166,41 @@ class TestFailures:
             connection.server_version = version
 
         monkeypatch.setattr(pymysql.Connection, "_get_server_information", pretend)
-        with pytest.raises(ConfigurationError, match=rf"version is {version}; MySQL 8\.0\.26 or later"):
+        says = rf"version is {version}; MySQL 8\.0\.26 or later"
+        if "MariaDB" in version:
+            # The first number is for old replicas only.
+            says = r"the server is MariaDB \(10\.11\.6-MariaDB\), which is not supported"
+        with pytest.raises(ConfigurationError, match=says) as caught:
             connect(settings(mysql))
+        assert ("upgrade" in caught.value.hint) == ("MariaDB" not in version)
+
+    @staticmethod
+    def open_sessions(sessions: contextlib.ExitStack, given: ConnectionSettings) -> None:
+        for _ in range(3):
+            sessions.enter_context(session(given))
+
+    @pytest.mark.parametrize(
+        ("limit", "error"),
+        [
+            ("MAX_USER_CONNECTIONS 1", ConfigurationError),
+            # Other tasks end, and then there is room.
+            ("MAX_USER_CONNECTIONS 2", SourceUnavailable),
+            ("MAX_CONNECTIONS_PER_HOUR 2", ConfigurationError),
+            ("MAX_QUERIES_PER_HOUR 2", ConfigurationError),
+        ],
+    )
+    def test_a_limit_of_the_account(self, limit: str, error: type[CdcError], mysql: MysqlServer, user: str) -> None:
+        mysql.query(f"ALTER USER {user} WITH {limit}")
+        try:
+            given = settings(mysql, user=user, password=SECRET)
+            with contextlib.ExitStack() as sessions, pytest.raises(error) as caught:
+                self.open_sessions(sessions, given)
+            assert type(caught.value) is error
+            assert (limit.split()[0] in caught.value.hint) == (error is ConfigurationError)
+        finally:
+            mysql.query(
+                f"ALTER USER {user} WITH MAX_USER_CONNECTIONS 0 MAX_CONNECTIONS_PER_HOUR 0 MAX_QUERIES_PER_HOUR 0"
+            )
 
     @pytest.mark.parametrize(
         ("statement", "error"),

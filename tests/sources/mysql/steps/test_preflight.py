@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import pymysql
 import pytest
 
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.storage.records import decode, encode
-from airflow_provider_cdc.errors import PreflightError, Problem
+from airflow_provider_cdc.errors import PreflightError, Problem, TableUnreadable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
+from airflow_provider_cdc.sources.mysql.server.driver_errors import is_of_table, statement_error
+from airflow_provider_cdc.sources.planning.survey import survey
 from harness.mysql_server import MysqlServer
 from tests.servers import throw_away_mysql
 from tests.sources.mysql.older_server import OlderServer
@@ -102,6 +106,36 @@ class TestPlan:
             "binlog_row_image",
             "shop.visits",
         ]
+
+
+class TestTablesThatTheServerCannotRead:
+    def test_each_is_named_and_the_others_are_copied(self, server: MysqlServer) -> None:
+        names = ["gone.disc", "gone.missing", "gone.part"]
+        tables = "; ".join(
+            f"CREATE TABLE {name} (id INT PRIMARY KEY){how}; INSERT INTO {name} VALUES (1), (2)"
+            for name, how in [*dict.fromkeys(names, "").items(), ("gone.whole", " PARTITION BY HASH (id) PARTITIONS 2")]
+        )
+        with having(server, f"CREATE DATABASE gone; {tables}", "DROP DATABASE gone"):
+            run(server, "ALTER TABLE gone.disc DISCARD TABLESPACE; ALTER TABLE gone.part DISCARD TABLESPACE")
+            server.stop()
+            (server.data / "gone" / "missing.ibd").unlink()
+            server.restart()
+            found = problems(server, "gone.*")
+            assert {(problem.table, problem.where) for problem in found} == {(name, name) for name in names}
+            assert {number for problem in found for number in re.findall(r"error (\d+)", problem.what)} == {
+                "1812",
+                "1814",
+            }
+            skipping = survey(source(server), ["gone.*"], TableOptions(), "skip")
+            assert [str(plan.table) for plan in skipping.plans] == ["gone.whole"]
+            assert {*skipping.skipped} == {*names}
+
+    @pytest.mark.parametrize("number", [1021, 1037, 1114, 3, 1205, 1213, 3024, 2013, 1226, 1142])
+    def test_an_error_of_the_server_or_of_the_session_is_not_taken_for_one_of_the_table(self, number: int) -> None:
+        error = pymysql.OperationalError(number, "x")
+        assert not is_of_table(error)
+        assert is_of_table(pymysql.OperationalError(1814, "x"))
+        assert not isinstance(statement_error("t", error), TableUnreadable)
 
 
 class TestSettings:
