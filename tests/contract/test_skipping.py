@@ -12,8 +12,8 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import PreflightError, ValueNotRepresentable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published_counts
+from tests.conftest import MysqlFactory
 from tests.contract.databases import Database
 
 Hazard = Callable[[Database, str], None]
@@ -87,31 +87,33 @@ def test_it_is_left_out_with_its_reason_and_the_others_are_exact(
     assert not list((tmp_path / name).glob("**/*"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("consistency", ["watermark", "lock"])
 def test_a_table_that_the_server_cannot_read_any_more_is_left_out(
-    mysql: MysqlServer, schema: str, spark: SparkSession, tmp_path: Path, consistency: str
+    mysql_factory: MysqlFactory, spark: SparkSession, tmp_path: Path, consistency: str
 ) -> None:
-    """The tablespace is lost between the position and the read, and the log does not show it."""
+    """Its file is lost between the position and the read."""
+    server = mysql_factory({})
+    server.query("CREATE DATABASE d")
     for name in ("broken", "whole"):
-        mysql.query(f"CREATE TABLE {schema}.{name} (id INT PRIMARY KEY)")
-        mysql.query(f"INSERT INTO {schema}.{name} VALUES (1), (2)")
-    patterns, where = [f"{schema}.*"], ConnectionSettings("mysql", mysql.host, mysql.port, "root")
-    target = (tmp_path / "lake").as_uri()
-    run = Pipeline(spark, where, target, patterns, consistency=consistency, on_table_error="skip")
+        server.query(f"CREATE TABLE d.{name} (id INT PRIMARY KEY)")
+        server.query(f"INSERT INTO d.{name} VALUES (1), (2)")
+    where, target = ConnectionSettings("mysql", server.host, server.port, "root"), (tmp_path / "lake").as_uri()
+    run = Pipeline(spark, where, target, ["d.*"], consistency=consistency, on_table_error="skip")
     try:
         run.record()
-        with mysql.connect(database=schema) as connection, connection.cursor() as cursor:
-            cursor.execute("SET sql_log_bin = 0")
-            cursor.execute("ALTER TABLE broken DISCARD TABLESPACE")
+        server.stop()
+        (server.data / "d" / "broken.ibd").unlink()
+        server.restart()
         found = run.finish()
     finally:
         run.release()
-    assert {*found["published"]} == {f"{schema}.whole"}
-    assert "the server cannot read the table" in found["skipped"][f"{schema}.broken"]
-    assert "MySQL error 1814" in found["skipped"][f"{schema}.broken"]
-    with pytest.raises(PreflightError, match="MySQL error 1814") as refused:
-        Pipeline(spark, where, target, patterns, consistency=consistency).record()
-    assert [problem.table for problem in refused.value.problems] == [f"{schema}.broken"]
+    assert {*found["published"]} == {"d.whole"}
+    assert "the server cannot read the table" in found["skipped"]["d.broken"]
+    assert "MySQL error 1812" in found["skipped"]["d.broken"]
+    with pytest.raises(PreflightError, match="MySQL error 1812") as refused:
+        Pipeline(spark, where, target, ["d.*"], consistency=consistency).record()
+    assert [problem.table for problem in refused.value.problems] == ["d.broken"]
 
 
 @pytest.mark.slow
