@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -15,26 +15,50 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.target import lake_of
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import PreflightError, SchemaChanged
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.hooks.storage import accessing_storage
+from airflow_provider_cdc.operators.arguments.checks import Places
 from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.arguments.types import TaskArguments, Xcom
-from airflow_provider_cdc.operators.base import TargetOperator, group_of, hand_on, run_folder, run_id_of, scratch_for
+from airflow_provider_cdc.operators.base import (
+    TargetOperator,
+    group_of,
+    hand_on,
+    run_folder,
+    run_id_of,
+    say_skipped,
+    scratch_for,
+)
 from airflow_provider_cdc.operators.planning.dag_run_state import dag_run_of
+from airflow_provider_cdc.operators.planning.missing_past import record_or_miss, say_missed_past
+from airflow_provider_cdc.operators.planning.plan_text import readable
+from airflow_provider_cdc.operators.planning.planner import Planner, Request
 from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.calls import record_point
+from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.planning.layouts import layouts
+from airflow_provider_cdc.sources.planning.shards import lake_names
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
+_PLANS = 3
+"""The number of plans that a task tries, if tables are altered again and again."""
+
+
 class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     """Fix the initial position and write the manifest. If the consistency of a table requires a lock, the position is
     fixed under a short lock.
+
+    If a table no longer fits the plan of ``preflight``, because it was altered since, this task plans the run again.
+    The plan that counts is in the log of this task and in the manifest.
 
     An existing manifest is kept, because the rows that were already read belong to the initial position in this
     manifest. If the source no longer has the log from the initial position on, no more rows can be read for this
@@ -52,6 +76,8 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     :param skipped: XCom ``skipped`` of preflight.
     :param missed_past: XCom ``missed_past`` of preflight.
     :param may_miss_past: XCom ``may_miss_past`` of preflight.
+    :param request: XCom ``request`` of preflight. Without it, a run cannot be planned again, and ends if a table was
+        altered since preflight.
     :param plan_only: the same value as for preflight. If true, this task and the tasks after it are skipped.
     :param storage_conn_id: connection to the object store, as for preflight.
     :param source_conn_ids: the allowed connections, as for preflight.
@@ -67,6 +93,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         "skipped",
         "missed_past",
         "may_miss_past",
+        "request",
         "plan_only",
         "storage_conn_id",
     )
@@ -81,6 +108,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         skipped: Xcom = None,
         missed_past: Xcom = None,
         may_miss_past: Xcom = None,
+        request: Xcom = None,
         plan_only: bool | str = False,
         scratch: str = "",
         storage_conn_id: str = "",
@@ -99,6 +127,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         self.skipped: Any = skipped
         self.missed_past: Any = missed_past
         self.may_miss_past: Any = may_miss_past
+        self.request: Any = request
         self.plan_only = plan_only
         self.allowed = Allowed(source_conn_ids, targets)
         self._recording = False
@@ -112,10 +141,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             check_not_made_before,
             check_not_of_a_deleted_dag_run,
         )
-        from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
         from airflow_provider_cdc.sinks.preparation import lake_format
-        from airflow_provider_cdc.sources.planning.layouts import layouts
-        from airflow_provider_cdc.sources.planning.shards import lake_names
 
         # Preflight has checked that ``plan_only`` is a boolean, but a template may have rendered the boolean to text.
         if str(self.plan_only).lower() == "true":
@@ -141,9 +167,10 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         elif context["ti"].try_number == 1:
             check_not_of_a_deleted_dag_run(Run.load(folder), options)
 
-        laid_out = layouts(lake_names(plans), list(self.skipped or {}), options.lake)
-
-        def record(plans: Sequence[TablePlan], options: StepOptions, missed: MissedPast | None) -> Run:
+        def record_plan(
+            skipped: Mapping[str, str], plans: Sequence[TablePlan], options: StepOptions, missed: MissedPast | None
+        ) -> Run:
+            laid_out = layouts(lake_names(plans), list(skipped), options.lake)
             return begin(
                 source,
                 plans,
@@ -153,7 +180,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
                 lake=lake,
                 scratch=scratch,
                 source_conn_id=self.source_conn_id,
-                skipped=self.skipped,
+                skipped=skipped,
                 heads=sink,
                 missed_past=missed,
                 may_miss_past=self.may_miss_past is True,
@@ -161,18 +188,45 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
                 group=group_of(context),
             )
 
+        def record(
+            plans: Sequence[TablePlan], skipped: Mapping[str, str], options: StepOptions, missed: MissedPast | None
+        ) -> Run:
+            # Accept only the boolean that preflight returned. If the value is a text, a template has replaced the value
+            # that preflight returned.
+            if self.may_miss_past is True and options.as_of:
+                return record_or_miss(source, plans, options, partial(record_plan, skipped))
+            return record_plan(skipped, plans, options, missed)
+
         self._recording = True
-        # Accept only the boolean that preflight returned. If the value is a text, a template has replaced the value
-        # that preflight returned.
-        if self.may_miss_past is True and options.as_of:
-            run = record_or_miss(source, plans, options, record)
-        else:
-            run = record(plans, options, missed)
+        planner = self._planner(source, Places(Storage(lake), scratch, sink))
+        skipped: Mapping[str, str] = self.skipped or {}
+        for more_tries in reversed(range(_PLANS)):
+            try:
+                run = record(plans, skipped, options, missed)
+                break
+            except (SchemaChanged, PreflightError) as error:
+                if planner is None or not more_tries:
+                    raise
+                self.log.warning(
+                    "The run is planned again, because tables were altered since it was planned: %s", error
+                )
+            found, options, now_missed = planner.plan_again(options, may_miss=self.may_miss_past is True)
+            plans, skipped, missed = found.plans, found.skipped, now_missed or missed
+            say_skipped(self.log, skipped)
+            say_missed_past(self.log, now_missed)
+            self.log.info("%s will be copied:\n%s", counted(len(plans), "table"), readable(plans))
         self._recording = False
         note_dag_run(run.folder, dag_run_of(context, self.task_id))
         outputs = {"run_uri": run.folder.uri, run.manifest.position_key: run.manifest.initial_position}
         hand_on(context, outputs)
         return outputs
+
+    def _planner(self, source: Source, places: Places) -> Planner | None:
+        """Return what plans the run again. None: preflight did not hand on its request."""
+        if not self.request:
+            return None
+        request = records.decode(Request, self.request, "XCom request of preflight")
+        return Planner(source, self.source_conn_id, request, places)
 
     def on_kill(self) -> None:
         # Raise an error, so that the cleanup handlers drop the objects that were already created on the source.

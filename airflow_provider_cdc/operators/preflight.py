@@ -19,9 +19,7 @@ from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.operators.arguments.checks import (
     ALLOWED,
     CLUSTER,
-    LAKE,
     PLACES,
-    LakeContext,
     ParametersContext,
     Places,
     collect,
@@ -39,9 +37,7 @@ from airflow_provider_cdc.operators.base import TargetOperator, hand_on, say_ski
 from airflow_provider_cdc.operators.ended_runs import release_what_is_over
 from airflow_provider_cdc.operators.planning.lake_checks import tell_leftovers, warn_of_readers
 from airflow_provider_cdc.operators.planning.missing_past import (
-    in_the_present,
     may_miss_past,
-    missed_past,
     say_missed_past,
 )
 from airflow_provider_cdc.operators.planning.plan_text import (
@@ -52,16 +48,13 @@ from airflow_provider_cdc.operators.planning.plan_text import (
     summary,
     view_of,
 )
+from airflow_provider_cdc.operators.planning.planner import Planner, Request
 from airflow_provider_cdc.operators.planning.turn import take_turn
 from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.spark.step import runs_where_spark_steps_run
 from airflow_provider_cdc.operators.task_errors import failing
-from airflow_provider_cdc.sources.api.load import check_load
 from airflow_provider_cdc.sources.api.source import Source
-from airflow_provider_cdc.sources.planning.layouts import layouts
-from airflow_provider_cdc.sources.planning.selections import requested, select
-from airflow_provider_cdc.sources.planning.shards import lake_names, with_shards, without_vanished
-from airflow_provider_cdc.sources.planning.survey import Survey, survey, survey_past
+from airflow_provider_cdc.sources.planning.survey import Survey
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -80,6 +73,8 @@ class PreflightOperator(TargetOperator):
       (option ``missing_past``). Empty if the run can be exact at this time.
     - ``may_miss_past``: whether the run copies the present state if a later step finds that the run cannot be exact at
       the end of its interval.
+    - ``request``: the tables that the run is to copy. If tables are altered before the position is fixed,
+      ``lock_and_record`` plans the run again. Then the plan in its log and in the run's record applies.
     - ``summary``: a text that describes what a run would do. Only with ``plan_only``.
 
     The operator takes every option of a run (`core.options`), and the connections and targets that the DAG's author
@@ -142,7 +137,7 @@ class PreflightOperator(TargetOperator):
                 raise PreflightError(problems)
             collect(PLACES, parameters, problems)
             places = parameters.places
-            surveyed: tuple[Source, Survey] | None = None
+            surveyed: tuple[Planner, Survey] | None = None
             with collected(problems, "parameter source_conn_id"):
                 surveyed = self._survey(context, options, places)
             missed: MissedPast | None = None
@@ -152,21 +147,17 @@ class PreflightOperator(TargetOperator):
                     surveyed = self._survey(context, options, places)
             if surveyed is not None:
                 may_miss = not problems and may_miss_past(self.as_of_is_supplied, options, context)
-                source, found = surveyed
-                surveyed = _planned(source, found, places, options, problems, may_miss)
-                if problems and may_miss:
-                    missed = missed_past(options, problems)
-                    options = in_the_present(options)
-                    problems.clear()
-                    surveyed = _planned(source, found, places, options, problems)
+                planner, found = surveyed
+                found, steps, missed = planner.plan(found, options.steps, problems, may_miss=may_miss)
+                options = replace(options, steps=steps)
             collect(CLUSTER, parameters, problems)
         if problems or places is None or surveyed is None:
             raise PreflightError(problems)
         may_miss = may_miss_past(self.as_of_is_supplied, options, context)
-        return self._tell(context, options, *surveyed, places, missed, may_miss)
+        return self._tell(context, options, planner.source, found, places, missed, may_miss)
 
-    def _survey(self, context: Context, options: RunOptions, places: Places | None) -> tuple[Source, Survey]:
-        """Return the source, and the survey of the tables that can be copied from it."""
+    def _survey(self, context: Context, options: RunOptions, places: Places | None) -> tuple[Planner, Survey]:
+        """Return the planner of the run, and the survey of the tables that can be copied from the source."""
         source = open_hook(options.source_conn_id).get_conn()
         wait_until_started(source)
         if places is not None and not options.plan_only:
@@ -175,8 +166,8 @@ class PreflightOperator(TargetOperator):
             release_what_is_over(context, self, source, places.scratch, places.lake.uri)
         if self.strict_conf:
             check_kind(options, source.kind)
-        parts = requested(options.where, options.columns)
-        return source, survey(source, options.tables, options.table, options.steps.on_table_error, parts)
+        planner = Planner(source, options.source_conn_id, Request.of(options), places, options.plan_only)
+        return planner, planner.survey(options.steps)
 
     def _tell(
         self,
@@ -197,6 +188,7 @@ class PreflightOperator(TargetOperator):
         outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": found.skipped}
         outputs["missed_past"] = encode(missed) if missed is not None else {}
         outputs["may_miss_past"] = may_miss
+        outputs["request"] = encode(Request.of(options))
         sink = places.sink
         if any(plan.at_upper for plan in plans):
             self._tell_view(view_of(plans, pace_of(sink, Storage(places.scratch), plans)))
@@ -218,57 +210,3 @@ class PreflightOperator(TargetOperator):
                 "set REPLICA IDENTITY FULL on all tables of the run.",
                 view,
             )
-
-
-def _planned(
-    source: Source,
-    found: Survey,
-    places: Places | None,
-    options: RunOptions,
-    problems: list[Problem],
-    may_miss: bool = False,
-) -> tuple[Source, Survey]:
-    """Complete the survey: determine whether each table is read in full or rolled forward, and what ``as_of`` requires.
-
-    :param may_miss: as for `survey_past`.
-    """
-    # This module is imported only here, because it is slow to import and Airflow parses DAGs often.
-    from airflow_provider_cdc.core.copies.base_selection import choose
-
-    with collected(problems, "parameter where"):
-        found = _selected(source, found, options)
-    with collected(problems, "parameter partition_by"):
-        layouts(lake_names(found.plans), list(found.skipped), options.steps.lake)
-    if places is not None:
-        names = list(dict.fromkeys(plan.copy_name for plan in found.plans))
-        to_past = bool(options.steps.as_of)
-        collect(LAKE, LakeContext(places.lake, places.sink, source, options.source_conn_id, names, to_past), problems)
-        with collected(problems, "parameter merge"):
-            found = without_vanished(places.sink, found, options.steps)
-        if not problems:
-            with collected(problems, "parameter refresh"):
-                found = replace(found, plans=choose(source, places.sink, places.scratch, found.plans, options.steps))
-    with collected(problems, "parameter governor"):
-        check_load(source, options.steps.limits.thresholds)
-    with collected(problems, "parameter as_of"):
-        may_begin = not problems and not options.plan_only
-        found = survey_past(
-            source,
-            found,
-            options.tables,
-            options.table,
-            options.steps,
-            may_begin=may_begin,
-            may_miss=may_miss,
-            parts=requested(options.where, options.columns),
-        )
-        if not problems:
-            # Determine the parts again, because survey_past may have found tables that were created meanwhile.
-            found = _selected(source, found, options)
-    return source, found
-
-
-def _selected(source: Source, found: Survey, options: RunOptions) -> Survey:
-    """Return the survey, in which each plan has the part of its table that is copied (``where`` and ``columns``)."""
-    found = replace(found, plans=select(source, found.plans, list(found.skipped), options.where, options.columns))
-    return with_shards(source, found, options.steps, options.source_conn_id)

@@ -306,6 +306,7 @@ class SnapshotTaskGroup(TaskGroup):
                 skipped=self.preflight.output["skipped"],
                 missed_past=self.preflight.output["missed_past"],
                 may_miss_past=self.preflight.output["may_miss_past"],
+                request=self.preflight.output["request"],
                 plan_only=plan_only,
                 storage_conn_id=storage_conn_id,
                 **allowed,

@@ -138,7 +138,7 @@ def test_log_and_report_say_what_was_published_and_how_to_read_it(copied: Copied
 def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
     xcoms = {task: set(values) for task, values in copied.first.xcoms.items()}
     assert xcoms == {
-        "preflight": {"plan", "options", "skipped", "missed_past", "may_miss_past"},
+        "preflight": {"plan", "options", "skipped", "missed_past", "may_miss_past", "request"},
         "lock_and_record": {"run_uri", "initial_gtid_set"},
         "snapshot": {"_link_ReportLink", "snapshot_upper", "counts"},
         "extract_delta": {"_link_ReportLink", "counts"},

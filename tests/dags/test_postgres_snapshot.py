@@ -123,7 +123,7 @@ def test_every_task_succeeds_at_once(copied: Copied) -> None:
 def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
     xcoms = {task: set(values) for task, values in copied.first.xcoms.items()}
     assert xcoms == {
-        "preflight": {"plan", "options", "skipped", "missed_past", "may_miss_past"},
+        "preflight": {"plan", "options", "skipped", "missed_past", "may_miss_past", "request"},
         "lock_and_record": {"run_uri", "initial_lsn"},
         "snapshot": {"_link_ReportLink", "snapshot_upper", "counts"},
         "extract_delta": {"_link_ReportLink", "counts"},

@@ -370,7 +370,7 @@ def test_a_plan_tells_what_a_run_would_do_and_leaves_nothing(
     target = tmp_path / "new" / "lake"
     found = preflight(target.as_uri(), tables=[f"{shop}.accounts"], plan_only=True)
     said = capsys.readouterr().out
-    assert found.keys() == {"plan", "options", "skipped", "missed_past", "may_miss_past", "summary"}
+    assert found.keys() == {"plan", "options", "skipped", "missed_past", "may_miss_past", "request", "summary"}
     assert "in total: 1 table, 0 of them rolled forward" in found["summary"]
     assert "time: unknown" in found["summary"]
     assert "runway: the source keeps its log for 30.0 days from now on (binlog_expire_logs_seconds)" in found["summary"]

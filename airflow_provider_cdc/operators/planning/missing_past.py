@@ -42,17 +42,17 @@ def may_miss_past(is_supplied: bool, options: RunOptions, context: Context) -> b
     return is_supplied and options.missing_past == PRESENT and bool(options.steps.as_of) and not is_backfill
 
 
-def missed_past(options: RunOptions, problems: Sequence[Problem]) -> MissedPast:
+def missed_past(options: StepOptions, problems: Sequence[Problem]) -> MissedPast:
     """Return the past time at which the run cannot be exact, with the reasons.
 
     :param problems: the reasons why the run cannot be exact at this time.
     """
-    return MissedPast(options.steps.as_of, _said(problems))
+    return MissedPast(options.as_of, _said(problems))
 
 
-def in_the_present(options: RunOptions) -> RunOptions:
+def in_the_present(options: StepOptions) -> StepOptions:
     """Return the same options, but with an empty ``as_of``."""
-    return replace(options, steps=replace(options.steps, as_of=""))
+    return replace(options, as_of="")
 
 
 def say_missed_past(log: Any, missed: MissedPast | None) -> None:

@@ -15,15 +15,15 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CopyMismatch, ExactnessError, PreflightError
 from airflow_provider_cdc.jobs.snapshot import reread_passes
-from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.server.session import session
-from airflow_provider_cdc.sources.postgres.slots.standing_record import frames_of, load, states_of, store
+from airflow_provider_cdc.sources.postgres.slots.standing_record import load, store
 from harness.pipeline import Pipeline, settings_of
 from tests.conftest import PostgresFactory
 from tests.consistency.postgres.nights import FULL, Nights
 from tests.consistency.postgres.servers import ENDS
 from tests.seeds import some
 from tests.soon import soon
+from tests.sources.postgres.catalog_reading import frames_of, read_tables, states_of
 from tests.sources.postgres.values import CASES, SETUP
 
 

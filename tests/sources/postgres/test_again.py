@@ -17,8 +17,6 @@ from airflow_provider_cdc.sources.api.calls import late_problems
 from airflow_provider_cdc.sources.api.rereading import KeyReader
 from airflow_provider_cdc.sources.log.delta import key_table
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed
-from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.chunking.key_lookup import ONE_BY_ONE, KeyLookup
 from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
 from airflow_provider_cdc.sources.postgres.server.session import session
@@ -27,6 +25,7 @@ from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy
 from tests.conftest import PostgresFactory
 from tests.soon import soon
+from tests.sources.postgres.catalog_reading import followed, read_tables
 from tests.sources.postgres.log.messages import tuple_data
 from tests.sources.postgres.log.reading import Run
 from tests.sources.postgres.log.reading import settings as settings_of

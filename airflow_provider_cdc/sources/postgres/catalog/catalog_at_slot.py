@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import catalog_at
+from airflow_provider_cdc.sources.postgres.catalog.schema import TREES
 from airflow_provider_cdc.sources.postgres.catalog.views import view_definitions
-from airflow_provider_cdc.sources.postgres.server.session import Connection, literal, query
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 _RELATIONS = """
 SELECT n.nspname, c.relname, c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -24,17 +26,6 @@ JOIN unnest(%s::text[], %s::text[]) AS w(schema, name) ON (n.nspname, c.relname)
 _COLUMNS = """
 SELECT attrelid, array_agg(concat_ws('/', attnum, xmin)) FROM pg_attribute
 WHERE attrelid = ANY(%s::oid[]) AND attnum > 0 AND NOT attisdropped GROUP BY attrelid
-"""
-
-_TREES = """
-WITH RECURSIVE tree(root, relation, parent, version) AS (
-    SELECT r.oid, i.inhrelid, i.inhparent, i.xmin::text FROM pg_class r JOIN pg_inherits i ON i.inhparent = r.oid
-    WHERE r.oid = ANY(%s::oid[]) AND r.relkind = 'p' AND NOT i.inhdetachpending
-    UNION ALL
-    SELECT t.root, i.inhrelid, i.inhparent, i.xmin::text FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation
-    WHERE NOT i.inhdetachpending
-)
-SELECT root, array_agg(concat_ws('/', relation, parent, version)) FROM tree GROUP BY root
 """
 
 _INHERITING = """
@@ -55,13 +46,11 @@ class Seen:
 
 def read_at(connection: Connection, snapshot: str, names: Sequence[TableName]) -> dict[TableName, Seen]:
     """Return the tables that exist in an exported snapshot, by name."""
-    with connection.transaction():
-        query(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        query(connection, f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
+    with catalog_at(connection, snapshot) as catalog:
         schemas_and_names = [name.schema for name in names], [name.name for name in names]
-        oids = {TableName(schema, name): oid for schema, name, oid in query(connection, _RELATIONS, schemas_and_names)}
-        columns = dict(query(connection, _COLUMNS, (list(oids.values()),)))
-        trees = dict(query(connection, _TREES, (list(oids.values()),)))
+        oids = {TableName(schema, name): oid for schema, name, oid in query(catalog, _RELATIONS, schemas_and_names)}
+        columns = dict(query(catalog, _COLUMNS, (list(oids.values()),)))
+        trees = dict(query(catalog, TREES, (list(oids.values()),)))
     return {
         name: Seen(oid, frozenset(columns.get(oid, ())), frozenset(trees.get(oid, ()))) for name, oid in oids.items()
     }
@@ -74,10 +63,8 @@ def partitions_changed(connection: Connection, snapshot: str, view: Table) -> bo
     added after the record was written, and removed before the view is read.
     """
     reads = view.details["reads"]
-    with connection.transaction():
-        query(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        query(connection, f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
-        there = {version for (version,) in query(connection, _INHERITING, (list(view_definitions.files(reads)),))}
+    with catalog_at(connection, snapshot) as catalog:
+        there = {version for (version,) in query(catalog, _INHERITING, (list(view_definitions.files(reads)),))}
     return there != view_definitions.partitions(reads)
 
 

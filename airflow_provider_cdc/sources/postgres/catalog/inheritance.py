@@ -12,7 +12,8 @@ from collections.abc import Iterable, Sequence
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem, SchemaChanged
 from airflow_provider_cdc.sources.planning.patterns import exactly
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query, value
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
+from airflow_provider_cdc.sources.postgres.server.session import query, value
 
 _SHOWN = 3
 
@@ -23,10 +24,10 @@ _HYPERTABLES = (
 _DISTRIBUTED = "SELECT logicalrelid::oid FROM pg_catalog.pg_dist_partition WHERE logicalrelid::oid = ANY(%s::oid[])"
 
 
-def inheritance_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
+def inheritance_problems(catalog: Catalog, tables: Sequence[Table]) -> Iterable[Problem]:
     """Yield a problem for each table that has rows stored outside the table and its partitions."""
-    hypertables = _listed(connection, "_timescaledb_catalog.hypertable", _HYPERTABLES, tables)
-    distributed = _listed(connection, "pg_catalog.pg_dist_partition", _DISTRIBUTED, tables)
+    hypertables = _listed(catalog, "_timescaledb_catalog.hypertable", _HYPERTABLES, tables)
+    distributed = _listed(catalog, "pg_catalog.pg_dist_partition", _DISTRIBUTED, tables)
     for table in tables:
         where, children = str(table.name), list(table.details["children"])
         out = f"leave the table out: add the pattern !{exactly(table.name)}"
@@ -44,16 +45,16 @@ def inheritance_problems(connection: Connection, tables: Sequence[Table]) -> Ite
             )
 
 
-def check_whole(connection: Connection, tables: Sequence[Table]) -> None:
+def check_whole(catalog: Catalog, tables: Sequence[Table]) -> None:
     """Check that all rows of the tables are in the tables themselves or in their partitions.
 
     :raises SchemaChanged: a table has rows in other relations.
     """
-    for problem in inheritance_problems(connection, tables):
+    for problem in inheritance_problems(catalog, tables):
         raise SchemaChanged(problem.what, where=problem.where, hint=problem.hint)
 
 
-def _listed(connection: Connection, catalog: str, sql: str, tables: Sequence[Table]) -> set[int]:
-    if value(connection, "to_regclass(%s) IS NULL", (catalog,)):
+def _listed(catalog: Catalog, relation: str, sql: str, tables: Sequence[Table]) -> set[int]:
+    if value(catalog, "to_regclass(%s) IS NULL", (relation,)):
         return set()
-    return {oid for (oid,) in query(connection, sql, ([table.details["oid"] for table in tables],))}
+    return {oid for (oid,) in query(catalog, sql, ([table.details["oid"] for table in tables],))}

@@ -9,7 +9,8 @@ from functools import partial
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, Problem
 from airflow_provider_cdc.sources.planning import patterns as patterns_of_tables
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
+from airflow_provider_cdc.sources.postgres.server.session import query, quote
 
 _TABLE, _PARTITION = "table", "partition"
 _VIEWS = ("view", "materialized view")
@@ -22,7 +23,7 @@ _KINDS = {
 }
 
 
-def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
+def resolve(catalog: Catalog, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
     """Return the tables that match ``patterns``, sorted and without duplicates, and the problems of the patterns.
 
     There is a problem for each pattern that matches no table. `sources.planning.patterns` describes the syntax of
@@ -32,7 +33,7 @@ def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[Table
     kinds = {
         TableName(schema, name): _PARTITION if partition else _KINDS[kind]
         for schema, name, kind, partition in query(
-            connection,
+            catalog,
             "SELECT n.nspname, c.relname, c.relkind, c.relispartition FROM pg_class c "
             "JOIN pg_namespace n ON n.oid = c.relnamespace "
             "WHERE c.relkind = ANY(%s) AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'",
@@ -42,7 +43,7 @@ def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[Table
     for name in _named_one_by_one(patterns):
         if kinds.get(name) in _VIEWS:
             kinds[name] = _TABLE
-    return patterns_of_tables.resolve(patterns, kinds, [_TABLE], partial(_matches_nothing, connection, kinds))
+    return patterns_of_tables.resolve(patterns, kinds, [_TABLE], partial(_matches_nothing, catalog, kinds))
 
 
 def _named_one_by_one(patterns: Sequence[str]) -> set[TableName]:
@@ -56,11 +57,11 @@ def _named_one_by_one(patterns: Sequence[str]) -> set[TableName]:
 
 
 def _matches_nothing(
-    connection: Connection, kinds: dict[TableName, str], pattern: str, wanted: TableName, others: list[TableName]
+    catalog: Catalog, kinds: dict[TableName, str], pattern: str, wanted: TableName, others: list[TableName]
 ) -> Problem:
     if others and kinds[others[0]] == _PARTITION:
         (root,) = query(
-            connection,
+            catalog,
             "SELECT pg_partition_root(%s::regclass)::text",
             (quote(others[0].schema, others[0].name),),
         )[0]

@@ -11,7 +11,8 @@ from collections.abc import Collection
 
 import psycopg
 
-from airflow_provider_cdc.sources.postgres.server.session import Connection, literal, may_pass, query, quote, said
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import catalog_at
+from airflow_provider_cdc.sources.postgres.server.session import Connection, may_pass, query, quote, said
 
 _RELATIONS = """
 SELECT c.oid, c.relkind::text, c.relfilenode, n.nspname, c.relname FROM pg_class c
@@ -30,20 +31,18 @@ def why_not_empty(connection: Connection, snapshot: str, partitions: Collection[
 
     :param partitions: the OIDs of relations that exist in the snapshot.
     """
-    with connection.transaction():
-        query(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-        query(connection, f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
-        for oid, kind, filenode, schema, name in query(connection, _RELATIONS, (list(partitions),)):
+    with catalog_at(connection, snapshot) as catalog:
+        for oid, kind, filenode, schema, name in query(catalog, _RELATIONS, (list(partitions),)):
             if kind == "p":
                 continue
             relation = quote(schema, name)
             if kind != "r":
                 return f"the new partition {relation} is not a plain table"
             try:
-                with connection.transaction():
-                    ((has_rows,),) = query(connection, f"SELECT EXISTS (SELECT FROM ONLY {relation})")
+                with catalog.transaction():
+                    ((has_rows,),) = query(catalog, f"SELECT EXISTS (SELECT FROM ONLY {relation})")
                     # The transaction still holds the lock on the relation, so the name still refers to this relation.
-                    ((same,),) = query(connection, _SAME_FILE, {"oid": oid, "filenode": filenode})
+                    ((same,),) = query(catalog, _SAME_FILE, {"oid": oid, "filenode": filenode})
             except psycopg.Error as error:
                 if may_pass(error.sqlstate or ""):
                     raise

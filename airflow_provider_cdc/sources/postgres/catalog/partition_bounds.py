@@ -17,8 +17,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.sources.postgres.catalog.schema import HAS_NO_NULL
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
+from airflow_provider_cdc.sources.postgres.catalog.schema import HAS_NO_NULL, TREE
+from airflow_provider_cdc.sources.postgres.server.session import query
 
 NO_ROOM = "HASH partitions with all remainders, or ranges from MINVALUE to MAXVALUE that leave no gap"
 """A description, used in hints, of the partitions of a table that has no room for another partition
@@ -26,13 +27,13 @@ NO_ROOM = "HASH partitions with all remainders, or ranges from MINVALUE to MAXVA
 
 # For each partitioned table in the partition trees: its partitioning strategy, whether its partition key may be NULL,
 # and the bounds of its partitions.
-_BOUNDS = f"""
-SELECT w, t.relid::oid, p.partstrat::text, 0 = ANY(p.partattrs::int2[]) OR EXISTS (
+_BOUNDS = f"""WITH {TREE}
+SELECT t.root, t.relation, p.partstrat::text, 0 = ANY(p.partattrs::int2[]) OR EXISTS (
         SELECT FROM pg_attribute a WHERE a.attrelid = p.partrelid AND a.attnum = ANY(p.partattrs::int2[])
         AND NOT {HAS_NO_NULL}),
     ARRAY(SELECT COALESCE(pg_get_expr(c.relpartbound, c.oid), '') FROM pg_inherits i
-        JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = t.relid AND NOT i.inhdetachpending)
-FROM unnest(%s::oid[]) w, LATERAL pg_partition_tree(w) t JOIN pg_partitioned_table p ON p.partrelid = t.relid
+        JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = t.relation AND NOT i.inhdetachpending)
+FROM tree t JOIN pg_partitioned_table p ON p.partrelid = t.relation
 """
 _DEFAULT = "DEFAULT"
 _HASH = re.compile(r"FOR VALUES WITH \(modulus (\d+), remainder (\d+)\)", re.IGNORECASE)
@@ -41,11 +42,11 @@ _RANGE = re.compile(
 )
 
 
-def without_room(connection: Connection, tables: Sequence[Table]) -> set[str]:
+def without_room(catalog: Catalog, tables: Sequence[Table]) -> set[str]:
     """Return the names of the partitioned tables to which no further partition with rows can be attached."""
     roots = {table.details["oid"]: str(table.name) for table in tables if table.details["kind"] == "p"}
     closed: dict[int, list[bool]] = defaultdict(list)
-    for root, _, kind, has_nulls, bounds in query(connection, _BOUNDS, (list(roots),)):
+    for root, _, kind, has_nulls, bounds in query(catalog, _BOUNDS, (list(roots),)):
         closed[root].append(_is_closed(kind, has_nulls, bounds))
     return {roots[root] for root, every in closed.items() if all(every)}
 

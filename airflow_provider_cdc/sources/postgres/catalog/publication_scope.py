@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
+from airflow_provider_cdc.sources.postgres.server.session import query
 
 # The pg_depend row for a relation's schema gets a new version only when the relation is moved to another schema.
 _VERSIONS = """
@@ -20,11 +21,11 @@ WHERE c.oid = ANY(%s::oid[])
 """
 
 
-def read_versions(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[str, str]]:
+def read_versions(catalog: Catalog, oids: Sequence[int]) -> dict[int, tuple[str, str]]:
     """Return the versions of relations' rows in pg_class, and of their dependencies on their schemas, by OID."""
     return {
         oid: (relation_version, schema or "")
-        for oid, relation_version, schema in query(connection, _VERSIONS, (list(oids),))
+        for oid, relation_version, schema in query(catalog, _VERSIONS, (list(oids),))
     }
 
 

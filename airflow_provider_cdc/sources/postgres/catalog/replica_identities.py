@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
+from airflow_provider_cdc.sources.postgres.server.session import query, quote
 
 FULL = "f"
 _GENERATED_COLUMNS_SINCE = 180_000
@@ -37,14 +38,14 @@ FROM pg_class c WHERE c.oid = ANY(%s::oid[])
 """
 
 
-def followed(connection: Connection, tables: Sequence[Table], publication: str = "") -> list[bool]:
+def followed(catalog: Catalog, tables: Sequence[Table], publication: str = "") -> list[bool]:
     """Return, for each table, whether the log has the key of every touched row.
 
     :param publication: the publication through which the log is read. Empty: the run will create its own publication.
     """
-    columns = logged_columns(connection, publication)
+    columns = logged_columns(catalog, publication)
     oids = [leaf.oid for table in tables for leaf in leaves(table)]
-    identifying = {oid: names for oid, _, names in query(connection, IDENTIFYING, (oids,))}
+    identifying = {oid: names for oid, _, names in query(catalog, IDENTIFYING, (oids,))}
 
     def tells(table: Table) -> bool:
         key = set(table.key)
@@ -57,26 +58,26 @@ def followed(connection: Connection, tables: Sequence[Table], publication: str =
     return [tells(table) for table in tables]
 
 
-def whole_rows(connection: Connection, tables: Sequence[Table]) -> list[bool]:
+def whole_rows(catalog: Catalog, tables: Sequence[Table]) -> list[bool]:
     """Return, for each table, whether the log has all old rows when the table is published.
 
     The log has all old rows if the replica identity is FULL and the table has no virtual columns.
     """
     oids = [leaf.oid for table in tables for leaf in leaves(table)]
-    whole = {oid for oid, _, names in query(connection, IDENTIFYING, (oids,)) if names is None}
+    whole = {oid for oid, _, names in query(catalog, IDENTIFYING, (oids,)) if names is None}
     return [whole.issuperset(leaf.oid for leaf in leaves(table)) for table in tables]
 
 
-def logged_columns(connection: Connection, publication: str = "") -> Callable[[Table], list[str]]:
+def logged_columns(catalog: Catalog, publication: str = "") -> Callable[[Table], list[str]]:
     """Return a function. Given a table, the function returns the names of the columns that are in the log.
 
     The log has no virtual columns. The log includes stored generated columns only since PostgreSQL 18.
 
     :param publication: see `followed`. If the publication does not exist, the run will create it.
     """
-    stored = connection.info.server_version >= _GENERATED_COLUMNS_SINCE
+    stored = catalog.info.server_version >= _GENERATED_COLUMNS_SINCE
     if stored and publication:
-        rows = query(connection, "SELECT pubgencols = 's' FROM pg_publication WHERE pubname = %s", (publication,))
+        rows = query(catalog, "SELECT pubgencols = 's' FROM pg_publication WHERE pubname = %s", (publication,))
         stored = all(has for (has,) in rows)
     logged_kinds = (None, "stored") if stored else (None,)
     return lambda table: [column.name for column in table.columns if column.details.get("generated") in logged_kinds]

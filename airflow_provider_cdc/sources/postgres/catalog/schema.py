@@ -10,9 +10,10 @@ from itertools import chain
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.postgres.catalog import publication_scope
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, CatalogChanged
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import read_types
 from airflow_provider_cdc.sources.postgres.catalog.views import view_definitions
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
+from airflow_provider_cdc.sources.postgres.server.session import query, quote
 
 HAS_NO_NULL = """(a.attnotnull AND NOT EXISTS (
     SELECT FROM pg_catalog.pg_constraint never_checked WHERE never_checked.conrelid = a.attrelid
@@ -28,8 +29,25 @@ RENAMED = "another table now has the name of this table"
 REWRITTEN = "was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
 HINT = "do not change the definition of copied tables during a run; trigger a new run"
 
+TREE = """RECURSIVE tree(root, relation, parent, version) AS (
+    SELECT r.oid, r.oid, NULL::oid, NULL FROM unnest(%s::oid[]) w JOIN pg_class r ON r.oid = w AND r.relkind = 'p'
+    UNION ALL
+    SELECT t.root, i.inhrelid, i.inhparent, i.xmin::text FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation
+    WHERE NOT i.inhdetachpending)"""
+"""The start of a query (after WITH) that lists the relations of partition trees, given the OIDs of their roots. The
+root itself has no parent. The server's function ``pg_partition_tree`` is not used: it returns the present tree in every
+snapshot, and locks all relations of the tree until the transaction ends."""
+TREES = f"""WITH {TREE}
+SELECT root, array_agg(concat_ws('/', relation, parent, version) ORDER BY relation) FROM tree
+WHERE parent IS NOT NULL GROUP BY root
+"""
+"""A query of the entries ``tree`` of `Table.details`, by root."""
 LOGGED = ("r", "p")
 """The kinds of relations whose changes are in the log."""
+_STORED = ("r", "m")
+"""The kinds of relations that have a file."""
+_NO_TYPE = "???"
+"""The result of ``format_type`` for a type that does not exist."""
 _ROW_BYTES = 100
 """The assumed size of a row, in bytes, in tables that were never analyzed."""
 
@@ -76,7 +94,7 @@ def column_identities(table: Table) -> dict[str, str]:
     return {column.name: f"{column.details['relation']}/{column.details['number']}" for column in table.columns}
 
 
-def read_tables(connection: Connection, names: Sequence[TableName], publication: str = "") -> tuple[Table, ...]:
+def read_tables(catalog: Catalog, names: Sequence[TableName], publication: str = "") -> tuple[Table, ...]:
     """Return the schemas of tables, in the order of ``names``.
 
     :param publication: the publication through which the log will be read. Empty: the publication does not exist yet.
@@ -118,14 +136,14 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
     """
     if not names:
         return ()
-    relations = _relations(connection, names)
+    relations = _relations(catalog, names)
     oids = [oid for oid, _, _ in relations.values()]
-    columns, keys, held = _columns(connection, oids), _keys(connection, oids), _leaves(connection, oids)
-    children = dict(query(connection, _CHILDREN, (oids,)))
-    trees = dict(query(connection, _TREES, (oids,)))
-    via_root = bool(query(connection, "SELECT 1 FROM pg_publication WHERE pubname = %s AND pubviaroot", (publication,)))
+    columns, keys, held = _columns(catalog, oids), _keys(catalog, oids), _leaves(catalog, oids)
+    children = dict(query(catalog, _CHILDREN, (oids,)))
+    trees = dict(query(catalog, TREES, (oids,)))
+    via_root = bool(query(catalog, "SELECT 1 FROM pg_publication WHERE pubname = %s AND pubviaroot", (publication,)))
     own_leaves = {oid: [leaf.oid for leaf, _ in table_leaves] for oid, (table_leaves, _, _) in held.items()}
-    versions = publication_scope.read_versions(connection, [*oids, *chain.from_iterable(own_leaves.values())])
+    versions = publication_scope.read_versions(catalog, [*oids, *chain.from_iterable(own_leaves.values())])
     tables = []
     for name in names:
         if name not in relations:
@@ -155,16 +173,16 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
             "keys": {version: list(own_key) for _, own_key, _, version in usable},
         }
         if kind == view_definitions.VIEW:
-            details["reads"] = view_definitions.read_definition(connection, oid).versions
+            details["reads"] = view_definitions.read_definition(catalog, oid).versions
         tables.append(Table(name, tuple(columns[oid]), key, key_index, rows, size, details))
     return tuple(tables)
 
 
-def _relations(connection: Connection, names: Sequence[TableName]) -> dict[TableName, tuple[int, str, str]]:
+def _relations(catalog: Catalog, names: Sequence[TableName]) -> dict[TableName, tuple[int, str, str]]:
     return {
         TableName(schema, name): (oid, kind, identity)
         for schema, name, oid, kind, identity in query(
-            connection,
+            catalog,
             "SELECT n.nspname, c.relname, c.oid, c.relkind, c.relreplident FROM pg_class c "
             "JOIN pg_namespace n ON n.oid = c.relnamespace "
             "JOIN unnest(%s::text[], %s::text[]) AS w(schema, name) ON (n.nspname, c.relname) = (w.schema, w.name) "
@@ -184,11 +202,13 @@ ORDER BY a.attrelid, a.attnum
 """
 
 
-def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Column]]:
-    rows = query(connection, _COLUMNS, (list(oids),))
-    types = read_types(connection, {row[5] for row in rows})
+def _columns(catalog: Catalog, oids: Sequence[int]) -> dict[int, list[Column]]:
+    rows = query(catalog, _COLUMNS, (list(oids),))
+    types = read_types(catalog, {row[5] for row in rows})
     columns: dict[int, list[Column]] = defaultdict(list)
     for relation, name, number, version, type_name, oid, typmod, generated, computed, not_null in rows:
+        if type_name == _NO_TYPE or (generated == "v" and computed[1] is None):
+            raise CatalogChanged(f"the column {name}, or its type, was dropped")
         kind, base, base_oid, base_typmod, names_objects, definition, labels = types[oid]
         details: dict[str, str | int | bool] = {
             "oid": oid,
@@ -230,9 +250,9 @@ ORDER BY i.indrelid, NOT i.indisreplident, NOT i.indisprimary, c.relname
 _Key = tuple[str, tuple[str, ...], int, str]
 
 
-def _keys(connection: Connection, oids: Sequence[int]) -> dict[int, list[_Key]]:
+def _keys(catalog: Catalog, oids: Sequence[int]) -> dict[int, list[_Key]]:
     keys: dict[int, list[_Key]] = defaultdict(list)
-    for relation, index, oid, version, key in query(connection, _KEYS, (list(oids),)):
+    for relation, index, oid, version, key in query(catalog, _KEYS, (list(oids),)):
         keys[relation].append((index, tuple(key), oid, version))
     return keys
 
@@ -242,25 +262,17 @@ def _usable(columns: Sequence[Column], candidates: Sequence[_Key]) -> list[_Key]
     return [candidate for candidate in candidates if filled.issuperset(candidate[1])]
 
 
-_LEAVES = """
-SELECT t.root, c.oid, n.nspname, c.relname, pg_relation_filenode(c.oid), c.relreplident,
+_LEAVES = f"""WITH {TREE}
+SELECT t.root, c.oid, c.relkind, n.nspname, c.relname, pg_relation_filenode(c.oid), c.relreplident,
     CASE WHEN c.relispartition THEN c.xmin::text ELSE '' END,
     ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
         ORDER BY a.attnum),
     c.reltuples::float8, c.relpages, COALESCE(pg_relation_size(c.oid), 0), current_setting('block_size')::int
 FROM (
     SELECT w AS root, w AS relid FROM unnest(%s::oid[]) w JOIN pg_class r ON r.oid = w AND r.relkind IN ('r', 'v', 'm')
-    UNION ALL
-    SELECT w, p.relid FROM unnest(%s::oid[]) w JOIN pg_class r ON r.oid = w AND r.relkind = 'p',
-        LATERAL pg_partition_tree(w) p WHERE p.isleaf AND p.level > 0
-) t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+    UNION ALL SELECT root, relation FROM tree
+) t JOIN pg_class c ON c.oid = t.relid AND c.relkind <> 'p' JOIN pg_namespace n ON n.oid = c.relnamespace
 ORDER BY t.root, c.oid
-"""
-
-_TREES = """
-SELECT w, array_agg(concat_ws('/', i.inhrelid, i.inhparent, i.xmin) ORDER BY i.inhrelid)
-FROM unnest(%s::oid[]) w JOIN pg_class r ON r.oid = w AND r.relkind = 'p', LATERAL pg_partition_tree(w) p
-JOIN pg_inherits i ON i.inhrelid = p.relid AND p.level > 0 GROUP BY w
 """
 
 _CHILDREN = """
@@ -270,14 +282,16 @@ WHERE i.inhparent = ANY(%s::oid[]) GROUP BY i.inhparent
 """
 
 
-def _leaves(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]]:
+def _leaves(catalog: Catalog, oids: Sequence[int]) -> dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]]:
     """Return, by table OID, the leaves (each with the names of its columns), the estimated number of rows, and the size
     in bytes."""
     leaves_by_root: dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]] = {}
-    for root, oid, schema, name, filenode, identity, state, columns, tuples, pages, size, block in query(
-        connection, _LEAVES, (list(oids), list(oids))
+    for root, oid, kind, schema, name, filenode, identity, state, columns, tuples, pages, size, block in query(
+        catalog, _LEAVES, (list(oids), list(oids))
     ):
         root_leaves, rows, total = leaves_by_root.get(root, ([], 0, 0))
+        if filenode is None and kind in _STORED:
+            raise CatalogChanged(f"the table {schema}.{name} was dropped")
         estimate = round(tuples / pages * (size / block)) if tuples > 0 and pages > 0 else size // _ROW_BYTES
         root_leaves.append((Leaf(oid, schema, name, filenode or 0, identity, state), columns))
         leaves_by_root[root] = root_leaves, rows + estimate, total + size

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.tables.table import Column, Table
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.types import NAMES_OF_OBJECTS
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
@@ -89,7 +90,7 @@ _TYPE_KINDS = {
 }
 
 
-def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[str, str, int, int, bool, str, str]]:
+def read_types(catalog: Catalog, oids: Iterable[int]) -> dict[int, tuple[str, str, int, int, bool, str, str]]:
     """Return the descriptions of types, by OID.
 
     Each description has these elements: the kind of the type; the name, OID and modifier of the base type; whether a
@@ -99,11 +100,11 @@ def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[s
     arguments = type_oids, list(NAMES_OF_OBJECTS), _FIRST_OWN_OID
     parts = {
         root: (names, digest or "", labels or "")
-        for root, names, digest, labels in query(connection, _DEFINITIONS, arguments)
+        for root, names, digest, labels in query(catalog, _DEFINITIONS, arguments)
     }
     return {
         root: (_TYPE_KINDS[kind], base, base_oid, typmod, *parts[root])
-        for root, base, base_oid, typmod, kind in query(connection, _BASES, (type_oids,))
+        for root, base, base_oid, typmod, kind in query(catalog, _BASES, (type_oids,))
     }
 
 
@@ -113,13 +114,13 @@ def altering(connection: Connection, tables: Iterable[Table]) -> set[str]:
     return {xid for (xid,) in query(connection, _ALTERING, (list(oids),))} if oids else set()
 
 
-def with_young_fields(connection: Connection, oids: Iterable[int], slot: str, position: Lsn) -> set[int]:
+def with_young_fields(catalog: Catalog, oids: Iterable[int], slot: str, position: Lsn) -> set[int]:
     """Return the types of which a part is a composite type whose fields may have been changed after a position.
 
     :param slot: a slot that has the log since ``position``.
     """
     arguments = list(oids), _FIRST_OWN_OID, slot, str(position)
-    return {root for (root,) in query(connection, _YOUNG_FIELDS, arguments)}
+    return {root for (root,) in query(catalog, _YOUNG_FIELDS, arguments)}
 
 
 def label_oids(columns: Iterable[Column]) -> list[int]:

@@ -6,18 +6,19 @@ from collections.abc import Iterable
 
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
 from airflow_provider_cdc.sources.postgres.catalog.views.safe_views import view_problems
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import VIEW
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query
+from airflow_provider_cdc.sources.postgres.server.session import query
 
 
-def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]:
+def relation_problems(catalog: Catalog, table: Table) -> Iterable[Problem]:
     """Yield the problems of the relations that hold a table's rows."""
-    yield from view_problems(connection, table)
+    yield from view_problems(catalog, table)
     oids = [leaf.oid for leaf in leaves(table)]
     for name, kind, persistence, access, heap, secured, forced, user in query(
-        connection,
+        catalog,
         "SELECT c.oid::regclass::text, c.relkind, c.relpersistence, a.amname, "
         "a.amhandler = 'heap_tableam_handler'::regproc, row_security_active(c.oid), "
         "pg_has_role(c.relowner, 'USAGE') AND c.relforcerowsecurity, quote_ident(current_user) "

@@ -303,7 +303,8 @@ def _planning_error(
 ) -> psycopg.Error | None:
     selects = [f"(SELECT count(*) FROM ({_select(table, leaf)}) AS r)" for table, leaf in listed]
     try:
-        with connection.transaction():
+        # The rollback releases the locks that planning takes.
+        with connection.transaction(force_rollback=True):
             if path:
                 set_path(connection, path)
             query(connection, f"EXPLAIN SELECT {', '.join(selects)}")

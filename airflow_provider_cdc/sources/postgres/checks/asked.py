@@ -1,10 +1,10 @@
-"""Lists the checks of PostgreSQL in the order in which they run. There is a group for each subject: server, run and
-request."""
+"""Lists the checks of PostgreSQL in the order in which they run. There is a group for each subject: server, run,
+tables and request."""
 
 from __future__ import annotations
 
 from airflow_provider_cdc.core.checks import Check
-from airflow_provider_cdc.sources.postgres.checks.context import RequestContext, RunContext, UserContext
+from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, RequestContext, RunContext, UserContext
 from airflow_provider_cdc.sources.postgres.checks.history import HISTORY
 from airflow_provider_cdc.sources.postgres.checks.privileges import SERVER_PRIVILEGES, TABLE_PRIVILEGES
 from airflow_provider_cdc.sources.postgres.checks.request import REQUEST
@@ -20,16 +20,18 @@ from airflow_provider_cdc.sources.postgres.checks.tables import (
 
 OF_SERVER: tuple[Check[UserContext], ...] = (*SETTINGS, *SERVER_PRIVILEGES, *ROOM)
 OF_A_RUN: tuple[Check[RunContext], ...] = HISTORY
-OF_A_REQUEST: tuple[Check[RequestContext], ...] = (
-    *REQUEST,
-    *SETTINGS,
-    *SERVER_PRIVILEGES,
+OF_TABLES: tuple[Check[CatalogContext], ...] = (
     *TABLE_PRIVILEGES,
-    *PLANNABLE,
     *ROWS_ELSEWHERE,
     *COLUMNS,
     *RELATIONS,
     *PUBLICATION,
+)
+OF_A_REQUEST: tuple[Check[RequestContext], ...] = (
+    *REQUEST,
+    *SETTINGS,
+    *SERVER_PRIVILEGES,
+    *PLANNABLE,
     *LOCKS,
     *EVENT_TRIGGERS,
     *ROOM,

@@ -12,6 +12,7 @@ from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import needs_log
 from airflow_provider_cdc.sources.postgres.server.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.server.server import identity
@@ -71,11 +72,31 @@ class TablesContext(ServerContext):
         return any(plan.at_upper for plan in self.plans)
 
 
+@dataclass
+class CatalogContext(TablesContext):
+    """The tables in one snapshot of the catalog."""
+
+    connection: Catalog
+
+    @cached_property
+    def missing_of_tables(self) -> list[Problem]:
+        logged, privileges = self.logged, Privileges(self.connection)
+        others = [table for table in self.tables if table not in logged]
+        return [
+            *privileges.table_problems(self.connection, logged, publishing=not self.publication),
+            *privileges.table_problems(self.connection, others, publishing=False),
+        ]
+
+
 @dataclass(kw_only=True)
 class UserContext(TablesContext):
-    """The tables, and the user who copies them. If there are no tables, the context covers only the server."""
+    """The tables, and the user who copies them. If there are no tables, the context covers only the server.
+
+    :param may_publish: whether the user has all privileges on the tables that a run needs.
+    """
 
     settings: ConnectionSettings
+    may_publish: bool = True
 
     @cached_property
     def privileges(self) -> Privileges:
@@ -84,15 +105,6 @@ class UserContext(TablesContext):
     @cached_property
     def missing_of_server(self) -> list[Problem]:
         return self.privileges.server_problems(self.settings, publishing=not self.publication)
-
-    @cached_property
-    def missing_of_tables(self) -> list[Problem]:
-        logged = self.logged
-        others = [table for table in self.tables if table not in logged]
-        return [
-            *self.privileges.table_problems(logged, publishing=not self.publication),
-            *self.privileges.table_problems(others, publishing=False),
-        ]
 
 
 @dataclass(kw_only=True)

@@ -146,6 +146,6 @@ HISTORY: tuple[Check[RunContext], ...] = (
         _WHEN,
         "do not alter the publication during a run; trigger a new run",
         _publications,
-        (Raised(Moment.POSITION_FIXED, "sources.postgres.steps.snapshot:_check_publication"),),
+        (Raised(Moment.POSITION_FIXED, "sources.postgres.steps.snapshot:_Fixing._read_after"),),
     ),
 )

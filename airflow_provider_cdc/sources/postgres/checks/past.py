@@ -16,12 +16,11 @@ from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import NO_ROOM, without_room
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import identity_problem
-from airflow_provider_cdc.sources.postgres.checks.context import TablesContext
+from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext
 from airflow_provider_cdc.sources.postgres.server.session import quote
-from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, already_so
+from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked
 from airflow_provider_cdc.sources.postgres.slots.given_publication import publication_problems
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     Joined,
@@ -55,13 +54,17 @@ class Past:
 
 
 @dataclass(kw_only=True)
-class PastContext(TablesContext):
-    """The tables of a run that is exact at a past position."""
+class PastContext(CatalogContext):
+    """The tables of a run that is exact at a past position.
 
-    settings: ConnectionSettings
+    ``unanswered`` has the questions to the log (`already_so`) that came up, and that `Past.looked_up` does not answer.
+    They are answered without the snapshot, and then the checks run again.
+    """
+
     past: Past
     position: Lsn
     as_of: AsOf
+    unanswered: list[Asked] = field(default_factory=list)
 
     @cached_property
     def parents(self) -> set[str]:
@@ -75,16 +78,14 @@ class PastContext(TablesContext):
 
     def already_so(self, joins: Sequence[tuple[Table, Joined]]) -> set[str]:
         """Return the names of the tables that already had their present definitions at the run's position
-        (`catalog_versions.already_so`), given when each table joined the standing slot."""
+        (`catalog_versions.already_so`) as far as it is known, given when each table joined the standing slot."""
         looked_up = self.past.looked_up
-        asked = [
+        self.unanswered += [
             Asked(table, joined, self.position)
             for table, joined in joins
             if str(table.name) not in looked_up
             and not (isinstance(self.as_of, datetime) and micros(self.as_of) < joined.shape_at)
         ]
-        unchanged = already_so(self.settings, self.connection, self.past.name, self.past.confirmed, asked)
-        looked_up.update((str(question.table.name), question.table.name in unchanged) for question in asked)
         return {str(table.name) for table, _ in joins if looked_up.get(str(table.name))}
 
     def had_others(self, table: Table) -> bool:

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 from airflow_provider_cdc.core.checks import Check, Moment
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.postgres.checks.context import UserContext
+from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, UserContext
 
 
 def _slots(context: UserContext) -> Iterable[Problem]:
     return context.missing_of_server
 
 
-def _tables(context: UserContext) -> Iterable[Problem]:
+def _tables(context: CatalogContext) -> Iterable[Problem]:
     return context.missing_of_tables
 
 
@@ -28,7 +28,7 @@ SERVER_PRIVILEGES: tuple[Check[UserContext], ...] = (
     ),
 )
 
-TABLE_PRIVILEGES: tuple[Check[UserContext], ...] = (
+TABLE_PRIVILEGES: tuple[Check[CatalogContext], ...] = (
     Check(
         "postgres.may-read-tables",
         "The user may read the tables, with all of their partitions and copied columns. If the connection names no "

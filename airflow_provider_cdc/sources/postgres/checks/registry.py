@@ -6,9 +6,9 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_cdc.core.checks import Check
-from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_REQUEST
+from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_REQUEST, OF_TABLES
 from airflow_provider_cdc.sources.postgres.checks.history import HISTORY
 from airflow_provider_cdc.sources.postgres.checks.past import PAST
 from airflow_provider_cdc.sources.postgres.checks.readers import READERS
 
-CHECKS: tuple[Check[Any], ...] = (*OF_A_REQUEST, *HISTORY, *PAST, *READERS)
+CHECKS: tuple[Check[Any], ...] = (*OF_A_REQUEST, *OF_TABLES, *HISTORY, *PAST, *READERS)

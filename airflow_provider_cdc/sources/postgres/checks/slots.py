@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from airflow_provider_cdc.core.checks import Check, Moment
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
-from airflow_provider_cdc.sources.postgres.checks.context import TablesContext
+from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, TablesContext
 from airflow_provider_cdc.sources.postgres.server.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.server.session import query
 from airflow_provider_cdc.sources.postgres.slots import slots
 from airflow_provider_cdc.sources.postgres.slots.given_publication import publication_problems
 
 
-def _publication(context: TablesContext) -> Iterable[Problem]:
+def _publication(context: CatalogContext) -> Iterable[Problem]:
     if not context.publication:
         return ()
     return publication_problems(context.connection, context.publication, context.logged, keys_only=context.reads_again)
@@ -64,7 +64,7 @@ def _room(context: TablesContext) -> Iterable[Problem]:
             )
 
 
-PUBLICATION: tuple[Check[TablesContext], ...] = (
+PUBLICATION: tuple[Check[CatalogContext], ...] = (
     Check(
         "postgres.publication",
         "The publication publishes every change to every row and column of the tables.",

@@ -8,24 +8,25 @@ from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.postgres.catalog import users_code
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.inheritance import inheritance_problems
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import identity_problem
 from airflow_provider_cdc.sources.postgres.catalog.types import leaving_out, unmapped
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
-from airflow_provider_cdc.sources.postgres.checks.context import TablesContext, UserContext
-from airflow_provider_cdc.sources.postgres.server.session import Connection, quote
+from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, TablesContext, UserContext
+from airflow_provider_cdc.sources.postgres.server.session import quote
 
 
 def _plannable(context: TablesContext) -> Iterable[Problem]:
     return users_code.unplannable(context.connection, context.tables)
 
 
-def _inheritance(context: TablesContext) -> Iterable[Problem]:
+def _inheritance(context: CatalogContext) -> Iterable[Problem]:
     return inheritance_problems(context.connection, context.tables)
 
 
-def _columns(context: TablesContext) -> Iterable[Problem]:
+def _columns(context: CatalogContext) -> Iterable[Problem]:
     for table in context.tables:
         where = str(table.name)
         if not table.columns:
@@ -34,7 +35,7 @@ def _columns(context: TablesContext) -> Iterable[Problem]:
             )
 
 
-def _keys(context: TablesContext) -> Iterable[Problem]:
+def _keys(context: CatalogContext) -> Iterable[Problem]:
     for table in context.planned("watermark"):
         where = str(table.name)
         if table.columns and table.keyless and table.details["kind"] not in (VIEW, MATERIALIZED):
@@ -48,18 +49,18 @@ def _keys(context: TablesContext) -> Iterable[Problem]:
             )
 
 
-def _rewound(context: TablesContext) -> Iterable[Problem]:
+def _rewound(context: CatalogContext) -> Iterable[Problem]:
     for table, plan in zip(context.tables, context.plans, strict=True):
         if table.columns and not plan.at_upper:
             yield from rewind_problems(context.connection, table)
 
 
-def rewind_problems(connection: Connection, table: Table) -> Iterable[Problem]:
+def rewind_problems(catalog: Catalog, table: Table) -> Iterable[Problem]:
     """Yield the reasons why the log does not have all old rows of a table. Such a table cannot be rewound."""
     if (problem := identity_problem(table)) is not None:
         yield problem
     where = str(table.name)
-    since_18 = connection.info.server_version >= 180_000
+    since_18 = catalog.info.server_version >= 180_000
     read = {column.name for column in table.as_read.columns}
     for column in table.columns:
         generated = column.details.get("generated")
@@ -75,7 +76,7 @@ def rewind_problems(connection: Connection, table: Table) -> Iterable[Problem]:
             )
 
 
-def _types(context: TablesContext) -> Iterable[Problem]:
+def _types(context: CatalogContext) -> Iterable[Problem]:
     for table in context.tables:
         where = str(table.name)
         for column in table.as_read.columns:
@@ -88,14 +89,14 @@ def _types(context: TablesContext) -> Iterable[Problem]:
                 )
 
 
-def _relations(context: TablesContext) -> Iterable[Problem]:
+def _relations(context: CatalogContext) -> Iterable[Problem]:
     for table in context.tables:
         yield from relation_problems(context.connection, table)
 
 
 def _event_triggers(context: UserContext) -> Iterable[Problem]:
     # Do not try commands that this user may not execute.
-    if context.publication or context.missing_of_server or context.missing_of_tables:
+    if context.publication or context.missing_of_server or not context.may_publish:
         return ()
     return users_code.publication_refused(context.connection, context.logged)
 
@@ -112,7 +113,7 @@ PLANNABLE: tuple[Check[TablesContext], ...] = (
     ),
 )
 
-ROWS_ELSEWHERE: tuple[Check[TablesContext], ...] = (
+ROWS_ELSEWHERE: tuple[Check[CatalogContext], ...] = (
     Check(
         "postgres.rows-elsewhere",
         "The rows of a table are in the table itself, or in its partitions.",
@@ -123,7 +124,7 @@ ROWS_ELSEWHERE: tuple[Check[TablesContext], ...] = (
     ),
 )
 
-COLUMNS: tuple[Check[TablesContext], ...] = (
+COLUMNS: tuple[Check[CatalogContext], ...] = (
     Check(
         "postgres.columns",
         "A table has columns.",
@@ -156,7 +157,7 @@ COLUMNS: tuple[Check[TablesContext], ...] = (
     ),
 )
 
-RELATIONS: tuple[Check[TablesContext], ...] = (
+RELATIONS: tuple[Check[CatalogContext], ...] = (
     Check(
         "postgres.relations",
         "A table and its partitions are logged (not UNLOGGED) and stored as heap tables, and this user sees all of "

@@ -22,6 +22,7 @@ from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.log.delta import NET_BYTES, delta_batches
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import logged_columns
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log import walk_state
@@ -132,7 +133,7 @@ def open_tail(
     if any(tracked_table.forward for tracked_table in tables):
         slot, publication = slots.forward_slots(identity)[start], identity[slots.STANDING_PUBLICATION]
     with session(settings) as connection:
-        columns = logged_columns(connection, publication)
+        columns = read_catalog(connection, lambda catalog: logged_columns(catalog, publication))
     relations = [
         replace(
             tracked_table,

@@ -15,6 +15,7 @@ import psycopg
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ConfigurationError, Problem, TransientError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.server.platform import allow_replication, platform
 from airflow_provider_cdc.sources.postgres.server.session import Connection, connect, query, quote
@@ -105,17 +106,17 @@ class Privileges:
             pass
         return ""
 
-    def table_problems(self, tables: Sequence[Table], *, publishing: bool) -> list[Problem]:
+    def table_problems(self, catalog: Catalog, tables: Sequence[Table], *, publishing: bool) -> list[Problem]:
         """Return the missing privileges that are needed to read tables and, if ``publishing``, to publish the
         tables."""
-        return [problem for table in tables for problem in self._problems_of(table, publishing)]
+        return [problem for table in tables for problem in self._problems_of(catalog, table, publishing)]
 
-    def _problems_of(self, table: Table, publishing: bool) -> list[Problem]:
+    def _problems_of(self, catalog: Catalog, table: Table, publishing: bool) -> list[Problem]:
         problems = []
         schemas: dict[str, None] = {}
         unreadable = []
         for leaf in leaves(table):
-            uses, denied = self._may_read(leaf, table)
+            uses, denied = self._may_read(catalog, leaf, table)
             if not uses:
                 schemas[leaf.schema] = None
             if denied:
@@ -130,7 +131,7 @@ class Privileges:
         ]
         if unreadable:
             problems.append(self._unreadable(table, unreadable))
-        if publishing and not self._owns(table):
+        if publishing and not self._owns(catalog, table):
             problems.append(
                 Problem(
                     str(table.name),
@@ -141,13 +142,13 @@ class Privileges:
             )
         return problems
 
-    def _may_read(self, leaf: Leaf, table: Table) -> tuple[bool, list[str]]:
+    def _may_read(self, catalog: Catalog, leaf: Leaf, table: Table) -> tuple[bool, list[str]]:
         """Return whether this user may use the leaf's schema, and which of the copied columns this user may not
         read."""
         # Reads select ranges of the system column ctid. So SELECT on all user columns is not enough.
         read = [*(column.name for column in table.as_read.columns), _PLACE]
         ((uses, denied),) = query(
-            self._connection,
+            catalog,
             "SELECT has_schema_privilege(%s, 'USAGE'), ARRAY(SELECT attname::text FROM pg_attribute "
             "WHERE attrelid = %s AND attname = ANY(%s) AND NOT attisdropped "
             "AND NOT has_table_privilege(attrelid, 'SELECT') "
@@ -179,9 +180,9 @@ class Privileges:
             hint = f"GRANT SELECT ({columns}) ON {listed} TO {self._user}"
         return Problem(str(table.name), what, hint)
 
-    def _owns(self, table: Table) -> bool:
+    def _owns(self, catalog: Catalog, table: Table) -> bool:
         ((owns,),) = query(
-            self._connection,
+            catalog,
             "SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_class WHERE oid = ANY(%s::oid[])",
             ([leaf.oid for leaf in leaves(table)] or [table.details["oid"]],),
         )

@@ -8,15 +8,15 @@ from collections.abc import Iterable, Sequence
 
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
+from airflow_provider_cdc.sources.postgres.catalog.schema import TREE, leaves
+from airflow_provider_cdc.sources.postgres.server.session import query, quote
 
 _KINDS = ("insert", "update", "delete", "truncate")
 
 # Roots of partition trees. In each of these trees, the publication lists a relation that can get more partitions.
-_OPEN_ENDED = """
-SELECT t.root FROM unnest(%s::oid[]) t(root), LATERAL pg_partition_tree(t.root) m
-JOIN pg_class c ON c.oid = m.relid JOIN pg_publication p ON p.pubname = %s
+_OPEN_ENDED = f"""WITH {TREE}
+SELECT m.root FROM tree m JOIN pg_class c ON c.oid = m.relation JOIN pg_publication p ON p.pubname = %s
 WHERE c.relkind = 'p' AND (p.puballtables
     OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid)
     OR EXISTS (SELECT FROM pg_publication_namespace n WHERE n.pnpubid = p.oid AND n.pnnspid = c.relnamespace))
@@ -31,7 +31,7 @@ def relations_sql(tables: Iterable[Table]) -> str:
 
 
 def publication_problems(
-    connection: Connection, name: str, tables: Sequence[Table], *, keys_only: bool = False
+    catalog: Catalog, name: str, tables: Sequence[Table], *, keys_only: bool = False
 ) -> Iterable[Problem]:
     """Yield the reasons why a publication does not publish every change of ``tables`` with all columns that are read.
 
@@ -42,7 +42,7 @@ def publication_problems(
     """
     where = f"publication {name}"
     rows = query(
-        connection,
+        catalog,
         "SELECT oid, ARRAY[pubinsert, pubupdate, pubdelete, pubtruncate] FROM pg_publication WHERE pubname = %s",
         (name,),
     )
@@ -66,22 +66,23 @@ def publication_problems(
         for table in tables
         if any(column.details.get("generated") == "stored" for column in table.as_read.columns)
     ]
-    if generated and not keys_only and connection.info.server_version >= 180_000:
-        ((tells,),) = query(connection, "SELECT pubgencols FROM pg_publication WHERE oid = %s", (oid,))
+    if generated and not keys_only and catalog.info.server_version >= 180_000:
+        ((tells,),) = query(catalog, "SELECT pubgencols FROM pg_publication WHERE oid = %s", (oid,))
         if tells != "s":
             yield Problem(
                 where,
                 f"leaves out the generated columns of {', '.join(str(table.name) for table in generated)}",
                 f"ALTER PUBLICATION {quote(name)} SET (publish_generated_columns = stored)",
             )
-    # The tables that the server publishes, including those of FOR ALL TABLES and FOR TABLES IN SCHEMA.
+    # The tables that the server publishes, including those of FOR ALL TABLES and FOR TABLES IN SCHEMA. The view
+    # pg_publication_tables has no OIDs, so its names could be those of other tables by now.
     covered = {
         relation: (filtered, columns)
         for relation, filtered, columns in query(
-            connection,
-            "SELECT c.oid, p.rowfilter IS NOT NULL, p.attnames::text[] FROM pg_publication_tables p "
-            "JOIN pg_class c ON c.relname = p.tablename "
-            "JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = p.schemaname WHERE p.pubname = %s",
+            catalog,
+            "SELECT p.relid, p.qual IS NOT NULL, ARRAY(SELECT a.attname::text FROM pg_attribute a "
+            "WHERE a.attrelid = p.relid AND a.attnum > 0 AND NOT a.attisdropped "
+            "AND (p.attrs IS NULL OR a.attnum = ANY(p.attrs::int2[]))) FROM pg_get_publication_tables(%s) p",
             (name,),
         )
     }
@@ -113,12 +114,12 @@ def publication_problems(
                 )
 
 
-def warn_of_harm(connection: Connection, name: str, tables: Sequence[Table]) -> None:
+def warn_of_harm(catalog: Catalog, name: str, tables: Sequence[Table]) -> None:
     """Warn if the publication will include partitions that are created later. The server may reject UPDATE and DELETE
     on such partitions."""
     trees = [table for table in tables if table.details["kind"] == "p"]
     roots = [table.details["oid"] for table in trees]
-    open_ended = {root for (root,) in query(connection, _OPEN_ENDED, (roots, name))}
+    open_ended = {root for (root,) in query(catalog, _OPEN_ENDED, (roots, name))}
     if named := [str(table.name) for table in trees if table.details["oid"] in open_ended]:
         _log.warning(
             "The publication %s includes every future partition of %s. If a new partition has no primary key, the "

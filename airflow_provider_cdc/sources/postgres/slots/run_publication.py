@@ -23,11 +23,20 @@ from airflow_provider_cdc.sources.api.leftovers import LeftByRun
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import FULL, IDENTIFYING
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.catalog.users_code import execute
-from airflow_provider_cdc.sources.postgres.server.session import APPLICATION, Connection, literal, query, quote, value
+from airflow_provider_cdc.sources.postgres.server.session import (
+    APPLICATION,
+    Connection,
+    literal,
+    query,
+    quote,
+    said,
+    value,
+)
 
 _log = logging.getLogger(__name__)
 
 _GENERATED_COLUMNS_SINCE = 180_000
+_CLEAR = "clear the task `preflight` and all tasks after it"
 _PUBLISHED_AT_ONCE = 200
 """The maximum number of relations that one statement publishes. The statement locks each relation until it ends, and
 the server has room for some thousands of locks."""
@@ -89,7 +98,9 @@ def let_go(connection: Connection, name: str) -> None:
             _log.warning(
                 "%s no longer has a replica identity: dropped the table from the publication %s", listed[oid], name
             )
-            execute(connection, f"ALTER PUBLICATION {quote(name)} DROP TABLE ONLY {listed[oid]}")
+            # Another session may have dropped or renamed the table.
+            with suppress(psycopg.errors.UndefinedTable, psycopg.errors.UndefinedObject):
+                execute(connection, f"ALTER PUBLICATION {quote(name)} DROP TABLE ONLY {listed[oid]}")
 
 
 def _locking(
@@ -138,7 +149,15 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
     """Add either all of the relations or no relation to a publication."""
     with connection.transaction():
         listed = ", ".join(f"ONLY {leaf.sql}" for _, leaf in relations)
-        execute(connection, f"ALTER PUBLICATION {quote(name)} ADD TABLE {listed}")
+        try:
+            execute(connection, f"ALTER PUBLICATION {quote(name)} ADD TABLE {listed}")
+        except psycopg.errors.InvalidParameterValue as error:
+            # Preflight rejects such relations, so a relation was altered or replaced since it was read.
+            raise SchemaChanged(
+                f"a relation can no longer be published: {said(error)}",
+                where=", ".join(dict.fromkeys(str(table) for table, _ in relations)),
+                hint=f"make the relation a logged table again, and {_CLEAR}",
+            ) from error
         # The locks are held, so nothing changes between this check and the moment the relations are published.
         found = {
             oid: identity
@@ -152,9 +171,7 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
             if leaf.identity == FULL:
                 what = f"the replica identity of {leaf.sql} is no longer FULL, or the table now has a virtual column"
                 repair = f"ALTER TABLE {leaf.sql} REPLICA IDENTITY FULL"
-            raise SchemaChanged(
-                what, where=str(table), hint=f"{repair}, and clear the task `preflight` and all tasks after it"
-            )
+            raise SchemaChanged(what, where=str(table), hint=f"{repair}, and {_CLEAR}")
 
 
 def publication_state(connection: Connection, name: str, relations: str = "") -> str:

@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ManifestError
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
 from airflow_provider_cdc.sources.postgres.catalog.users_code import execute
 from airflow_provider_cdc.sources.postgres.server import session_setup
@@ -260,16 +261,16 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(
 """
 
 
-def states_of(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
+def states_of(catalog: Catalog, name: str, tables: Sequence[Table]) -> dict[str, str]:
     """Return a digest of each table's current state, by table name.
 
     The digest changes whenever one of these changes, even if the change is undone: the table's definition, its file,
     its name, or the part of the table that the publication ``name`` publishes.
     """
-    return _digests(connection, name, tables)
+    return _digests(catalog, name, tables)
 
 
-def shapes_of(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
+def shapes_of(catalog: Catalog, name: str, tables: Sequence[Table]) -> dict[str, str]:
     """Return a digest of each table, by table name. The digest ignores some changes.
 
     In contrast to `states_of`, the digest does not include NOT NULL, the labels of enums, or the versions of the
@@ -284,10 +285,10 @@ def shapes_of(connection: Connection, name: str, tables: Sequence[Table]) -> dic
             columns.append(replace(column, nullable=True, details={**details, "version": ""}))
         return replace(table, columns=tuple(columns), details={**table.details, "version": ""})
 
-    return _digests(connection, name, [shaped(table) for table in tables])
+    return _digests(catalog, name, [shaped(table) for table in tables])
 
 
-def frames_of(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
+def frames_of(catalog: Catalog, name: str, tables: Sequence[Table]) -> dict[str, str]:
     """Return a digest of each table without its columns, by table name.
 
     The digest changes whenever the table's file, key, replica identity, partitions, name or place in the publication
@@ -295,13 +296,13 @@ def frames_of(connection: Connection, name: str, tables: Sequence[Table]) -> dic
     same, the log has all changes of the rows, and no statement rewrote the table.
     """
     framed = [replace(table, columns=(), details={**table.details, "version": ""}) for table in tables]
-    return _digests(connection, name, framed)
+    return _digests(catalog, name, framed)
 
 
-def _digests(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
+def _digests(catalog: Catalog, name: str, tables: Sequence[Table]) -> dict[str, str]:
     oids = {leaf.oid for table in tables for leaf in leaves(table)} | {table.details["oid"] for table in tables}
-    around = dict(query(connection, _AROUND, (name, list(oids))))
-    meaning = value(connection, f"current_setting('{session_setup.MEANING}')")
+    around = dict(query(catalog, _AROUND, (name, list(oids))))
+    meaning = value(catalog, f"current_setting('{session_setup.MEANING}')")
     states = {}
     for table in tables:
         kinds = [column.details for column in table.columns]
@@ -320,13 +321,13 @@ def _digests(connection: Connection, name: str, tables: Sequence[Table]) -> dict
     return states
 
 
-def parents_among(connection: Connection, tables: Sequence[Table]) -> set[str]:
+def parents_among(catalog: Catalog, tables: Sequence[Table]) -> set[str]:
     """Return the names of the tables that have, or may have had, child tables (INHERITS), according to the catalog.
 
     For such a table, the server does not report when child tables were added and removed.
     """
     rows = query(
-        connection,
+        catalog,
         "SELECT oid FROM pg_class WHERE oid = ANY(%s::oid[]) AND relhassubclass",
         ([table.details["oid"] for table in tables],),
     )

@@ -30,6 +30,7 @@ from airflow_provider_cdc.errors import (
     TransientError,
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, whole_rows
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
@@ -277,11 +278,11 @@ def _by_the_clock(
     return record.with_mark(here), older[-1] if older else None
 
 
-def joining(connection: Connection, tables: Sequence[Table]) -> list[Table]:
+def joining(catalog: Catalog, tables: Sequence[Table]) -> list[Table]:
     """Return the tables that can join the publication. For these tables, the log has whole old rows or the keys of all
     changed rows, and the server does not reject changes because of the publication."""
-    followed_tables = followed(connection, tables)
-    whole = whole_rows(connection, tables)
+    followed_tables = followed(catalog, tables)
+    whole = whole_rows(catalog, tables)
     return [
         table
         for table, keys, rows in zip(tables, followed_tables, whole, strict=True)
@@ -300,10 +301,12 @@ def _join(
     """Add to the publication all tables that can join it, and create the slot if there is none. Then record the
     position and the time of the join."""
     names = [plan.table for plan in plans]
-    tables = joining(connection, read_tables(connection, names))
-    # Read the frames first: if a table has its recorded state afterwards, its frame is that of the recorded state.
-    frames = frames_of(connection, name, tables)
-    states = states_of(connection, name, tables)
+
+    def present(catalog: Catalog) -> tuple[list[Table], dict[str, str], dict[str, str]]:
+        tables = joining(catalog, read_tables(catalog, names))
+        return tables, frames_of(catalog, name, tables), states_of(catalog, name, tables)
+
+    tables, frames, states = read_catalog(connection, present)
     recorded_states = record.tables if record is not None else {}
     held = {name for name, joined in recorded_states.items() if states.get(name) == joined.state}
     new = [table for table in tables if str(table.name) not in held]
@@ -314,13 +317,16 @@ def _join(
     if record is None and not run_publication.publication_state(connection, name):
         run_publication.create_publication(connection, name, [], options.lock)
     run_publication.add_tables(connection, name, new, options.lock)
+
+    def joined_tables(catalog: Catalog) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+        there = read_tables(catalog, [table.name for table in new])
+        return states_of(catalog, name, there), shapes_of(catalog, name, there), frames_of(catalog, name, there)
+
     for _ in range(_TRIES):
-        there = read_tables(connection, [table.name for table in new])
-        before, shapes = states_of(connection, name, there), shapes_of(connection, name, there)
-        frames = frames_of(connection, name, there)
+        before, shapes, frames = read_catalog(connection, joined_tables)
         position = _point(settings, connection, name if record is None else "", options)
         at = now(connection)
-        if before == states_of(connection, name, read_tables(connection, [table.name for table in new])):
+        if before == read_catalog(connection, joined_tables)[0]:
             break
         if record is None:
             slots.drop(settings, name)

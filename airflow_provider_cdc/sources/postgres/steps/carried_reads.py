@@ -23,6 +23,7 @@ from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged
 from airflow_provider_cdc.sources.api import rolling_forward
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.column_evolution import DROPPED_AT, NotCarried, evolution, number_of
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, difference
@@ -119,7 +120,7 @@ if TYPE_CHECKING:
 def _unaltered(connection: Connection, tables: Sequence[Table]) -> list[Table]:
     """Return the tables that have their recorded state."""
     try:
-        present = read_tables(connection, [table.name for table in tables])
+        present = read_catalog(connection, lambda catalog: read_tables(catalog, [table.name for table in tables]))
     except SchemaChanged:
         # One of the tables is gone.
         return [table for one in tables for table in _unaltered(connection, [one])] if len(tables) > 1 else []
@@ -147,7 +148,10 @@ def _check_read(identity: Mapping[str, str], table: Table, now: Table, ended: Lo
 def _check_may_read(connection: Connection, now: Table) -> None:
     """Check that this user may read all present columns. The values of new columns come from the catalog and the log,
     so no SELECT of them would be denied."""
-    for problem in Privileges(connection).table_problems([now], publishing=False):
+    privileges = Privileges(connection)
+    for problem in read_catalog(
+        connection, lambda catalog: privileges.table_problems(catalog, [now], publishing=False)
+    ):
         raise NotCarried(problem.what)
 
 
@@ -158,7 +162,7 @@ def _evolution(since: schema_changes.SinceCopy, table: Table, now: Table, record
     missing = schema_changes.missing_values(since.connection, now)
     found = evolution(table, now, missing, drops, f"since {since.start}")
     # The missing values belong to the file of the table, so they count only if the table still has this file.
-    (again,) = read_tables(since.connection, [table.name])
+    (again,) = read_catalog(since.connection, lambda catalog: read_tables(catalog, [table.name]))
     if why := difference(now, again, versions=True):
         raise NotCarried(f"it was altered again meanwhile: {why}")
     carried = replace(now, eras=found.eras, options=table.options, selection=table.selection)

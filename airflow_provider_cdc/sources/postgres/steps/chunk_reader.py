@@ -16,11 +16,19 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import counted
-from airflow_provider_cdc.errors import ConfigurationError, DecodeError, SchemaChanged, SourceUnavailable, TerminalError
+from airflow_provider_cdc.errors import (
+    ConfigurationError,
+    DecodeError,
+    Problem,
+    SchemaChanged,
+    SourceUnavailable,
+    TerminalError,
+)
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.source import ChunkReader
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.postgres.catalog import users_code
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, RENAMED, REWRITTEN, Leaf, columns_of, leaves
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
@@ -256,14 +264,17 @@ class _Reader:
             if not is_denied(getattr(error.__cause__, "sqlstate", None) or ""):
                 raise
             with session(self._settings) as other:
-                problems = Privileges(other).table_problems([self._table], publishing=False)
-                problems += relation_problems(other, self._table)
+                problems = read_catalog(other, self._problems)
             if not problems:
                 raise
             what, hint = ("; ".join(getattr(problem, part) for problem in problems) for part in ("what", "hint"))
             raise ConfigurationError(
                 f"{what}, since the run began", where=where, hint=f"{hint}, then clear the task"
             ) from error
+
+    def _problems(self, catalog: Catalog) -> list[Problem]:
+        missing = Privileges(catalog).table_problems(catalog, [self._table], publishing=False)
+        return [*missing, *relation_problems(catalog, self._table)]
 
     def _read(self, leaf: Leaf, source: str, *, pushed: bool = False, prepare: str = "") -> Iterator[pa.RecordBatch]:
         """Yield the rows of one leaf, and check that the leaf is unchanged.

@@ -27,6 +27,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError, LogGone, PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.planning.server_clock import FINAL_SECONDS, wait_for_clock
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
 from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
 from airflow_provider_cdc.sources.postgres.checks.past import PAST, Past, PastContext, micros
@@ -42,6 +43,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     value,
 )
 from airflow_provider_cdc.sources.postgres.slots import durability_wait, run_publication, slots, transaction_waits
+from airflow_provider_cdc.sources.postgres.slots.catalog_versions import already_so
 from airflow_provider_cdc.sources.postgres.slots.commits import advance
 from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at, remember
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
@@ -62,9 +64,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
     with session(settings) as connection:
         past = _past(connection, options)
         position = resolve(settings, connection, past, as_of, options, final=False)
-        tables = _planned_tables(connection, plans)
-        if problems := _problems_since(Moment.PREFLIGHT, settings, connection, past, tables, plans, position, as_of):
-            raise PreflightError(problems)
+        _check_since(Moment.PREFLIGHT, settings, connection, past, plans, position, as_of)
 
 
 def record_past(
@@ -86,23 +86,8 @@ def record_past(
             transaction_waits.settle(settings, connection, options.lock.slot_wait_seconds)
             # Check the tables only after this wait. If a table is the same now as when it joined the standing slot, it
             # was also the same at the position.
-            tables = _planned_tables(connection, plans, past.name)
-            fixed = Moment.POSITION_FIXED
-            if problems := _problems_since(fixed, settings, connection, past, tables, plans, position, as_of):
-                raise PreflightError(problems)
-            server_identity |= slots.identity_of_try(name, past.name)
-            # Other runs may add their tables to the publication meanwhile.
-            relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
-            server_identity["publication_relations"] = relations
-            server_identity["publication_state"] = run_publication.publication_state(connection, past.name, relations)
-            # Check the tables last. If this check finds no change, the publication was also unchanged when its state
-            # was read.
-            if _problems_since(fixed, settings, connection, past, tables, plans, position, as_of):
-                raise SourceUnavailable(
-                    "the publication was altered while the position was fixed",
-                    where=f"publication {past.name}",
-                    hint="do not alter the publication, then retry the task",
-                )
+            tables, state = _check_since(Moment.POSITION_FIXED, settings, connection, past, plans, position, as_of)
+            server_identity |= slots.identity_of_try(name, past.name) | state
             durability_wait.wait(partial(query, connection), settings.address)
         except BaseException:
             # No later run would find the slot, so drop it. Raise the first error, even if the slot cannot be dropped.
@@ -118,13 +103,6 @@ def record_past(
         0.0,
         tuple(slots.identity_of_try(other) for other in earlier),
     )
-
-
-def _planned_tables(connection: Connection, plans: Sequence[TablePlan], publication: str = "") -> list[Table]:
-    """Return the present definitions of the tables, each with the part that is copied. No check applies to columns that
-    are left out."""
-    tables = read_tables(connection, [plan.table for plan in plans], publication)
-    return [replace(table, selection=plan.selection) for plan, table in zip(plans, tables, strict=True)]
 
 
 def find_past(connection: Connection, options: StepOptions) -> Past | None:
@@ -220,22 +198,41 @@ def resolve(
     return prefix.position
 
 
-def _problems_since(
+def _check_since(
     moment: Moment,
     settings: ConnectionSettings,
     connection: Connection,
     past: Past,
-    tables: Sequence[Table],
     plans: Sequence[TablePlan],
     position: Lsn,
     as_of: AsOf,
-) -> list[Problem]:
-    """Return the reasons why copies of ``tables`` cannot be exact at ``position``. Each names the earliest possible
-    position."""
-    context = PastContext(
-        connection, settings=settings, tables=tables, plans=plans, past=past, position=position, as_of=as_of
-    )
-    return problems_of((*ROWS_ELSEWHERE, *RELATIONS, *PAST), moment, context)
+) -> tuple[list[Table], dict[str, str]]:
+    """Check that copies can be exact at ``position``. Return the present tables, each with the part that is copied, and
+    the entries of an identity that describe the standing slot's publication at the same moment.
+
+    :raises PreflightError: copies cannot be exact at the position. Each problem names the earliest possible position.
+    """
+
+    def find(catalog: Catalog) -> tuple[PastContext, list[Problem], dict[str, str]]:
+        found = read_tables(catalog, [plan.table for plan in plans], past.name)
+        # No check applies to columns that are left out.
+        tables = [replace(table, selection=plan.selection) for plan, table in zip(plans, found, strict=True)]
+        # Other runs may add their tables to the publication meanwhile.
+        relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
+        state = run_publication.publication_state(catalog, past.name, relations)
+        context = PastContext(catalog, tables=tables, plans=plans, past=past, position=position, as_of=as_of)
+        problems = problems_of((*ROWS_ELSEWHERE, *RELATIONS, *PAST), moment, context)
+        return context, problems, {"publication_relations": relations, "publication_state": state}
+
+    while True:
+        context, problems, state = read_catalog(connection, find)
+        if not (asked := context.unanswered):
+            break
+        unchanged = already_so(settings, connection, past.name, past.confirmed, asked)
+        past.looked_up.update((str(question.table.name), question.table.name in unchanged) for question in asked)
+    if problems:
+        raise PreflightError(problems)
+    return [*context.tables], state
 
 
 def copy_slot(connection: Connection, past: Past, name: str, position: Lsn) -> None:

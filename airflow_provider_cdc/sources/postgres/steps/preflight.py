@@ -12,15 +12,16 @@ from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.named_tables import resolve
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
-from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_REQUEST, OF_SERVER
-from airflow_provider_cdc.sources.postgres.checks.context import RequestContext, UserContext
+from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_REQUEST, OF_SERVER, OF_TABLES
+from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, RequestContext, UserContext
 from airflow_provider_cdc.sources.postgres.checks.tables import rewind_problems
 from airflow_provider_cdc.sources.postgres.server.blockers import naming_blockers
-from airflow_provider_cdc.sources.postgres.server.session import Connection, session
+from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.slots.given_publication import warn_of_harm
 from airflow_provider_cdc.sources.postgres.steps.warnings import BYTES_PER_SECOND, advise
 
@@ -45,26 +46,33 @@ def preflight(
     """
     publication = settings.options.get("publication", "")
     with session(settings) as connection, naming_blockers(settings, connection) as concerned:
+
+        def find(catalog: Catalog) -> tuple[list[Problem], CatalogContext, list[Problem]]:
+            names, unresolved = resolve(catalog, patterns)
+            concerned[:] = names
+            tables = [
+                replace(table, options=options, selection=parts(table.name)) for table in read_tables(catalog, names)
+            ]
+            plans = _plans(catalog, tables, options, publication)
+            context = CatalogContext(catalog, tables=tables, plans=plans, publication=publication)
+            return unresolved, context, problems_of(OF_TABLES, Moment.PREFLIGHT, context)
+
+        unresolved, found, problems_of_tables = read_catalog(connection, find)
         context = RequestContext(
-            connection, settings=settings, publication=publication, patterns=patterns, options=options
+            connection,
+            settings=settings,
+            publication=publication,
+            patterns=patterns,
+            options=options,
+            unresolved=unresolved,
+            tables=found.tables,
+            plans=found.plans,
+            may_publish=not found.missing_of_tables,
         )
-        names, context.unresolved = resolve(connection, patterns)
-        concerned += names
-        tables = [
-            replace(table, options=options, selection=parts(table.name)) for table in read_tables(connection, names)
-        ]
-        context.tables = tables
-        why = _why_again(connection, tables, options)
-        if why:
-            by_keys = options.consistency != "exported"
-            told = [by_keys and known for known in followed(connection, tables, publication)]
-            context.plans = _plans_again(tables, told, options, why)
-        else:
-            context.plans = [_plan(table, options) for table in tables]
-        problems = problems_of(OF_A_REQUEST, Moment.PREFLIGHT, context)
+        problems = problems_of(OF_A_REQUEST, Moment.PREFLIGHT, context) + problems_of_tables
         if publication:
-            warn_of_harm(connection, publication, context.logged)
-        advise(connection, tables)
+            read_catalog(connection, lambda catalog: warn_of_harm(catalog, publication, context.logged))
+        advise(connection, context.tables)
     if problems:
         raise PreflightError(problems)
     return [*context.plans]
@@ -77,7 +85,16 @@ def check_server(settings: ConnectionSettings) -> list[Problem]:
         return problems_of(OF_SERVER, Moment.PREFLIGHT, context)
 
 
-def _why_again(connection: Connection, tables: Sequence[Table], options: TableOptions) -> str:
+def _plans(catalog: Catalog, tables: Sequence[Table], options: TableOptions, publication: str) -> list[TablePlan]:
+    why = _why_again(catalog, tables, options)
+    if not why:
+        return [_plan(table, options) for table in tables]
+    by_keys = options.consistency != "exported"
+    told = [by_keys and known for known in followed(catalog, tables, publication)]
+    return _plans_again(tables, told, options, why)
+
+
+def _why_again(catalog: Catalog, tables: Sequence[Table], options: TableOptions) -> str:
     """Return the reason why rows of tables are read again instead of rewound. Empty: they are rewound."""
     if options.consistency == "again":
         return "the option `consistency` is `again`"
@@ -86,7 +103,7 @@ def _why_again(connection: Connection, tables: Sequence[Table], options: TableOp
         return f"{views[0]} is a view, which is exact only at the position where it is read"
     if options.consistency != "auto":
         return ""
-    lacking = [(table.name, found[0]) for table in tables if (found := list(rewind_problems(connection, table)))]
+    lacking = [(table.name, found[0]) for table in tables if (found := list(rewind_problems(catalog, table)))]
     if not lacking:
         return ""
     name, problem = lacking[0]

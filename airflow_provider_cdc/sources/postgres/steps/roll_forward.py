@@ -23,6 +23,7 @@ from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, PreflightError, Problem, SourceReplaced
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import without_room
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, identity_problem
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
@@ -91,10 +92,9 @@ def refusals_since(
             return all_for(
                 f"only {counted(free, 'free replication slot')}, and {needed} are needed (max_replication_slots)"
             )
-        now = read_tables(connection, [table.name for table in tables])
-        starts = dict.fromkeys((table.name for table in now), start)
+        starts = dict.fromkeys((table.name for table in tables), start)
         made_by = dict.fromkeys(starts, slots.without_token(identity.get("slot", "")))
-        refused, altered = _altered(settings, connection, standing, starts, made_by, now, to is not None, keys_only)
+        now, refused, altered = _altered(settings, connection, standing, starts, made_by, to is not None, keys_only)
         if evolutions is None or keys_only or not altered:
             return refused
         since = schema_changes.SinceCopy(settings, connection, standing, start, end)
@@ -128,10 +128,10 @@ def keep_window(
                 past.copy_slot(connection, standing, name, start)
             # If a table is the same now as when it joined the standing slot, it was also the same at the run's
             # position. So the log has all changes of the table up to the run's position.
-            tables, keys_only = read_tables(connection, list(starts)), any(plan.at_upper for plan in plans)
+            keys_only = any(plan.at_upper for plan in plans)
             made_by = {plan.table: slots.name_of(plan.base) for plan in plans if plan.base}
-            refused, altered = _altered(
-                settings, connection, standing, starts, made_by, tables, bounded=False, keys_only=keys_only
+            tables, refused, altered = _altered(
+                settings, connection, standing, starts, made_by, bounded=False, keys_only=keys_only
             )
             carried = {plan.table for plan in plans if plan.evolution is not None and not keys_only} & altered
             refused = {name: why for name, why in refused.items() if name not in carried}
@@ -195,37 +195,38 @@ def _altered(
     standing: Past,
     starts: Mapping[TableName, Lsn],
     made_by: Mapping[TableName, str],
-    tables: Sequence[Table],
     bounded: bool,
     keys_only: bool,
-) -> tuple[dict[TableName, str], set[TableName]]:
-    """Return the reasons why copies of tables cannot be rolled forward from ``starts``, by the standing slot's record.
-    Also return the tables whose only reason is that they were altered.
+) -> tuple[tuple[Table, ...], dict[TableName, str], set[TableName]]:
+    """Return the present tables, in the order of ``starts``, and the reasons why copies of them cannot be rolled
+    forward from ``starts``, by the standing slot's record. Also return the tables whose only reason is that they were
+    altered.
 
     :param made_by: prefixes of the slot names of the runs that made the copies.
-    :param tables: the current definitions of the tables.
     :param bounded: whether the position to which the copies are rolled forward is in the past.
     :param keys_only: whether only the keys of changed rows are needed from the log.
     """
-    told = (
-        dict(zip((table.name for table in tables), followed(connection, tables, standing.name), strict=True))
-        if keys_only
-        else {}
-    )
-    states = states_of(connection, standing.name, tables)
-    # The partitions of a tree are known at two points: at the position of the copy, and now. At a position in between,
-    # the partitions are unknown, unless the tree has no room for more partitions.
-    parents: set[str] = set()
-    if bounded:
-        parents = {str(table.name) for table in tables if table.details["kind"] == "p"}
-        parents |= parents_among(connection, tables)
-        parents -= without_room(connection, tables)
+
+    def present(catalog: Catalog) -> tuple[tuple[Table, ...], dict[TableName, bool], dict[str, str], set[str]]:
+        tables = read_tables(catalog, list(starts))
+        has_keys = followed(catalog, tables, standing.name) if keys_only else [True] * len(tables)
+        told = dict(zip(starts, has_keys, strict=True))
+        # The partitions of a tree are known at two points: at the position of the copy, and now. At a position in
+        # between, the partitions are unknown, unless the tree has no room for more partitions.
+        parents: set[str] = set()
+        if bounded:
+            parents = {str(table.name) for table in tables if table.details["kind"] == "p"}
+            parents |= parents_among(catalog, tables)
+            parents -= without_room(catalog, tables)
+        return tables, told, states_of(catalog, standing.name, tables), parents
+
+    tables, told, states, parents = read_catalog(connection, present)
     reasons: dict[TableName, str] = {}
     joined_later, altered = [], set()
     for table in tables:
         name = str(table.name)
         joined = standing.record.tables.get(name)
-        if keys_only and not told[table.name]:
+        if not told[table.name]:
             reasons[table.name] = "the log does not have the keys of its changed rows"
         elif not keys_only and (problem := identity_problem(table)) is not None:
             reasons[table.name] = problem.what
@@ -258,7 +259,7 @@ def _altered(
                 f"the standing slot covers the table only since {question.joined.position} ({question.joined.why}), "
                 f"but the copy is at {question.position}"
             )
-    return reasons, altered
+    return tables, reasons, altered
 
 
 def _not_carried(

@@ -24,6 +24,7 @@ from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, TerminalError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import TrackedTable
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.column_evolution import Drop, NotCarried, evolution, number_of
 from airflow_provider_cdc.sources.postgres.catalog.schema import RENAMED, REWRITTEN, leaves
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import with_young_fields
@@ -96,7 +97,7 @@ def still_carried(
 ) -> dict[TableName, str]:
     """Return the reasons why the evolutions that `carry` found do not lead to the run's position, which is fixed."""
     assert since.to is not None
-    states = states_of(since.connection, since.standing.name, now)
+    states = read_catalog(since.connection, lambda catalog: states_of(catalog, since.standing.name, now))
     refused = _unfit(since, [(table, table) for table in now])
     for table in now:
         joined = since.standing.record.tables[str(table.name)]
@@ -109,8 +110,10 @@ def _unfit(since: SinceCopy, tables: Sequence[tuple[Table, Table]]) -> dict[Tabl
     """Return the tables whose frame or labels have changed since the copy, or whose columns may have changed since the
     run's position, with the reasons."""
     now = [table for _, table in tables]
-    frames = frames_of(since.connection, since.standing.name, now)
-    states = states_of(since.connection, since.standing.name, now)
+    name = since.standing.name
+    frames, states = read_catalog(
+        since.connection, lambda catalog: (frames_of(catalog, name, now), states_of(catalog, name, now))
+    )
     # Every transaction that commits later than this position and began before it is still in progress. The check is
     # repeated when the position is fixed.
     here = str(value(since.connection, "pg_current_wal_flush_lsn()"))
@@ -182,9 +185,14 @@ def check_fields(since: SinceCopy, base: Table, now: Table) -> None:
     """
     numbers = {number_of(column) for column in base.columns}
     new = {column.name: int(column.details["oid"]) for column in now.columns if number_of(column) not in numbers}
-    if new and (young := with_young_fields(since.connection, new.values(), since.standing.name, since.start)):
+    if new and (young := _with_young_fields(since, new.values())):
         names = ", ".join(name for name, oid in new.items() if oid in young)
         raise NotCarried(f"the fields of the composite type of {names} may have been changed since the copy")
+
+
+def _with_young_fields(since: SinceCopy, types: Collection[int]) -> set[int]:
+    name, start = since.standing.name, since.start
+    return read_catalog(since.connection, lambda catalog: with_young_fields(catalog, types, name, start))
 
 
 def dropped_columns(since: SinceCopy, base: Table, now: Table) -> dict[int, Drop]:

@@ -18,13 +18,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.core.checks import Moment, problems_of
+from airflow_provider_cdc.core.checks import Check, Moment, problems_of
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,
     PreflightError,
@@ -41,6 +40,7 @@ from airflow_provider_cdc.sources.postgres.catalog.catalog_at_slot import (
     partitions_changed,
     read_at,
 )
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.inheritance import check_whole
 from airflow_provider_cdc.sources.postgres.catalog.new_partitions import why_not_empty
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import (
@@ -51,7 +51,7 @@ from airflow_provider_cdc.sources.postgres.catalog.replica_identities import (
 )
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, read_tables
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, difference
-from airflow_provider_cdc.sources.postgres.checks.context import ServerContext, TablesContext
+from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, ServerContext
 from airflow_provider_cdc.sources.postgres.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.slots import PUBLICATION
 from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS
@@ -74,9 +74,6 @@ from airflow_provider_cdc.sources.postgres.slots import (
 
 _TRIES = 3
 
-if TYPE_CHECKING:
-    pass
-
 _log = logging.getLogger(__name__)
 
 
@@ -98,17 +95,17 @@ def record_initial(
     """Create the publication and the slot, and read the schemas. The slot's point is the initial position.
 
     The log has no DDL. So the schemas are read before and after the point, and both must be equal to the catalog at the
-    point itself (`read_at`).
+    point itself (`read_at`). If the tables were altered meanwhile, there is another try with another slot. So an error
+    of a try counts only if the tables are still the same.
 
     :param publication: an existing publication to use. Empty: this function creates a publication.
     :raises LockNotGranted: transactions delayed the slot or the publication's locks for longer than the policy allows.
-    :raises PreflightError: the server's settings were changed since preflight.
+    :raises PreflightError: the server's settings were changed since preflight, or a table can no longer be copied.
     :raises SchemaChanged: a table is gone, a table no longer fits its plan, or tables keep changing.
     :raises SourceUnavailable: the publication was altered meanwhile.
     """
     name = slots.name_of_try(run_id)
-    mine = publication or name
-    seconds = lock.slot_wait_seconds
+    fixing = _Fixing(settings, plans, lock, run_id, name, publication)
     try:
         for _ in range(_TRIES):
             with session(settings) as connection:
@@ -117,49 +114,15 @@ def record_initial(
                 # List the slots now, because only slots that already exist may be dropped later. If a try begins later,
                 # the manifest may record the position of its slot.
                 earlier = slots.names_of_run(connection, run_id)
-                before = read_tables(connection, [plan.table for plan in plans])
-                if not publication:
-                    run_publication.create_publication(connection, name, _in_log(plans, before), lock, run_id)
-                server_identity = identity(connection)
-                state = run_publication.publication_state(connection, mine)
-                since = run_publication.now(connection)
-                started = {session_setup.STARTED: value(connection, session_setup.START)}
-                here = session_setup.of_run(settings, server_identity | started)
-                with slots.new_slot(here, name, seconds) as (position, view):
-                    _check_made(connection, name, position)
-                    # Wait before anything is read in the slot's own snapshot. In that snapshot, a transaction whose
-                    # commit is in the log but not yet in pg_xact counts as aborted. A reader would permanently mark the
-                    # rows of the transaction as aborted.
-                    transaction_waits.settle(settings, connection, seconds)
-                    catalog_tables = read_at(connection, view, [plan.table for plan in plans])
-                server_identity |= slots.identity_of_try(name, publication)
-                server_identity["publication_state"] = state
-                if not publication:
-                    server_identity[run_publication.SINCE] = since
-                found_tables = read_tables(connection, [plan.table for plan in plans], mine)
-                tables = tuple(
-                    replace(table, selection=plan.selection) for plan, table in zip(plans, found_tables, strict=True)
-                )
-                check_whole(connection, tables)
-                _check_publication(connection, mine, state, plans, tables, own=not publication)
-                # A crash must not undo the table definitions that the run relies on. The slot's point is safe from a
-                # crash, because the server decoded it from log that is on disk.
-                durability_wait.wait(partial(query, connection), settings.address)
-            changes = [
-                f"{old.name}: {what}"
-                for old, new in zip(before, tables, strict=True)
-                if (what := difference(old, new) or changed_around(catalog_tables.get(new.name), new))
-            ]
-            if not changes:
-                with session(settings) as connection:
-                    _check_plans(connection, plans, tables, publication)
-                return InitialPoint(
-                    position,
-                    server_identity,
-                    tuple(_planned(table, plan) for plan, table in zip(plans, tables, strict=True)),
-                    0.0,
-                    tuple(slots.identity_of_try(other) for other in earlier),
-                )
+                before = read_catalog(connection, fixing.read_before)
+                try:
+                    point, changes = fixing.fix(connection, before)
+                except (SchemaChanged, PreflightError) as error:
+                    if not _were_altered(connection, before):
+                        raise
+                    point, changes = None, [str(error)]
+            if point is not None and not changes:
+                return replace(point, superseded=tuple(slots.identity_of_try(other) for other in earlier))
             slots.drop(settings, name, name)
         raise SchemaChanged(
             f"in each of {_TRIES} tries, the tables were altered while the position was fixed",
@@ -173,6 +136,112 @@ def record_initial(
         except CdcError as also:
             _log.warning("The slot %s may be left on the server: %s", name, also)
         raise
+
+
+@dataclass(frozen=True)
+class _Fixing:
+    """A position to fix for tables, with a slot and a publication.
+
+    ``name``: the name of the slot, and of the publication that the run creates. ``publication``: as in
+    `record_initial`.
+    """
+
+    settings: ConnectionSettings
+    plans: Sequence[TablePlan]
+    lock: LockPolicy
+    run_id: str
+    name: str
+    publication: str
+
+    @property
+    def _names(self) -> list[TableName]:
+        return [plan.table for plan in self.plans]
+
+    def read_before(self, catalog: Catalog) -> tuple[Table, ...]:
+        """Return the tables before the slot exists.
+
+        :raises PreflightError: a table has a relation that cannot be copied.
+        """
+        tables = read_tables(catalog, self._names)
+        self._check(RELATIONS, catalog, tables)
+        return tables
+
+    def fix(self, connection: Connection, before: Sequence[Table]) -> tuple[InitialPoint, list[str]]:
+        """Create the publication and the slot. Return the slot's point, and what was altered meanwhile."""
+        seconds, mine = self.lock.slot_wait_seconds, self.publication or self.name
+        if not self.publication:
+            logged = [table for plan, table in zip(self.plans, before, strict=True) if needs_log(plan)]
+            run_publication.create_publication(connection, self.name, logged, self.lock, self.run_id)
+        server_identity = identity(connection)
+        state = run_publication.publication_state(connection, mine)
+        since = run_publication.now(connection)
+        started = {session_setup.STARTED: value(connection, session_setup.START)}
+        here = session_setup.of_run(self.settings, server_identity | started)
+        with slots.new_slot(here, self.name, seconds) as (position, view):
+            _check_made(connection, self.name, position)
+            # Wait before anything is read in the slot's own snapshot. In that snapshot, a transaction whose commit is
+            # in the log but not yet in pg_xact counts as aborted. A reader would permanently mark the rows of the
+            # transaction as aborted.
+            transaction_waits.settle(self.settings, connection, seconds)
+            at_point = read_at(connection, view, self._names)
+        server_identity |= slots.identity_of_try(self.name, self.publication)
+        server_identity["publication_state"] = state
+        if not self.publication:
+            server_identity[run_publication.SINCE] = since
+        tables = read_catalog(connection, lambda catalog: self._read_after(catalog, state))
+        # A crash must not undo the table definitions that the run relies on. The slot's point is safe from a crash,
+        # because the server decoded it from log that is on disk.
+        durability_wait.wait(partial(query, connection), self.settings.address)
+        changes = [
+            f"{old.name}: {what}"
+            for old, new in zip(before, tables, strict=True)
+            if (what := difference(old, new) or changed_around(at_point.get(new.name), new))
+        ]
+        planned = tuple(_planned(table, plan) for plan, table in zip(self.plans, tables, strict=True))
+        return InitialPoint(position, server_identity, planned, 0.0), changes
+
+    def _read_after(self, catalog: Catalog, state: str) -> list[Table]:
+        """Return the tables after the slot's point. Check that from this point on, the log has every change that the
+        run needs.
+
+        :param state: the state of the publication before the slot was created.
+        """
+        mine = self.publication or self.name
+        found = read_tables(catalog, self._names, mine)
+        tables = [replace(table, selection=plan.selection) for plan, table in zip(self.plans, found, strict=True)]
+        check_whole(catalog, tables)
+        # Since PostgreSQL 18, the server sends nothing for a publication that does not exist, and raises no error.
+        if run_publication.publication_state(catalog, mine) != state or (not self.publication and not state):
+            raise SourceUnavailable(
+                "the publication was altered or dropped while the position was fixed",
+                where=f"publication {mine}",
+                hint="do not alter the publication, then retry the task"
+                if self.publication
+                else "a concurrent try may already have fixed the position: retry the task",
+            )
+        # The publication and the tables may have changed since preflight.
+        self._check((*RELATIONS, *PUBLICATION), catalog, tables, mine)
+        _check_plans(catalog, self.plans, tables, self.publication)
+        return tables
+
+    def _check(
+        self, checks: Sequence[Check[CatalogContext]], catalog: Catalog, tables: Sequence[Table], publication: str = ""
+    ) -> None:
+        context = CatalogContext(catalog, tables=tables, plans=self.plans, publication=publication)
+        if problems := problems_of(checks, Moment.POSITION_FIXED, context):
+            raise PreflightError(problems)
+
+
+def _were_altered(connection: Connection, before: Sequence[Table]) -> bool:
+    """Return whether tables were altered or replaced since they were read, even if only for a while."""
+    try:
+        now = read_catalog(connection, lambda catalog: read_tables(catalog, [table.name for table in before]))
+    except SchemaChanged:
+        return True
+    return any(
+        difference(old, new) or old.details["version"] != new.details["version"]
+        for old, new in zip(before, now, strict=True)
+    )
 
 
 def _planned(table: Table, plan: TablePlan) -> Table:
@@ -192,36 +261,9 @@ def _check_made(connection: Connection, name: str, position: Lsn) -> None:
         )
 
 
-def _in_log(plans: Sequence[TablePlan], tables: Sequence[Table]) -> list[Table]:
-    """Return the tables whose log the run needs."""
-    return [table for plan, table in zip(plans, tables, strict=True) if needs_log(plan)]
-
-
-def _check_publication(
-    connection: Connection, name: str, state: str, plans: Sequence[TablePlan], tables: Sequence[Table], *, own: bool
-) -> None:
-    """Check that from the slot's point on, the log has every change that the run needs.
-
-    :param state: the state of the publication before the slot was created.
-    """
-    # Since PostgreSQL 18, the server sends nothing for a publication that does not exist, and raises no error.
-    if run_publication.publication_state(connection, name) != state or (own and not state):
-        raise SourceUnavailable(
-            "the publication was altered or dropped while the position was fixed",
-            where=f"publication {name}",
-            hint="a concurrent try may already have fixed the position: retry the task"
-            if own
-            else "do not alter the publication, then retry the task",
-        )
-    # The publication and the tables may have changed since preflight.
-    context = TablesContext(connection, tables=tables, plans=plans, publication=name)
-    if problems := problems_of((*RELATIONS, *PUBLICATION), Moment.POSITION_FIXED, context):
-        raise PreflightError(problems)
-
-
-def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Sequence[Table], publication: str) -> None:
+def _check_plans(catalog: Catalog, plans: Sequence[TablePlan], tables: Sequence[Table], publication: str) -> None:
     hint = "clear the task `preflight` and all tasks after it"
-    for plan, table, followed_table in zip(plans, tables, followed(connection, tables, publication), strict=True):
+    for plan, table, followed_table in zip(plans, tables, followed(catalog, tables, publication), strict=True):
         if plan.at_upper:
             if needs_log(plan) and not followed_table:
                 raise SchemaChanged(

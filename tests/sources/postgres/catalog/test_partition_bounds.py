@@ -6,11 +6,10 @@ import psycopg
 import pytest
 
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import without_room
-from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.server.session import session
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
+from tests.sources.postgres.catalog_reading import read_tables, without_room
 from tests.sources.postgres.log.reading import settings
 from tests.sources.postgres.standing import RUN_ID, Kept
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.postgres import PostgresSource, source
-from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.catalog.types import SESSION_SETTINGS, arrow_schema, column_types, unmapped
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.server.session import session
 from harness.postgres_server import PostgresServer
 from tests.seeds import examples
 from tests.sources.postgres.backends import wait_for
+from tests.sources.postgres.catalog_reading import read_tables
 from tests.sources.postgres.decode.reading import assert_same, describe, select
 from tests.sources.postgres.decode.test_images import create
 from tests.sources.postgres.log.messages import changes, peek

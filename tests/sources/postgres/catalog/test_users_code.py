@@ -21,7 +21,6 @@ from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Prob
 from airflow_provider_cdc.sources.api.rereading import KeyReader
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.catalog import users_code
-from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.catalog.users_code import execute, planned_under, set_path, unplannable
 from airflow_provider_cdc.sources.postgres.chunking.key_lookup import KeyLookup
 from airflow_provider_cdc.sources.postgres.decode import rows
@@ -29,6 +28,7 @@ from airflow_provider_cdc.sources.postgres.server.session import query, session,
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
+from tests.sources.postgres.catalog_reading import read_tables
 from tests.sources.postgres.log.messages import tuple_data
 from tests.sources.postgres.log.reading import settings as settings_of
 

@@ -15,11 +15,11 @@ from airflow_provider_cdc.errors import PreflightError, SchemaChanged, SourceUna
 from airflow_provider_cdc.sources.api.calls import late_problems
 from airflow_provider_cdc.sources.planning.selections import requested
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.server.session import session
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
+from tests.sources.postgres.catalog_reading import read_tables
 from tests.sources.postgres.log.reading import Run
 from tests.sources.postgres.log.reading import settings as settings_of
 

@@ -12,10 +12,10 @@ from airflow_provider_cdc.core.options.run import LockPolicy, TableOptions
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.chunking.chunks import place
 from airflow_provider_cdc.sources.postgres.server.session import query, session
 from harness.postgres_server import PostgresServer
+from tests.sources.postgres.catalog_reading import read_tables
 from tests.sources.postgres.log.reading import Run
 from tests.sources.postgres.log.reading import settings as settings_of
 

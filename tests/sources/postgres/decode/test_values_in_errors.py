@@ -10,12 +10,12 @@ import pytest
 from airflow_provider_cdc.core.tables.selection import selection_of
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import TerminalError
-from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.chunking.chunks import plan_chunks
 from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.steps.chunk_reader import open_reader
 from harness.pipeline import settings_of
 from tests.conftest import PostgresFactory
+from tests.sources.postgres.catalog_reading import read_tables
 
 
 def test_a_virtual_column_that_cannot_be_computed_does_not_show_the_withheld_one(

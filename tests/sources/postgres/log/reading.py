@@ -14,13 +14,13 @@ from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
-from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment
 from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.slots import end_mark, run_publication, slots
 from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.sources.changes import Changes
+from tests.sources.postgres.catalog_reading import read_tables
 
 FULL = "REPLICA IDENTITY FULL"
 

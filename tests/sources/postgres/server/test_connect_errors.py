@@ -20,13 +20,13 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, S
 from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.decode import rows
 from airflow_provider_cdc.sources.postgres.log.segments import messages
 from airflow_provider_cdc.sources.postgres.server.session import query, reading_session, session, slot_errors
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy, changed_start_up
 from tests.soon import soon
+from tests.sources.postgres.catalog_reading import read_tables
 from tests.sources.postgres.log.reading import settings as settings_of
 
 Way = Callable[[ConnectionSettings], AbstractContextManager[Any]]

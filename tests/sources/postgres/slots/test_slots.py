@@ -20,7 +20,6 @@ from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, LogGone, PreflightError, TransientError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.log.segments import copy_slot
 from airflow_provider_cdc.sources.postgres.server.session import (
     Connection,
@@ -34,6 +33,7 @@ from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.soon import soon
 from tests.sources.postgres.backends import background, wait_for
+from tests.sources.postgres.catalog_reading import read_tables
 from tests.sources.postgres.log.reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-0a1b2c3d"

@@ -24,7 +24,6 @@ from airflow_provider_cdc.errors import CopyMismatch, PreflightError, SchemaChan
 from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.server.session import mapped_errors, query, session
 from airflow_provider_cdc.sources.postgres.slots import durability_wait, slots
@@ -32,6 +31,7 @@ from airflow_provider_cdc.sources.postgres.slots.durability_wait import insert_e
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.soon import soon
+from tests.sources.postgres.catalog_reading import read_tables
 from tests.sources.postgres.log.reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-00000000"

@@ -14,6 +14,7 @@ import psycopg
 
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.types import NAMES_OF_OBJECTS
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import (
     FIRST_OWN_OID,
@@ -22,11 +23,12 @@ from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import
     Definition,
     read_definition,
 )
-from airflow_provider_cdc.sources.postgres.server.session import Connection, may_pass, query, said
+from airflow_provider_cdc.sources.postgres.server.session import may_pass, query, said
 
 _HINT = (
     "leave the view out, or copy the tables that it reads, or a materialized view of it, whatever functions it calls"
 )
+_RENAMED = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName)
 _KINDS = {"f": "a foreign table", "S": "a sequence", "t": "a TOAST table"}
 _READ = frozenset("rpvm")
 
@@ -102,25 +104,25 @@ WHERE (t.oid >= %(own)s AND t.typtype NOT IN ('c', 'e', 'd') AND t.typoutput <> 
 """
 
 
-def view_problems(connection: Connection, table: Table) -> Iterator[Problem]:
+def view_problems(catalog: Catalog, table: Table) -> Iterator[Problem]:
     """Yield the reasons why a view cannot be copied."""
     where, kind = str(table.name), table.details["kind"]
     if kind == MATERIALIZED:
-        ((filled,),) = query(connection, "SELECT relispopulated FROM pg_class WHERE oid = %s", (table.details["oid"],))
+        ((filled,),) = query(catalog, "SELECT relispopulated FROM pg_class WHERE oid = %s", (table.details["oid"],))
         if not filled:
             hint = "REFRESH MATERIALIZED VIEW, or leave the view out"
             yield Problem(where, "the materialized view was never filled (WITH NO DATA)", hint, where)
     if kind != VIEW:
         return
-    reasons = list(_reasons(connection, read_definition(connection, table.details["oid"])))
+    reasons = list(_reasons(catalog, read_definition(catalog, table.details["oid"])))
     for reason in reasons:
         yield Problem(where, f"the view {reason}", _HINT, where)
     # Do not plan a rejected view, because planning could run user-defined code.
-    if not reasons and (reason := _not_planned(connection, table)):
+    if not reasons and (reason := _not_planned(catalog, table)):
         yield Problem(where, f"the server cannot plan a SELECT of the view: {reason}", _HINT, where)
 
 
-def _reasons(connection: Connection, definition: Definition) -> Iterator[str]:
+def _reasons(catalog: Catalog, definition: Definition) -> Iterator[str]:
     for relation in definition.relations.values():
         if relation.of_server or relation.oid < FIRST_OWN_OID:
             yield f"reads {relation.name}, which is a system relation and has no position"
@@ -135,7 +137,7 @@ def _reasons(connection: Connection, definition: Definition) -> Iterator[str]:
     if definition.has_system_columns:
         yield "reads system columns, which depend on where a row is stored and not on its values"
     called = {"functions": list(definition.functions), "operators": list(definition.operators), "own": FIRST_OWN_OID}
-    functions = query(connection, _CALLED, called)
+    functions = query(catalog, _CALLED, called)
     for signature, name, volatility, of_users, by_users_operator in functions:
         if of_users or by_users_operator:
             yield f"calls {signature}, or an operator that uses it, which is user-defined: its effect is unknown"
@@ -145,28 +147,30 @@ def _reasons(connection: Connection, definition: Definition) -> Iterator[str]:
         yield "has values whose text depends on names of objects or on settings (types such as regclass and xml)"
     if definition.converted_to - _CONVERTIBLE:
         (names,) = query(
-            connection,
+            catalog,
             "SELECT string_agg(oid::regtype::text, ', ' ORDER BY oid) FROM pg_type WHERE oid = ANY(%s::oid[])",
             (list(definition.converted_to - _CONVERTIBLE),),
         )[0]
         yield f"converts values of other types to {names} by their text, whose meaning may depend on time or settings"
     makes_json = any("json" in name for _, name, *_ in functions)
     types = {"types": list(definition.types), "own": FIRST_OWN_OID, "json": makes_json}
-    for (name,) in query(connection, _OF_USERS, types):
+    for (name,) in query(catalog, _OF_USERS, types):
         yield f"has values of the type {name}, whose functions are user-defined"
 
 
-def _not_planned(connection: Connection, table: Table) -> str:
+def _not_planned(catalog: Catalog, table: Table) -> str:
     """Return the server's error for a SELECT from the view. Empty: there is no error.
 
     The cause of an error may be a missing privilege or a row security policy of a table.
     """
     (leaf,) = table.details["leaves"]
     try:
-        with connection.transaction():
-            query(connection, f"EXPLAIN SELECT FROM {_quoted(leaf[1])}.{_quoted(leaf[2])}")
+        with catalog.transaction(force_rollback=True):
+            # The rollback releases the locks that planning takes.
+            query(catalog, f"EXPLAIN SELECT FROM {_quoted(leaf[1])}.{_quoted(leaf[2])}")
     except psycopg.Error as error:
-        if may_pass(error.sqlstate or ""):
+        # If the view was renamed since the snapshot, the caller reads the catalog again.
+        if may_pass(error.sqlstate or "") or isinstance(error, _RENAMED):
             raise
         return said(error)
     return ""

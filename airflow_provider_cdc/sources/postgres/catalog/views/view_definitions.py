@@ -12,7 +12,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
+from airflow_provider_cdc.sources.postgres.server.session import query
 
 VIEW, MATERIALIZED = "v", "m"
 """The values of ``kind`` in `Table.details` for views and materialized views."""
@@ -27,8 +28,13 @@ SELECT c.oid, c.oid::regclass::text, c.relkind::text, c.relpersistence::text, CO
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s::oid[]) ORDER BY c.oid
 """
 _PARTITIONS = """
-SELECT p.relid::oid, concat_ws('/', i.inhparent, i.xmin)
-FROM pg_partition_tree(%s) p JOIN pg_inherits i ON i.inhrelid = p.relid WHERE p.level > 0
+WITH RECURSIVE tree(relation, version) AS (
+    SELECT i.inhrelid, concat_ws('/', i.inhparent, i.xmin) FROM pg_inherits i
+    WHERE i.inhparent = %s AND NOT i.inhdetachpending
+    UNION ALL
+    SELECT i.inhrelid, concat_ws('/', i.inhparent, i.xmin) FROM tree t JOIN pg_inherits i ON i.inhparent = t.relation
+    WHERE NOT i.inhdetachpending)
+SELECT relation, version FROM tree
 """
 
 # For each user-defined type and all of its parts: the versions of its labels, of its fields, and of its casts to JSON.
@@ -135,32 +141,32 @@ def _results(tree: str, at: int) -> set[int]:
     return set()
 
 
-def read_definition(connection: Connection, view: int) -> Definition:
+def read_definition(catalog: Catalog, view: int) -> Definition:
     """Return the definition of the view with the OID ``view``."""
     found = Definition()
     waiting, seen = {view}, set[int]()
     versions: set[str] = set()
     while waiting:
         seen |= waiting
-        relations = [Relation(*row) for row in query(connection, _RELATIONS, (list(waiting),))]
+        relations = [Relation(*row) for row in query(catalog, _RELATIONS, (list(waiting),))]
         waiting = set()
         for relation in relations:
             found.relations[relation.oid] = relation
             filenode = 0 if relation.kind == MATERIALIZED else relation.filenode
             versions.add(f"{relation.oid}/{relation.kind}/{filenode}")
             if relation.kind == VIEW:
-                for tree, version in query(connection, _TREES, (relation.oid,)):
+                for tree, version in query(catalog, _TREES, (relation.oid,)):
                     waiting |= found.take(tree)
                     versions.add(f"{relation.oid} defined {version}")
-            for tree, version in query(connection, _COMPUTED, (relation.oid,)):
+            for tree, version in query(catalog, _COMPUTED, (relation.oid,)):
                 waiting |= found.take(tree)
                 versions.add(f"{relation.oid} computed by {version}")
             if relation.kind == "p":
-                for partition, version in query(connection, _PARTITIONS, (relation.oid,)):
+                for partition, version in query(catalog, _PARTITIONS, (relation.oid,)):
                     waiting.add(partition)
                     versions.add(f"{partition} in {version}")
         waiting -= seen
-    for oid, labels, fields, casts in query(connection, _TYPES, (list(found.types), FIRST_OWN_OID)):
+    for oid, labels, fields, casts in query(catalog, _TYPES, (list(found.types), FIRST_OWN_OID)):
         versions.add(f"type {oid}: labels {labels}, fields {fields}, casts {casts}")
     found.versions = sorted(versions)
     return found
