@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.tables.table import Column, MergedColumn, Shard, Table
+from airflow_provider_cdc.core.tables.table import Column, MergedColumn, Shard, Table, TableName
 
 
 def merged_schema(shard: Shard, schema: pa.Schema) -> pa.Schema:
@@ -46,6 +47,24 @@ def _type(column: Column) -> str:
     # MySQL's text of an ENUM does not show labels in some character sets.
     hidden = f" {labels}" if labels and column.type.lower().startswith(("enum", "set")) else ""
     return f"{column.type}{more}{hidden}"
+
+
+def shard_of(
+    merged: TableName, tables: Sequence[Table], columns: Sequence[Sequence[MergedColumn]], *, by_name: bool
+) -> Shard:
+    """Return what the shards of a merged table share: the columns and the key of the first shard.
+
+    :param columns: the result of `columns_of` for each of ``tables``.
+    :param by_name: whether the columns are in the order of their names, after those of the key.
+    """
+    first = tables[0]
+    # Columns outside of the key may be null, whatever the shards declare, so that shards can join and become nullable.
+    required = {*first.key} - {column.name for own in columns for column in own if column.nullable}
+    ordered = list(columns[0])
+    if by_name:
+        ordered.sort(key=lambda column: (column.name not in first.key, column.name))
+        ordered[: len(first.key)] = sorted(ordered[: len(first.key)], key=lambda column: first.key.index(column.name))
+    return Shard(merged, tuple(replace(column, nullable=column.name not in required) for column in ordered), first.key)
 
 
 def differences(columns: Sequence[MergedColumn], key: Sequence[str], other: Shard) -> list[str]:

@@ -222,7 +222,8 @@ def _manifest(
         }
         scratch = Storage(old.scratch)
         bases = bases_of(source, plans, point, scratch, past=False)
-        point = with_shards(source, plans, with_known_of_bases(plans, point, scratch))
+        point = with_known_of_bases(plans, point, scratch)
+        point = with_shards(source, plans, point, _merged_again(planned), old.options.merging)
         tables = {table.name: table for table in point.tables}
         _check_parts(source, [entry for entry in planned if not entry.read_in], tables)
         lake_names = list(dict.fromkeys(entry.table.lake_name for entry in planned))
@@ -327,6 +328,13 @@ def _check_parts(source: Source, entries: Sequence[RunTable], tables: Mapping[Ta
             what = "; ".join(f"{problem.where}: {problem.what}" for problem in error.problems)
             hint = "change the options `where` and `columns`, and trigger a new run"
             raise SchemaChanged(what, where=str(entry.table.name), hint=hint) from error
+
+
+def _merged_again(planned: Sequence[RunTable]) -> set[TableName]:
+    """Return the merged tables of which all shards are read again."""
+    shards = [(entry.table.shard.merged, entry) for entry in planned if entry.table.shard is not None]
+    kept = {merged for merged, entry in shards if entry.read_in or not entry.live}
+    return {merged for merged, _ in shards} - kept
 
 
 def _plan(manifest: Manifest, entry: RunTable) -> TablePlan:

@@ -173,7 +173,7 @@ def _shards_of(
 ) -> tuple[dict[TableName, Shard], list[Problem]]:
     """Return the shards of one merged table, with the columns that they share, or the problems."""
     # This module is imported only here, because it imports Arrow, which is slow and not needed without merged tables.
-    from airflow_provider_cdc.core.shards.rows import columns_of, differences
+    from airflow_provider_cdc.core.shards.rows import columns_of, differences, shard_of
 
     where = f"{_MERGE}, {name}"
     if not isinstance(source, ToldInPart):
@@ -194,14 +194,7 @@ def _shards_of(
         return {}, [Problem(where, what, "add a primary key to the tables, or leave them out")]
     columns = [columns_of(table, schema_of(table)) for table in tables]
     first = tables[0]
-    # Columns outside of the key may be null, whatever the shards declare, so that shards can join and become nullable.
-    required = {*first.key} - {column.name for own in columns for column in own if column.nullable}
-    ordered = list(columns[0])
-    if merging.column_order == BY_NAME:
-        ordered.sort(key=lambda column: (column.name not in first.key, column.name))
-        ordered[: len(first.key)] = sorted(ordered[: len(first.key)], key=lambda column: first.key.index(column.name))
-    merged = tuple(replace(column, nullable=column.name not in required) for column in ordered)
-    spec = Shard(name, merged, first.key)
+    spec = shard_of(name, tables, columns, by_name=merging.column_order == BY_NAME)
     problems = [
         Problem(where, f"{table.name}: {what} (compared with {first.name})", "make the tables alike, or leave it out")
         for table, own in zip(tables, columns, strict=True)

@@ -233,7 +233,7 @@ class LogWalker:
             index, leaf = self._leaves[found.oid]
             table = self._tables[index]
             name = TableName(leaf.schema, leaf.name)
-            self._check(found, index, name, columns_of(table, leaf), f"partition {name} of {table.name}")
+            self._check(found, index, name, columns_of(table, leaf), f"{table.name}, partition {name}")
         elif found.name in self._names:
             raise SchemaChanged(
                 "another table now has the name of this table", where=f"{found.name} at {self.where}", hint=_LEAVE_ALONE
@@ -311,7 +311,7 @@ class LogWalker:
     def _check_identity(self, found: pgoutput.Relation, index: int, name: str) -> None:
         if index in self._keys_only:
             if missing := sorted(set(self._tables[index].key) - found.identifying):
-                raise ImageNotWhole(
+                raise SchemaChanged(
                     "the log does not have the key of old rows: the replica identity of the table lacks "
                     f"{', '.join(missing)}",
                     where=f"{name} at {self.where}",
@@ -320,7 +320,7 @@ class LogWalker:
                 )
             return
         if found.identity != pgoutput.FULL:
-            raise ImageNotWhole(
+            raise SchemaChanged(
                 "the log does not have whole old rows: the replica identity is not FULL",
                 where=f"{name} at {self.where}",
                 hint=f"ALTER TABLE … REPLICA IDENTITY FULL (the table and each of its partitions), then {_NEW_RUN}",

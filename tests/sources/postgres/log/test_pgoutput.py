@@ -233,9 +233,9 @@ REFUSED: dict[str, tuple[list[bytes], type[CdcError], str]] = {
     "a NULL in the key": (transaction(change(A, None, [None, "x"])), SchemaChanged, OTHER_SHAPE),
     "a TRUNCATE": (transaction(truncate(STRANGER, A)), SchemaChanged, "TRUNCATE of a table"),
     "a TRUNCATE of a partition": (transaction(truncate(LEAF)), SchemaChanged, "public.p at"),
-    "another replica identity": ([begin(200), relation(A, "a", COLUMNS, identity="d")], ImageNotWhole, "not FULL"),
+    "another replica identity": ([begin(200), relation(A, "a", COLUMNS, identity="d")], SchemaChanged, "not FULL"),
     "another replica identity of a partition": (
-        [begin(200), relation(LEAF, "l", COLUMNS, identity="d")], ImageNotWhole, "partition public.l of public.p",
+        [begin(200), relation(LEAF, "l", COLUMNS, identity="d")], SchemaChanged, "public.p, partition public.l",
     ),
     "a table that was renamed": ([begin(200), relation(A, "b", COLUMNS)], SchemaChanged, "now called public.b"),
     "a table that took its name": ([begin(200), relation(STRANGER, "a", COLUMNS)], SchemaChanged, "another table"),

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.errors import ImageNotWhole, LogGone, SchemaChanged
+from airflow_provider_cdc.errors import LogGone, SchemaChanged
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.log import segments, tail
 from airflow_provider_cdc.sources.postgres.log.tail import PostgresLogTail, open_tail
@@ -133,7 +133,7 @@ def test_an_identity_that_no_longer_tells_the_key_stops_the_look(run: Run, follo
     )
     reading = follow("a")
     run("ALTER TABLE a REPLICA IDENTITY USING INDEX a_n_key", "UPDATE a SET n = 2")
-    with tail_of(reading) as tail, pytest.raises(ImageNotWhole, match="lacks id"):
+    with tail_of(reading) as tail, pytest.raises(SchemaChanged, match="lacks id"):
         touched(tail)
 
 
