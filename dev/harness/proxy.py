@@ -22,13 +22,15 @@ _NOT_START_UP = {80877103, 80877104}
 class Proxy:
     """Listens on ``host`` and ``port``, and forwards each connection to ``target``, a port on loopback.
 
-    ``target`` may be changed at any time. ``accepted`` counts the connections, ``answered`` the bytes that servers
+    ``target`` may be changed at any time. ``meanwhile`` is called before data from a client is forwarded, such as a
+    statement; only one call runs at a time. ``accepted`` counts the connections, ``answered`` the bytes that servers
     sent, and ``hits`` the faults that were applied. Use it as a context manager.
     """
 
     def __init__(self, target: int, opening: Opening | None = None) -> None:
         self.host = "127.0.0.1"
         self.target = target
+        self.meanwhile: Callable[[], object] | None = None
         self.accepted = 0
         self.answered = 0
         self.hits = 0
@@ -38,6 +40,7 @@ class Proxy:
         self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
+        self._acting = threading.Lock()
         self._down_until = self._slow_until = 0.0
         self._answer = b""
         self._pause = 0.0
@@ -123,6 +126,9 @@ class Proxy:
                 if from_client and time.monotonic() < self._slow_until:
                     self.hits += 1
                     time.sleep(self._pause)
+                if from_client and (act := self.meanwhile) is not None:
+                    with self._acting:
+                        act()
                 if not from_client:
                     with self._lock:
                         self.answered += len(data)

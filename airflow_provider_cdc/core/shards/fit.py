@@ -55,6 +55,8 @@ def with_shards(
         if (now := shared.get(shard.merged)) is not None:
             shard = replace(shard, columns=now.columns, key=now.key)
         wrong = differences(columns, table.key, shard)
+        if not table.key:
+            wrong.append("without a key, its rows cannot be told apart from those of other shards")
         wrong += [
             f"its column {column.name} has the name of an origin column"
             for column in shard.columns

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import psycopg
 
 from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.counted import duration
 from airflow_provider_cdc.errors import LockNotGranted
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
@@ -20,7 +21,7 @@ SECONDS = 10
 # transactions. A lock on a partition counts as a lock on the root.
 _HOLDERS = """
 SELECT c.oid::regclass::text, l.granted, l.pid, a.usename, a.state, p.gid, p.owner,
-    date_trunc('second', now() - COALESCE(a.xact_start, p.prepared))::text
+    extract(epoch FROM now() - COALESCE(a.xact_start, p.prepared))::float8
 FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
 JOIN pg_class r ON r.oid = COALESCE(pg_partition_root(c.oid), c.oid)
 JOIN pg_namespace n ON n.oid = r.relnamespace
@@ -64,5 +65,7 @@ def _holders(connection: Connection, tables: Sequence[TableName]) -> list[str]:
     holders = []
     for table, granted, pid, user, state, gid, owner, age in query(connection, _HOLDERS, schemas_and_names):
         who = f"session {pid} of {user} ({state})" if gid is None else f"prepared transaction {gid!r} of {owner}"
-        holders.append(f"{who} {'holds' if granted else 'waits for'} the lock ACCESS EXCLUSIVE on {table} for {age}")
+        holders.append(
+            f"{who} {'holds' if granted else 'waits for'} the lock ACCESS EXCLUSIVE on {table} for {duration(age or 0)}"
+        )
     return holders

@@ -23,6 +23,7 @@ from psycopg.conninfo import make_conninfo
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog import types
+from airflow_provider_cdc.sources.postgres.server import libpq_environment
 
 NO_CLEARTEXT = "!password"
 """The value of ``require_auth`` for a server that has not proved its identity."""
@@ -118,6 +119,14 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
             )
             error.is_starting = True
             return error
+        case _ if variables := libpq_environment.variables(arguments):
+            names = ", ".join(variables)
+            return ConfigurationError(
+                f"no connection could be opened with the environment variables {names} of this process: {message}",
+                where=where,
+                hint=f"unset {names}, which libpq reads; if this error remains, start the server, or correct host and "
+                "port",
+            )
         case _:
             return SourceUnavailable(
                 f"the server does not answer: {message}", where=where, hint="start the server, or correct host and port"

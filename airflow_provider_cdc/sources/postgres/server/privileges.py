@@ -24,6 +24,9 @@ from airflow_provider_cdc.sources.postgres.slots.given_publication import relati
 
 _PLACE = "ctid"
 """The system column with the physical location of a row."""
+_INHERIT_SINCE = 160_000
+_MAY_SELECT = "(SELECT bool_and(has_table_privilege(r.oid, w, 'SELECT')) FROM unnest(%s::oid[]) w)"
+_OWNS = "(SELECT bool_and(pg_has_role(r.oid, c.relowner, 'USAGE')) FROM pg_class c WHERE c.oid = ANY(%s::oid[]))"
 
 
 class Privileges:
@@ -125,18 +128,20 @@ class Privileges:
             Problem(
                 str(table.name),
                 f"this user may not use the schema {schema}",
-                f"GRANT USAGE ON SCHEMA {quote(schema)} TO {self._user}",
+                self._inherited(catalog, "has_schema_privilege(r.oid, %s, 'USAGE')", schema)
+                or f"GRANT USAGE ON SCHEMA {quote(schema)} TO {self._user}",
             )
             for schema in schemas
         ]
         if unreadable:
-            problems.append(self._unreadable(table, unreadable))
+            problems.append(self._unreadable(catalog, table, unreadable))
         if publishing and not self._owns(catalog, table):
             problems.append(
                 Problem(
                     str(table.name),
                     "this user does not own the table and each of its partitions; only the owner may publish it",
-                    f"let the owner run CREATE PUBLICATION … FOR TABLE {relations_sql([table])}, and name this "
+                    self._inherited(catalog, _OWNS, _relations(table))
+                    or f"let the owner run CREATE PUBLICATION … FOR TABLE {relations_sql([table])}, and name this "
                     f"publication in the connection; or GRANT the owner's role to {self._user}",
                 )
             )
@@ -157,7 +162,7 @@ class Privileges:
         )
         return uses, denied
 
-    def _unreadable(self, table: Table, unreadable: Sequence[tuple[Leaf, list[str]]]) -> Problem:
+    def _unreadable(self, catalog: Catalog, table: Table, unreadable: Sequence[tuple[Leaf, list[str]]]) -> Problem:
         """Return the problem of a table with columns that this user may not read.
 
         :param unreadable: relations that hold the table's rows, each with the columns that this user may not read.
@@ -178,12 +183,40 @@ class Privileges:
             what += ", which is needed to read tables in parts" if _PLACE in denied else ""
             columns = ", ".join([*map(quote, (name for name in read if name in denied)), *({_PLACE} & denied)])
             hint = f"GRANT SELECT ({columns}) ON {listed} TO {self._user}"
-        return Problem(str(table.name), what, hint)
+        inherited = self._inherited(catalog, _MAY_SELECT, [leaf.oid for leaf, _ in unreadable])
+        return Problem(str(table.name), what, inherited or hint)
+
+    def _inherited(self, catalog: Catalog, condition: str, argument: object) -> str:
+        """Return a hint if the user lacks a privilege only because it does not inherit the privileges of one of its
+        roles. Empty: there is no such role.
+
+        :param condition: an SQL condition on a row ``r`` of pg_roles: the role has the privilege.
+        """
+        rows = query(
+            catalog,
+            "SELECT r.rolname::text FROM pg_roles r WHERE pg_has_role(r.oid, 'MEMBER') "
+            f"AND NOT pg_has_role(r.oid, 'USAGE') AND {condition} ORDER BY 1 LIMIT 1",
+            (argument,),
+        )
+        if not rows:
+            return ""
+        role = quote(rows[0][0])
+        inherit = f"GRANT {role} TO {self._user} WITH INHERIT TRUE"
+        if catalog.info.server_version < _INHERIT_SINCE:
+            inherit = f"ALTER ROLE {self._user} INHERIT"
+        return (
+            f"this user is a member of {role}, which has the privilege, but does not inherit its privileges: "
+            f"{inherit}, or ALTER ROLE {self._login} SET role = {role}"
+        )
 
     def _owns(self, catalog: Catalog, table: Table) -> bool:
         ((owns,),) = query(
             catalog,
             "SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_class WHERE oid = ANY(%s::oid[])",
-            ([leaf.oid for leaf in leaves(table)] or [table.details["oid"]],),
+            (_relations(table),),
         )
         return bool(owns) or bool(self._superuser)
+
+
+def _relations(table: Table) -> list[int]:
+    return [leaf.oid for leaf in leaves(table)] or [table.details["oid"]]

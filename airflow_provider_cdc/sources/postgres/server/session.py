@@ -31,7 +31,7 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog import types
-from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server import libpq_environment, session_setup
 from airflow_provider_cdc.sources.postgres.server.connect_errors import NO_CLEARTEXT, connect_error
 from airflow_provider_cdc.sources.session.trust import trust_in, without_frames
 
@@ -208,7 +208,7 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
         f"-c {name}={_escaped(setting)}"
         for name, setting in {**session_setup.SETTINGS, **session_setup.KEEPALIVE}.items()
     )
-    return {
+    given = {
         "host": settings.host,
         "port": str(settings.port),
         "user": settings.user,
@@ -227,6 +227,7 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
         "options": options,
         **_tls(settings),
     }
+    return {**libpq_environment.defaults(given), **given}
 
 
 def parameters_of(connection: Connection) -> dict[str, str]:

@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.counted import duration
 from airflow_provider_cdc.errors import CdcError, LockNotGranted
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server.session import Connection, mapped_errors, query, session
@@ -131,21 +132,21 @@ def blockers(connection: Connection, seconds: float = 0) -> list[str]:
     running: list[tuple[Any, ...]] = query(
         connection,
         "SELECT pid, usename, COALESCE(state, 'state not shown: GRANT pg_read_all_stats'), wait_event, "
-        "date_trunc('second', now() - xact_start)::text FROM pg_stat_activity "
+        "extract(epoch FROM now() - xact_start)::float8 FROM pg_stat_activity "
         "WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() "
         "AND xact_start <= now() - make_interval(secs => %s) ORDER BY xact_start LIMIT 20",
         (seconds,),
     )
     prepared: list[tuple[Any, ...]] = query(
         connection,
-        "SELECT gid, owner, date_trunc('second', now() - prepared)::text FROM pg_prepared_xacts "
+        "SELECT gid, owner, extract(epoch FROM now() - prepared)::float8 FROM pg_prepared_xacts "
         "WHERE prepared <= now() - make_interval(secs => %s) ORDER BY prepared LIMIT 20",
         (seconds,),
     )
     return [
-        f"session {pid} of {user}, {what}{f', waiting for {event}' if event else ''}, for {age}"
+        f"session {pid} of {user}, {what}{f', waiting for {event}' if event else ''}, for {duration(age)}"
         for pid, user, what, event, age in running
-    ] + [f"prepared transaction {gid!r} of {owner}, for {age}" for gid, owner, age in prepared]
+    ] + [f"prepared transaction {gid!r} of {owner}, for {duration(age)}" for gid, owner, age in prepared]
 
 
 def _watch(settings: ConnectionSettings, waiting: Connection, seconds: float, done: threading.Event) -> None:

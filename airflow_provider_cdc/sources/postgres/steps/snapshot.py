@@ -117,7 +117,8 @@ def record_initial(
                 before = read_catalog(connection, fixing.read_before)
                 try:
                     point, changes = fixing.fix(connection, before)
-                except (SchemaChanged, PreflightError) as error:
+                except (SchemaChanged, PreflightError, SourceUnavailable) as error:
+                    # A table that is dropped also leaves the publication.
                     if not _were_altered(connection, before):
                         raise
                     point, changes = None, [str(error)]
