@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -51,6 +52,7 @@ class MysqlServer(ServerProcess):
     program = "mysqld"
     stop_signal = signal.SIGTERM
     kill_signal = signal.SIGKILL
+    crashes = re.compile(r"mysqld got (signal|exception)|Assertion failure")
 
     def connect(self, user: str = "root", password: str = "", **arguments: Any) -> pymysql.Connection[Any]:
         """Open a TCP connection, in autocommit by default. `arguments` are passed to `pymysql.connect`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -58,6 +59,8 @@ class PostgresServer(ServerProcess):
     program = "postgres"
     stop_signal = signal.SIGINT
     kill_signal = signal.SIGQUIT
+    # A server whose disk is full ends with PANIC, too.
+    crashes = re.compile(r"was terminated by signal (?!9:)|PANIC: (?!.*No space left on device)|TRAP: ")
 
     def connect(
         self, user: str = SUPERUSER, password: str = "", database: str = "postgres", **arguments: Any

@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import random
+import re
 import signal
 import socket
 import subprocess
@@ -57,6 +58,8 @@ class ServerProcess(ABC):
     stop_signal: ClassVar[signal.Signals]
     """The signal that shuts the server down cleanly, even if sessions are connected."""
     kill_signal: ClassVar[signal.Signals]
+    crashes: ClassVar[re.Pattern[str]]
+    """What the server's log has if one of its processes crashed. SIGKILL is no crash, because tests send it."""
 
     def __init__(
         self,
@@ -126,15 +129,20 @@ class ServerProcess(ABC):
         self._launch()
 
     def stop(self) -> None:
-        """Shut the server down, and wait for its end. Do nothing if it does not run."""
+        """Shut the server down if it runs, and wait for its end.
+
+        Raises HarnessError if the server or one of its processes has crashed since `start`: nothing that a test does
+        may crash a server.
+        """
         atexit.unregister(self.stop)
-        if not self._running():
-            return
-        self._signal(self.stop_signal)
-        if not self._ended_within(STOP_SECONDS):
-            self._signal(self.kill_signal)
-            self._ended_within(STOP_SECONDS)
-        _record(self.directory).unlink(missing_ok=True)
+        if self._running():
+            self._signal(self.stop_signal)
+            if not self._ended_within(STOP_SECONDS):
+                self._signal(self.kill_signal)
+                self._ended_within(STOP_SECONDS)
+            _record(self.directory).unlink(missing_ok=True)
+        if not self._detached:
+            self._check_for_crashes()
 
     def kill(self) -> None:
         """Kill the server. Its data is in the same state as after a crash."""
@@ -194,6 +202,12 @@ class ServerProcess(ABC):
             time.sleep(0.05)
         if Path(answered) != self.data:
             raise PortTaken(f"port {self.port} belongs to another server (its data is in {answered})")
+
+    def _check_for_crashes(self) -> None:
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        if (crash := self.crashes.search(text)) is not None:
+            lines = text[text.rfind("\n", 0, crash.start()) + 1 :].splitlines()[:15]
+            raise HarnessError(f"{self.program} has crashed; see {self.log}:\n" + "\n".join(lines))
 
     def _log_tail(self) -> str:
         if not self.log.exists():

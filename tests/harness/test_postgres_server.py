@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from harness import server_process
+from harness.errors import HarnessError
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 
@@ -55,6 +56,17 @@ def test_other_users_need_their_password(tmp_path: Path) -> None:
         with pytest.raises(psycopg.OperationalError, match="password"):
             server.connect("reader", "wrong")
         server.connect("reader", "right").close()
+
+
+@pytest.mark.slow
+def test_a_session_that_crashes_is_an_error(tmp_path: Path) -> None:
+    server = PostgresServer.start(tmp_path)
+    with server.connect() as connection:
+        os.kill(connection.info.backend_pid, signal.SIGSEGV)
+        with pytest.raises(psycopg.OperationalError):
+            connection.execute("SELECT 1")
+    with pytest.raises(HarnessError, match=r"terminated by signal 11"):
+        server.stop()
 
 
 @pytest.mark.slow

@@ -69,6 +69,10 @@ KINDS: Mapping[str, Kind] = {
         "nights on PostgreSQL with random schema changes, which are carried or refused",
         ("tests/sources/postgres/steps/test_random_schema_changes.py",),
     ),
+    "postgres-transactions": Kind(
+        "nights on PostgreSQL whose log has transactions of any kind, which the server must survive",
+        ("tests/sources/postgres/steps/test_random_transactions.py",),
+    ),
     "model-histories": Kind(
         "runs, chains of nights, changes and retention on random histories of a model source",
         (

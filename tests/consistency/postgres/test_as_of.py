@@ -18,7 +18,6 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.slots import slots
 from airflow_provider_cdc.sources.postgres.slots.standing_record import name_of
@@ -56,12 +55,6 @@ def plain(value: Any) -> Any:
     return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) and value.tzinfo else value
 
 
-def tells_times(primary: PostgresServer) -> bool:
-    """Whether the server has test_decoding; the wheel's have not."""
-    ((folder,),) = primary.query("SELECT setting FROM pg_config WHERE name = 'PKGLIBDIR'")
-    return Path(folder, "test_decoding.so").exists()
-
-
 def pipeline(spark: SparkSession, primary: PostgresServer, target: Path, schema: str, **options: Any) -> Pipeline:
     tables = [f"{schema}.{subject.name}" for subject in SUBJECTS]
     return Pipeline(spark, settings_of(primary), target.as_uri(), tables, standing_slot="night", **options)
@@ -80,11 +73,10 @@ def test_no_row_differs_from_the_past(
     # What preflight of any run does: from here on there is a past.
     pipeline(spark, primary, tmp_path / "first", schema).preflight()
     points: list[str] = []
-    times = tells_times(primary)
     with Writing(history.write(primary.connect, schema), seed, chance.choice([4, 5, 6])) as writers:
         for _ in range(3):
             writers.wait_for_more(chance.randrange(1, 60))
-            points.append(datetime.now(UTC).isoformat() if times else primary.query(HERE)[0][0])
+            points.append(datetime.now(UTC).isoformat())
             writers.wait_for_more(chance.randrange(1, 60))
             points.append(primary.query(HERE)[0][0])
             if chance.random() < 0.3:
@@ -141,10 +133,6 @@ def test_one_point_is_one_copy_whenever_made(primary: PostgresServer, spark: Spa
         first.record()
         first.finish()
         midnight = primary.query("SELECT clock_timestamp()")[0][0].isoformat()
-        if not tells_times(primary):
-            # Any transaction's end has all that was inserted before it written to disk.
-            primary.query("SELECT pg_current_xact_id()")
-            ((midnight,),) = primary.query("SELECT pg_current_wal_flush_lsn()::text")
         copies = []
         for number in range(2):
             run = Pipeline(
@@ -163,51 +151,4 @@ def test_one_point_is_one_copy_whenever_made(primary: PostgresServer, spark: Spa
             connection.execute("INSERT INTO s.b VALUES (2), (3)")
         assert copies[0][1:] == ([(1, 1), (2, 2), (3, 3)], [(1,), (1,), (2,)])
         assert copies[1] == copies[0]
-        connection.execute("DROP SCHEMA s CASCADE")
-
-
-@pytest.mark.slow
-def test_labels_that_were_changed_before_the_point(
-    primary: PostgresServer, spark: SparkSession, tmp_path: Path
-) -> None:
-    tables = {"a": "id int PRIMARY KEY, m s.mood, v int", "b": "m s.mood", "c": "m s.mood PRIMARY KEY, ms s.mood[]"}
-    with primary.connect() as connection:
-        connection.execute("CREATE SCHEMA s; CREATE TYPE s.mood AS ENUM ('p', 'q')")
-        for name, columns in tables.items():
-            connection.execute(f"CREATE TABLE s.{name} ({columns}); ALTER TABLE s.{name} REPLICA IDENTITY FULL")
-        connection.execute("INSERT INTO s.a SELECT i, 'p', i FROM generate_series(1, 40) i")
-        connection.execute("INSERT INTO s.b VALUES ('p'), ('q'), ('q'); INSERT INTO s.c VALUES ('q', '{p,q}')")
-        first = Pipeline(spark, settings_of(primary), (tmp_path / "first").as_uri(), ["s.*"], standing_slot="night")
-        first.record()
-        first.finish()
-        first.release()
-        connection.execute("UPDATE s.a SET v = -v WHERE id % 5 = 0")
-        connection.execute("ALTER TYPE s.mood ADD VALUE 'x' BEFORE 'q'")
-        connection.execute("ALTER TYPE s.mood RENAME VALUE 'q' TO 'r'")
-        connection.execute("UPDATE s.a SET m = 'x' WHERE id % 3 = 0; INSERT INTO s.b VALUES ('x'), ('x')")
-        connection.execute("INSERT INTO s.c VALUES ('x', '{x,r}')")
-        truth = {name: sorted(map(str, connection.execute(f"SELECT * FROM s.{name}").fetchall())) for name in tables}
-        # Any transaction's end has all that was inserted before it written to disk.
-        primary.query("SELECT pg_current_xact_id()")
-        ((point,),) = primary.query("SELECT pg_current_wal_flush_lsn()::text")
-        connection.execute("UPDATE s.a SET m = 'r' WHERE id % 2 = 0; DELETE FROM s.a WHERE id % 7 = 0")
-        connection.execute("DELETE FROM s.b WHERE m IN ('x', 'p'); UPDATE s.c SET m = 'p' WHERE m = 'x'")
-        options: dict[str, Any] = {"standing_slot": "night", "as_of": point, "chunk_rows": 9}
-        run = Pipeline(spark, settings_of(primary), (tmp_path / "copy").as_uri(), ["s.*"], **options)
-        if not tells_times(primary):
-            # Without test_decoding, the past begins with this run.
-            with pytest.raises(PreflightError, match="covers the table only since"):
-                run.record()
-            connection.execute("DROP SCHEMA s CASCADE")
-            return
-        run.record()
-        connection.execute("UPDATE s.a SET m = 'x', v = 0 WHERE id % 4 = 1; INSERT INTO s.b VALUES ('x')")
-        run.snapshot()
-        connection.execute("UPDATE s.a SET m = 'p' WHERE id % 4 = 3; DELETE FROM s.c")
-        run.extract_delta()
-        copies = run.consolidate()["published"]
-        run.release()
-        for name, rows in truth.items():
-            copied = sorted(map(str, published(copies[f"s.{name}"])[1]))
-            assert copied == rows, name
         connection.execute("DROP SCHEMA s CASCADE")

@@ -385,7 +385,6 @@ def test_a_table_that_is_altered_after_preflight_is_read_in_full_and_the_others_
 @pytest.mark.slow
 def test_schema_changes_are_carried(postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path) -> None:
     """On the last nights, no row of a table changes, and a table is altered whose copy was itself carried."""
-    # This server has test_decoding.
     nights = Nights(postgres_factory(None, ENDS[0]), spark, tmp_path)
     nights.do(
         "CREATE TABLE stock (id int PRIMARY KEY, a int, b varchar(20), c numeric(6, 2) NOT NULL, d text)",

@@ -12,16 +12,15 @@ missing value, which the statement that added the column computed. Later default
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import pyarrow as pa
 
 from airflow_provider_cdc.core.tables.table import CarriedField, Column, Era, Evolution, Table
 from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema, base_type
 
-DROPPED_BY, DROPPED_AT = "dropped_by", "dropped_at"
-"""Keys of `Column.details` in an `Era`, for a column that was dropped later: the id of the transaction that dropped it,
-and the end of this transaction's commit record."""
+DROPPED = "dropped_at"
+"""A key of `Column.details` in an `Era`, for a column that was dropped later, at an unknown position."""
 
 _TEXTS = (25, 1043)
 """text and varchar: the server converts one to the other without a change."""
@@ -35,24 +34,15 @@ class NotCarried(Exception):
     """The reason why a table cannot be rolled forward over its schema changes."""
 
 
-@dataclass(frozen=True)
-class Drop:
-    """The transaction that dropped a column, and the end of its commit record. Both are empty if they are unknown."""
-
-    xid: str = ""
-    at: str = ""
-
-
 def number_of(column: Column) -> int:
     """Return the number of a column. The table never uses it for another column."""
     return int(column.details["number"])
 
 
-def evolution(base: Table, now: Table, missing: Mapping[int, str], drops: Mapping[int, Drop], begins: str) -> Evolution:
+def evolution(base: Table, now: Table, missing: Mapping[int, str], begins: str) -> Evolution:
     """Return how the rows of a base copy become rows of the present table. The table has the same file.
 
     :param missing: the missing values of columns, as texts, by the number of the column.
-    :param drops: the columns of the base that were dropped, by number.
     :param begins: the position of the base, in words.
     :raises NotCarried: the rows cannot be computed outside the server.
     """
@@ -81,13 +71,10 @@ def evolution(base: Table, now: Table, missing: Mapping[int, str], drops: Mappin
     if not said:
         return Evolution((), now.columns)
     columns = tuple(
-        column if number in after else _dropped(column, drops.get(number, Drop())) for number, column in before.items()
+        column if number in after else replace(column, details={**column.details, DROPPED: ""})
+        for number, column in before.items()
     )
     return Evolution((Era(columns, begins, begins, ", ".join(said), tuple(fields)),), now.columns)
-
-
-def _dropped(column: Column, drop: Drop) -> Column:
-    return replace(column, details={**column.details, DROPPED_BY: drop.xid, DROPPED_AT: drop.at})
 
 
 def _constant(column: Column, missing: str | None) -> str | None:

@@ -262,9 +262,8 @@ class LogWalker:
     def _carried(self, found: pgoutput.Relation, index: int) -> int:
         """Return the number of `_order_of` for a table whose columns were changed since its base copy. The kernel then
         makes rows of the present table."""
-        commit, xid = Lsn(int(self.state[walk_state.COMMIT])), int(self.state[walk_state.XID])
         try:
-            places = self._eras[index].places(found, commit, xid)
+            places = self._eras[index].places(found)
         except UnknownColumns as error:
             table = self._tables[index]
             raise SchemaChanged(str(error), where=f"{table.name} at {self.where}", hint=_LEAVE_ALONE) from None

@@ -52,7 +52,6 @@ def prefix_at(
     :param most: a limit for the end of the prefix, independent of the time.
     :raises LogGone: the slot is gone.
     :raises SourceUnavailable: the slot was advanced meanwhile.
-    :raises ConfigurationError: the server cannot report when transactions committed.
     """
     earlier = [mark for mark in marks if mark.latest <= when and (most is None or Lsn.parse(mark.position) <= most)]
     if not earlier:

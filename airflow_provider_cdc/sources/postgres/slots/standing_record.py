@@ -239,9 +239,19 @@ def load(connection: Connection, name: str) -> Standing | None:
 
 
 def store(connection: Connection, name: str, record: Standing) -> None:
-    """Write the record. The caller must hold the lock of `alone`."""
+    """Write the record. The caller must hold the lock of `alone`.
+
+    Then commit a logical message, which changes no table. So a later time has a position after the positions in the
+    record, even if no published table is changed in between (`commits`).
+    """
     text = json.dumps(asdict(record), separators=(",", ":"))
     execute(connection, f"COMMENT ON PUBLICATION {quote(name)} IS {literal(text)}")
+    emit_commit(connection)
+
+
+def emit_commit(connection: Connection) -> None:
+    """Commit a transaction that changes no table, and that pgoutput reports for any publication."""
+    query(connection, "SELECT pg_logical_emit_message(true, %s, '')", (APPLICATION,))
 
 
 def alone(connection: Connection, name: str, seconds: float) -> None:
@@ -273,17 +283,16 @@ def states_of(catalog: Catalog, name: str, tables: Sequence[Table]) -> dict[str,
 def shapes_of(catalog: Catalog, name: str, tables: Sequence[Table]) -> dict[str, str]:
     """Return a digest of each table, by table name. The digest ignores some changes.
 
-    In contrast to `states_of`, the digest does not include NOT NULL, the labels of enums, or the versions of the
-    catalog rows of the table and its columns. So it stays the same if privileges, defaults, NOT NULL or labels change,
-    or if a rename is undone. `catalog_versions` finds out when these catalog rows were changed last.
+    In contrast to `states_of`, the digest does not include NOT NULL or the versions of the catalog rows of the table
+    and its columns. So it stays the same if privileges, defaults or NOT NULL change, or if a rename is undone.
+    `catalog_versions` finds out when these catalog rows were changed last.
     """
 
     def shaped(table: Table) -> Table:
-        columns = []
-        for column in table.columns:
-            details = {name: detail for name, detail in column.details.items() if name != "labels"}
-            columns.append(replace(column, nullable=True, details={**details, "version": ""}))
-        return replace(table, columns=tuple(columns), details={**table.details, "version": ""})
+        columns = tuple(
+            replace(column, nullable=True, details={**column.details, "version": ""}) for column in table.columns
+        )
+        return replace(table, columns=columns, details={**table.details, "version": ""})
 
     return _digests(catalog, name, [shaped(table) for table in tables])
 
@@ -291,12 +300,19 @@ def shapes_of(catalog: Catalog, name: str, tables: Sequence[Table]) -> dict[str,
 def frames_of(catalog: Catalog, name: str, tables: Sequence[Table]) -> dict[str, str]:
     """Return a digest of each table without its columns, by table name.
 
-    The digest changes whenever the table's file, key, replica identity, partitions, name or place in the publication
-    changes, even if the change is undone (except for the name and the replica identity). As long as the digest is the
-    same, the log has all changes of the rows, and no statement rewrote the table.
+    The digest changes whenever the table's file, key, replica identity, partitions, name, place in the publication or
+    the labels of its enums change, even if the change is undone (except for the name and the replica identity). As long
+    as the digest is the same, the log has all changes of the rows and the present names of labels, and no statement
+    rewrote the table.
     """
-    framed = [replace(table, columns=(), details={**table.details, "version": ""}) for table in tables]
-    return _digests(catalog, name, framed)
+
+    def framed(table: Table) -> Table:
+        labels = " ".join(sorted({str(column.details.get("labels", "")) for column in table.columns} - {""}))
+        return replace(
+            table, columns=(), details={**table.details, "version": "", **({"labels": labels} if labels else {})}
+        )
+
+    return _digests(catalog, name, [framed(table) for table in tables])
 
 
 def _digests(catalog: Catalog, name: str, tables: Sequence[Table]) -> dict[str, str]:

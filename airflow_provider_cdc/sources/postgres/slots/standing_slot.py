@@ -215,18 +215,12 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
         if record is None or slot is None:
             return
         oldest = now(connection) - options.standing_slot_hours * _HOUR
-        try:
-            marks = record.since(slot.confirmed)
-            prefix = prefix_at(settings, name, marks, record.joins, oldest, record.wanted(slot.confirmed))
-            mark = prefix.mark if prefix is not None else None
-        except ConfigurationError as untold:
-            _log.info("Advancing the standing slot %s by the server's clock, without commit times: %s", name, untold)
-            record, mark = _by_the_clock(connection, record, slot.confirmed, oldest)
-            store(connection, name, record)
-        if mark is None or (there := Lsn.parse(mark.position)) == slot.confirmed:
+        marks = record.since(slot.confirmed)
+        prefix = prefix_at(settings, name, marks, record.joins, oldest, record.wanted(slot.confirmed))
+        if prefix is None or (there := Lsn.parse(prefix.mark.position)) == slot.confirmed:
             return
         _move_on(connection, name, there, options.lock.slot_wait_seconds)
-        record = record.with_mark(mark)
+        record = record.with_mark(prefix.mark)
         joins = tuple(join for join in record.joins if Lsn.parse(join.position) >= there)
         store(connection, name, replace(record, marks=record.since(there), joins=joins))
         _log.info("The standing slot %s was advanced: log that is older than %s is no longer kept", name, said(oldest))
@@ -256,26 +250,6 @@ def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> N
 
 _IS_FAILOVER = """(SELECT COALESCE((to_jsonb(s) ->> 'failover')::bool, false)
 FROM pg_replication_slots s WHERE s.slot_name = %s)"""
-
-
-def _by_the_clock(
-    connection: Connection, record: Standing, confirmed: Lsn | None, oldest: int
-) -> tuple[Standing, Mark | None]:
-    """Return the record with a mark of the current position and time, and the mark to which the slot can be advanced.
-
-    This second mark is the last earlier mark that is older than ``oldest``. This function is for servers that cannot
-    report when transactions committed. Without these marks, such a server would keep the log until its disk is full. A
-    transaction that has already committed may have a later commit time only if the clock was set back, or if the
-    transaction came from another server.
-    """
-    here = Mark(str(value(connection, "pg_current_wal_flush_lsn()")), now(connection))
-    most = record.wanted(confirmed)
-    older = [
-        mark
-        for mark in record.since(confirmed)
-        if mark.latest <= oldest and (most is None or Lsn.parse(mark.position) <= most)
-    ]
-    return record.with_mark(here), older[-1] if older else None
 
 
 def joining(catalog: Catalog, tables: Sequence[Table]) -> list[Table]:
@@ -355,11 +329,12 @@ def _join(
 
 
 def _with_frames(connection: Connection, name: str, record: Standing, frames: Mapping[str, str]) -> Standing:
-    """Add the frames of tables that joined under an earlier version of the provider, and have not changed since."""
+    """Set the frames of tables that have not changed since they joined, possibly under an earlier version of the
+    provider, whose digests of frames were different or empty."""
     added = {
         table: replace(record.tables[table], frame=frame, frame_position=record.tables[table].position)
         for table, frame in frames.items()
-        if not record.tables[table].frame
+        if record.tables[table].frame != frame
     }
     if added:
         record = replace(record, tables={**record.tables, **added})

@@ -24,7 +24,7 @@ from airflow_provider_cdc.sources.api import rolling_forward
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
-from airflow_provider_cdc.sources.postgres.catalog.column_evolution import DROPPED_AT, NotCarried, evolution, number_of
+from airflow_provider_cdc.sources.postgres.catalog.column_evolution import DROPPED, NotCarried, evolution, number_of
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, difference
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import label_oids
@@ -156,18 +156,18 @@ def _check_may_read(connection: Connection, now: Table) -> None:
 
 
 def _evolution(since: schema_changes.SinceCopy, table: Table, now: Table, recorded: LogEnd | None) -> Evolution:
-    drops = schema_changes.dropped_columns(since, table, now)
+    schema_changes.check_drops(since, table, now)
     schema_changes.check_fields(since, table, now)
     _check_labels(since, table, now)
     missing = schema_changes.missing_values(since.connection, now)
-    found = evolution(table, now, missing, drops, f"since {since.start}")
+    found = evolution(table, now, missing, f"since {since.start}")
     # The missing values belong to the file of the table, so they count only if the table still has this file.
     (again,) = read_catalog(since.connection, lambda catalog: read_tables(catalog, [table.name]))
     if why := difference(now, again, versions=True):
         raise NotCarried(f"it was altered again meanwhile: {why}")
     carried = replace(now, eras=found.eras, options=table.options, selection=table.selection)
     if recorded is not None:
-        _check_pieces(found, end_mark.parse_log_end(recorded)[0])
+        _check_pieces(found)
         # The rest of the log is read when the run moves (`jobs.restart.carried_pieces`).
         schema_changes.check_new_columns([carried])
         return found
@@ -185,15 +185,12 @@ def _check_labels(since: schema_changes.SinceCopy, table: Table, now: Table) -> 
         raise NotCarried("a label of the enum of a new column was added or renamed since the read began")
 
 
-def _check_pieces(found: Evolution, recorded: Lsn) -> None:
+def _check_pieces(found: Evolution) -> None:
     """Check that the images in the recorded pieces have the columns with which the pieces were read.
 
     The pieces were read with the columns of the table as it was read. Names and types in the log were those of these
-    columns. But if a column was dropped and added again, the log has the same names and types after that.
+    columns. But if a column was dropped and added again, the log has the same names and types after that. When a column
+    was dropped is not known.
     """
-    for era in found.eras:
-        for column in era.columns:
-            if (at := column.details.get(DROPPED_AT)) is not None and not (at and Lsn.parse(str(at)) > recorded):
-                raise NotCarried(
-                    f"{column.name} may have been dropped before the end of the recorded pieces of the log"
-                )
+    if dropped := [column.name for era in found.eras for column in era.columns if DROPPED in column.details]:
+        raise NotCarried(f"{', '.join(dropped)} may have been dropped before the end of the recorded pieces of the log")

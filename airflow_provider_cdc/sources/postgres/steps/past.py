@@ -35,7 +35,6 @@ from airflow_provider_cdc.sources.postgres.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS, ROWS_ELSEWHERE
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import (
-    APPLICATION,
     Connection,
     query,
     session,
@@ -47,6 +46,7 @@ from airflow_provider_cdc.sources.postgres.slots.catalog_versions import already
 from airflow_provider_cdc.sources.postgres.slots.commits import advance
 from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at, remember
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
+    emit_commit,
     name_of,
     now,
     said,
@@ -188,10 +188,9 @@ def resolve(
                     "retry the task",
                 )
             time.sleep(_POLL_SECONDS)
-        # Add a mark, so that the next search does not read the same log again. Then emit a message, to commit a later
-        # transaction without changing data.
+        # Add a mark, so that the next search does not read the same log again.
         marks = (*past.marks, prefix.mark)
-        query(connection, "SELECT pg_logical_emit_message(true, %s, '')", (APPLICATION,))
+        emit_commit(connection)
     if prefix is None:
         raise _refused(f"{said(when)} lies before the standing slot {past.name}", past.earliest)
     remember(settings, past.name, past.record.beginning, prefix.mark, options.lock.slot_wait_seconds)
@@ -228,7 +227,7 @@ def _check_since(
         context, problems, state = read_catalog(connection, find)
         if not (asked := context.unanswered):
             break
-        unchanged = already_so(settings, connection, past.name, past.confirmed, asked)
+        unchanged = already_so(settings, connection, past.name, asked)
         past.looked_up.update((str(question.table.name), question.table.name in unchanged) for question in asked)
     if problems:
         raise PreflightError(problems)

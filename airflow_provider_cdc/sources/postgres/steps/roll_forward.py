@@ -251,7 +251,7 @@ def _altered(
             )
         elif starts[table.name] < Lsn.parse(joined.position):
             joined_later.append(Asked(table, joined, starts[table.name]))
-    unchanged = already_so(settings, connection, standing.name, standing.confirmed, joined_later)
+    unchanged = already_so(settings, connection, standing.name, joined_later)
     for question in joined_later:
         if question.table.name not in unchanged:
             altered.add(question.table.name)

@@ -5,10 +5,10 @@ The log has no DDL. These facts replace it:
 - The frame of the table (`standing_record.frames_of`) has not changed since the copy: its file, its key, and its place
   in the publication. So no statement rewrote or truncated the table.
 - The catalog has the present columns. The table has had them at all times since the run's position, because the
-  standing record has their versions, or because the log has the commits of their last changes.
-- The catalog has a row for each dropped column. The log has the commit of the transaction that wrote this row.
-- Each label of an enum has had its present name since the copy. The composite types of new columns have had their
-  present fields since the copy.
+  standing record has their versions, or because their last changes ended before this position (`catalog_versions`).
+- The catalog has a row for each dropped column.
+- Each label of an enum has had its present name since the copy, because it belongs to the frame. The composite types of
+  new columns have had their present fields since the copy.
 
 Last, the log since the copy is read as the run will read it, so that the plan names everything that would stop the run.
 """
@@ -16,22 +16,20 @@ Last, the log since the copy is read as the run will read it, so that the plan n
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, TerminalError
+from airflow_provider_cdc.errors import CdcError, TerminalError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
-from airflow_provider_cdc.sources.postgres.catalog.column_evolution import Drop, NotCarried, evolution, number_of
+from airflow_provider_cdc.sources.postgres.catalog.column_evolution import NotCarried, evolution, number_of
 from airflow_provider_cdc.sources.postgres.catalog.schema import RENAMED, REWRITTEN, leaves
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import with_young_fields
 from airflow_provider_cdc.sources.postgres.checks.past import Past
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, reading_session, value
-from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, already_so
-from airflow_provider_cdc.sources.postgres.slots.commits import commits_since
+from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, all_ended, already_so
 from airflow_provider_cdc.sources.postgres.slots.standing_record import Joined, frames_of, states_of
 
 # The text of an array with one value is the text of the value, in quotes if necessary.
@@ -39,12 +37,9 @@ _MISSING = """
 SELECT a.attnum, a.attmissingval::text FROM pg_attribute a
 WHERE a.attrelid = %s AND a.attnum > 0 AND NOT a.attisdropped AND a.atthasmissing
 """
-# A transaction that is older than the slot's catalog_xmin ended before the position of the slot.
 _DROPPED = """
-SELECT a.attnum, a.xmin::text, EXISTS (SELECT FROM pg_replication_slots s WHERE s.slot_name = %(slot)s
-    AND s.confirmed_flush_lsn <= %(start)s::pg_lsn AND age(a.xmin) > age(s.catalog_xmin))
-    OR COALESCE(age(a.xmin) > age((NULLIF(%(mark)s, '')::numeric %% 4294967296)::text::xid), false)
-FROM pg_attribute a WHERE a.attrelid = %(table)s AND a.attnum > 0 AND a.attisdropped
+SELECT a.xmin::text FROM pg_attribute a WHERE a.attrelid = %(table)s AND a.attnum > %(last)s AND a.attisdropped
+AND NOT COALESCE(age(a.xmin) > age((NULLIF(%(mark)s, '')::numeric %% 4294967296)::text::xid), false)
 """
 
 
@@ -78,10 +73,10 @@ def carry(
         if table.name in refused:
             continue
         try:
-            drops = dropped_columns(since, base, table)
+            check_drops(since, base, table)
             check_fields(since, base, table)
-            found = evolution(base, table, missing_values(since.connection, table), drops, f"since {since.start}")
-        except (NotCarried, ConfigurationError) as error:
+            found = evolution(base, table, missing_values(since.connection, table), f"since {since.start}")
+        except NotCarried as error:
             refused[table.name] = str(error)
             continue
         evolutions[table.name] = found
@@ -107,16 +102,13 @@ def still_carried(
 
 
 def _unfit(since: SinceCopy, tables: Sequence[tuple[Table, Table]]) -> dict[TableName, str]:
-    """Return the tables whose frame or labels have changed since the copy, or whose columns may have changed since the
-    run's position, with the reasons."""
+    """Return the tables whose frame has changed since the copy, or whose columns may have changed since the run's
+    position, with the reasons."""
     now = [table for _, table in tables]
     name = since.standing.name
     frames, states = read_catalog(
         since.connection, lambda catalog: (frames_of(catalog, name, now), states_of(catalog, name, now))
     )
-    # Every transaction that commits later than this position and began before it is still in progress. The check is
-    # repeated when the position is fixed.
-    here = str(value(since.connection, "pg_current_wal_flush_lsn()"))
     refused: dict[TableName, str] = {}
     asked: list[Asked] = []
     for base, table in tables:
@@ -125,19 +117,13 @@ def _unfit(since: SinceCopy, tables: Sequence[tuple[Table, Table]]) -> dict[Tabl
             refused[table.name] = why
             continue
         known = joined.state == states[str(table.name)]
-        settled = since.to is None or (known and Lsn.parse(joined.position) <= since.to)
-        framed = replace(
-            joined,
-            position=joined.position if known else here,
-            shape=joined.frame,
-            shape_position=joined.frame_position,
-        )
-        position = since.start if settled or since.to is None else since.to
-        asked.append(Asked(table, framed, position, labels_at=since.start, only_labels=settled))
-    so = already_so(since.settings, since.connection, since.standing.name, since.standing.confirmed, asked)
+        if since.to is None or (known and Lsn.parse(joined.position) <= since.to):
+            continue
+        framed = replace(joined, shape=joined.frame, shape_position=joined.frame_position)
+        asked.append(Asked(table, framed, since.to))
+    so = already_so(since.settings, since.connection, since.standing.name, asked)
     return refused | {
-        question.table.name: "a label of its enums was added or renamed since the copy, or it is unknown whether its "
-        "columns were changed after the position of this run"
+        question.table.name: "it is unknown whether its columns were changed after the position of this run"
         for question in asked
         if question.table.name not in so
     }
@@ -153,7 +139,10 @@ def _another_frame(base: Table, now: Table, joined: Joined, frame: str, start: L
     if (base.key, base.details["key_version"]) != (now.key, now.details["key_version"]):
         return "its key has changed"
     if joined.frame != frame or not joined.frame_position or start < Lsn.parse(joined.frame_position):
-        return "its key, its replica identity, its schema, its child tables or the publication may have changed, too"
+        return (
+            "its key, its replica identity, its schema, its child tables, a label of its enums or the publication may "
+            "have changed, too"
+        )
     return ""
 
 
@@ -195,41 +184,16 @@ def _with_young_fields(since: SinceCopy, types: Collection[int]) -> set[int]:
     return read_catalog(since.connection, lambda catalog: with_young_fields(catalog, types, name, start))
 
 
-def dropped_columns(since: SinceCopy, base: Table, now: Table) -> dict[int, Drop]:
-    """Return the columns of the base that were dropped, by number, with their transactions.
+def check_drops(since: SinceCopy, base: Table, now: Table) -> None:
+    """Check that no column was added and dropped again since the copy, because the log may have its values.
 
-    :raises NotCarried: a column was added and dropped again.
+    :raises NotCarried: a column was, or it is unknown.
     """
-    numbers = {number_of(column) for column in base.columns}
-    last = max(numbers, default=0)
-    slot = {"slot": since.standing.name, "start": str(since.start), "mark": since.mark}
-    rows = query(since.connection, _DROPPED, {**slot, "table": now.details["oid"]})
-    dropped = {number: xid for number, xid, _ in rows if number in numbers}
-    # Before the copy, or after it.
-    later = {number: xid for number, xid, is_old in rows if number > last and not is_old}
-    if not dropped and not later:
-        return {}
-    begin = since.standing.confirmed if later else max(since.start, since.standing.confirmed)
-    ends = _commits(since, begin, {*dropped.values(), *later.values()})
-    if any(ends.get(xid, since.start) > since.start or xid not in ends for xid in later.values()):
+    last = max((number_of(column) for column in base.columns), default=0)
+    rows = query(since.connection, _DROPPED, {"table": now.details["oid"], "last": last, "mark": since.mark})
+    dropped = {now.name: {xid for (xid,) in rows}}
+    if rows and not all_ended(since.settings, since.connection, since.standing.name, since.start, dropped):
         raise NotCarried("a column was added and dropped again")
-    return {number: Drop(xid, str(ends.get(xid, ""))) for number, xid in dropped.items()}
-
-
-def _commits(since: SinceCopy, begin: Lsn, wanted: Collection[str]) -> dict[str, Lsn]:
-    """Return the ends of the commits of transactions. Those of subtransactions are not in the log."""
-    ends: dict[str, Lsn] = {}
-    try:
-        with closing(commits_since(since.settings, since.standing.name, begin)) as commits:
-            for commit in commits:
-                if commit.xid in wanted:
-                    ends[commit.xid] = commit.end
-                    if len(ends) == len(wanted):
-                        break
-    except ConfigurationError:
-        # The server lacks test_decoding.
-        return {}
-    return ends
 
 
 def survey(since: SinceCopy, tables: Sequence[Table]) -> dict[TableName, str]:

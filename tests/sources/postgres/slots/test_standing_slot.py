@@ -18,7 +18,7 @@ from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, Tran
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.server.session import session
-from airflow_provider_cdc.sources.postgres.slots import commits, standing_slot
+from airflow_provider_cdc.sources.postgres.slots import standing_slot
 from airflow_provider_cdc.sources.postgres.slots.standing_record import now, store
 from harness.postgres_binaries import installations
 from tests.conftest import PostgresFactory
@@ -176,28 +176,6 @@ def test_a_copy_that_is_read_in_full_between_others_is_rolled_forward_all_the_sa
     days += 8
     night("full", "stock")
     assert not any(one.wanted for known in kept.record.copies.values() for one in known)
-
-
-def test_a_server_that_does_not_tell_commit_times_keeps_no_log_for_ever(
-    kept: Kept, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(commits, "PLUGIN", "no_such_plugin")
-    kept.keep("stock")
-    begun, points = kept.slot.confirmed, []
-    assert begun is not None
-    for hours in (2, 4):
-        assert kept.slot.confirmed == begun
-        kept.run("UPDATE stock SET v = v + 1")
-        # The clock cannot be put on by hours.
-        monkeypatch.setattr(standing_slot, "now", lambda connection, more=hours: now(connection) + more * 3_600_000_000)
-        kept.give_up(hours=1)
-        points.append(kept.here())
-    moved = kept.slot.confirmed
-    assert moved is not None
-    assert begun < moved <= Lsn.parse(points[0])
-    kept.check(points[0], "stock")
-    (problem,) = kept.refusals(str(begun), "stock")
-    assert "before the standing slot" in problem.what
 
 
 def test_runs_at_one_time_make_one_slot(kept: Kept) -> None:
