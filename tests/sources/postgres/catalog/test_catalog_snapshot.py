@@ -54,11 +54,13 @@ class Ddl:
         self._connection = connection
         self._statements = statements
 
-    def act(self) -> None:
-        """Execute the next statement, unless a lock of another session is in its way."""
+    def act(self) -> bool:
+        """Execute the next statement, unless a lock of another session is in its way. Return whether it was executed."""
         with suppress(psycopg.errors.LockNotAvailable):
             self._connection.execute(self._statements[self.done % len(self._statements)])
             self.done += 1
+            return True
+        return False
 
     def complete(self) -> None:
         while self.done % len(self._statements):
