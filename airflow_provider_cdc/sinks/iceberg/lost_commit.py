@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
@@ -26,7 +26,7 @@ from sqlalchemy.orm import Session
 from airflow_provider_cdc.errors import ManifestError
 from airflow_provider_cdc.sinks.iceberg.catalog import folder_of, identifier_in, load_table
 from airflow_provider_cdc.sinks.iceberg.commit import tag_of
-from airflow_provider_cdc.sinks.iceberg.cuts.cut_table import NAME, CutRow
+from airflow_provider_cdc.sinks.iceberg.cuts.cut_table import NAME, CutRow, rows_of
 from airflow_provider_cdc.sinks.iceberg.files.named_files import NamedFiles
 from airflow_provider_cdc.sinks.iceberg.tables.table import METADATA
 
@@ -35,17 +35,22 @@ _VERSION = re.compile(r"(\d+)-.*\.metadata\.json")
 _log = logging.getLogger(__name__)
 
 
-def complete_run(catalog: Catalog, rows: Iterable[CutRow], run_id: str) -> None:
-    """Complete the lost commits of a run whose cut is committed.
+def complete_run(catalog: Catalog, namespace: str, run_id: str) -> tuple[Table, list[CutRow]] | None:
+    """Complete the lost commits of a run whose cut is committed. Return the table of cuts and its rows, or None if the
+    table does not exist.
 
-    :param rows: the rows of all cuts.
     :raises ManifestError: a snapshot of the run is gone.
     """
+    cuts = load_table(catalog, (*namespace.split("."), NAME))
+    if cuts is None:
+        return None
+    rows = rows_of(cuts)
     for row in rows:
         if row.run_id == run_id and row.table_position == row.position:
             table = load_table(catalog, identifier_in(row.identifier))
             if table is not None and str(table.metadata.table_uuid) == row.table_uuid:
                 snapshot_of(catalog, table, row)
+    return cuts, rows
 
 
 def snapshot_of(catalog: Catalog, table: Table, row: CutRow) -> tuple[Table, Snapshot]:

@@ -258,7 +258,7 @@ class IcebergSink:
             with naming(str(change.table)):
                 return commit_table(self._catalog, self._commit(publication, change))
 
-        complete_run(self._catalog, self._cuts(), publication.run_id)
+        cuts = complete_run(self._catalog, self._namespace, publication.run_id)
         # Put all feeds in place before a copy becomes visible, because readers of the copy may ask for its changes.
         for change in publication.tables:
             with naming(str(change.table)):
@@ -276,6 +276,7 @@ class IcebergSink:
             self._namespace,
             publication.run_id,
             lambda existing: rows_of_run(self._catalog, publication, committed, left_out, existing),
+            cuts,
         )
         latest = {row.snapshot_id for row in newest_rows(rows).values()}
         return {

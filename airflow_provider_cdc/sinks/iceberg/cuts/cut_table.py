@@ -187,12 +187,18 @@ def newest_cut(rows: Sequence[CutRow]) -> int | None:
 
 
 def commit_cut(
-    catalog: Catalog, namespace: str, run_id: str, compose: Callable[[Sequence[CutRow]], Sequence[CutRow]]
+    catalog: Catalog,
+    namespace: str,
+    run_id: str,
+    compose: Callable[[Sequence[CutRow]], Sequence[CutRow]],
+    known: tuple[Table, Sequence[CutRow]] | None = None,
 ) -> list[CutRow]:
     """Commit the cut of a run, unless it is already committed, and return the rows of all cuts.
 
     :param compose: makes the rows of the new cut from the rows of all earlier cuts. It is called again if another cut
         was committed first.
+    :param known: the table of cuts as it was a moment ago, and its rows. They are not read again if the table has not
+        changed.
     :raises PublishIncomplete: other runs keep committing cuts.
     :raises CommitUnknown: the catalog does not say whether the cut is committed.
     """
@@ -201,7 +207,8 @@ def commit_cut(
     for _ in range(_ROUNDS):
         try:
             table = open_cuts(catalog, namespace)
-            existing = rows_of(table)
+            is_known = known is not None and known[0].metadata_location == table.metadata_location
+            existing = [*known[1]] if known is not None and is_known else rows_of(table)
             if any(row.run_id == run_id for row in existing):
                 return existing
             number = max((row.cut for row in existing), default=0) + 1
