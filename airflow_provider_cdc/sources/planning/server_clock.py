@@ -16,8 +16,8 @@ from airflow_provider_cdc.errors import PreflightError, Problem
 SKEW = timedelta(seconds=60)
 """The maximum accepted difference between the clocks of Airflow and the server."""
 FINAL_SECONDS = 600.0
-"""Seconds to wait until a position in the past is final and visible. Only a fault of the server lets a run wait for
-longer than a moment: a commit that nobody acknowledges, or a clock that was set back."""
+"""Seconds to wait until a position in the past is final and visible. A run waits for longer than a moment only if
+something is wrong: no replica acknowledges a commit, or the server's clock was set back."""
 _POLL_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)

@@ -24,7 +24,6 @@ from tests.sources.postgres.log.reading import settings
 RUN_ID = "20260101T000000Z-0a1b2c3d"
 OPTIONS = StepOptions(
     standing_slot="test",
-    as_of_wait_seconds=2,
     lock=LockPolicy(wait_seconds=10, tries=2, pause_seconds=0.1, slot_wait_seconds=60),
 )
 

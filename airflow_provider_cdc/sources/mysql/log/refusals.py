@@ -120,7 +120,7 @@ def not_understood(statement: str, where: str, why: str = "") -> CdcError:
     return UnknownEvent(
         f"{message}, because {why}, and it may concern a copied table",
         where=where,
-        hint=f"run the statement in a session with the character set utf8mb4 (SET NAMES utf8mb4), then {_NEW_RUN}",
+        hint=f"{_NEW_RUN}, which begins after the statement; run such statements with SET NAMES utf8mb4",
     )
 
 
