@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -12,6 +13,9 @@ from airflow_provider_cdc.nightly import read_nightly
 from harness.documents import PARTS, docstring, written
 
 ROOT = Path(__file__).resolve().parents[1]
+DESIGNS = sorted((ROOT / "docs/design").glob("*.md"))
+CONDITIONS = 113
+"""The number of conditions in all designs. A condition may go only with what it is about."""
 DOCS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
@@ -97,3 +101,40 @@ def test_the_example_of_the_file_for_nights_is_one_that_can_be_read(tmp_path: Pa
     file = tmp_path / "nightly.yaml"
     file.write_text(example)
     assert [source.kind for source in read_nightly(file).sources] == ["mysql", "postgres"]
+
+
+def _conditions(page: Path) -> dict[str, set[str]]:
+    """Return the conditions in the tables of a page (such as ``C1``, ``U4``), each with the tests that its row names.
+
+    A row that says "the same" means the tests of the row above it. The head of a table may name the tests of all rows.
+    """
+    found, above, head = dict[str, set[str]](), set[str](), set[str]()
+    lines = page.read_text().splitlines()
+    for number, line in enumerate(lines, 1):
+        if not line.startswith("|"):
+            continue
+        named = set(re.findall(r"`(?:tests/[\w/]*/)?(test_\w+)`", line))
+        if number < len(lines) and re.fullmatch(r"\|[-| ]+\|", lines[number]):
+            head = named
+        elif condition := re.match(r"\| ([A-Z]\d+)\b", line):
+            above = named | head | (above if re.search(r"\bthe same\b", line) else set())
+            found[f"{page.name}:{number} {condition[1]}"] = above
+    return found
+
+
+def _tests() -> set[str]:
+    """Return the names of all test modules and test functions that pytest collects."""
+    names = set[str]()
+    for module in (ROOT / "tests").rglob("test_*.py"):
+        names.add(module.stem)
+        for node in ast.walk(ast.parse(module.read_text())):
+            if isinstance(node, ast.FunctionDef) and node.name.startswith("test_"):
+                names.add(node.name)
+    return names
+
+
+def test_every_condition_of_the_designs_names_tests_that_exist() -> None:
+    conditions = {name: tests for page in DESIGNS for name, tests in _conditions(page).items()}
+    assert len(conditions) >= CONDITIONS
+    assert sorted(name for name, named in conditions.items() if not named) == []
+    assert set().union(*conditions.values()) - _tests() == set()

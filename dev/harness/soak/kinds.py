@@ -84,6 +84,11 @@ KINDS: Mapping[str, Kind] = {
         tests=3,
         weight=3,
     ),
+    "engine-model": Kind(
+        "random worlds of the model of the engine: attempts, crashes, DDL and pieces of the log",
+        ("tests/models/test_engine_model.py::test_no_copy_of_random_worlds_differs_from_the_truth",),
+        weight=1,
+    ),
     "statements": Kind(
         "random statements, and writers that delete parent rows, on MySQL",
         (

@@ -1,0 +1,73 @@
+"""Checks the limits of modules: their lines of code, and the modules of this package that they import."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from harness.structure import PACKAGE, Structure, code_lines
+
+CODE_LINES = 600
+"""The most lines of code of a module, without blank lines, comments and docstrings."""
+OWN_IMPORTS = 20
+"""The most modules of this package that a module imports."""
+LONGER: Mapping[str, int] = {"tests/models/engine_model.py": 850}
+MORE_IMPORTS: Mapping[str, int] = {
+    "jobs.consolidate.step": 36,
+    "jobs.extract_delta.step": 32,
+    "jobs.extract_delta.windows": 24,
+    "jobs.restart.begin_again": 33,
+    "jobs.roll_forward.plan": 23,
+    "jobs.roll_forward.task": 28,
+    "jobs.runtime.step": 21,
+    "jobs.snapshot.reread_passes": 23,
+    "jobs.snapshot.step": 35,
+    "jobs.verify.source_run": 28,
+    "operators.consolidate": 25,
+    "operators.lock_and_record": 25,
+    "operators.merged.publish": 23,
+    "operators.preflight": 27,
+    "operators.spark.step": 26,
+    "sinks.iceberg.sink": 25,
+    "sources.mysql.log.walker": 23,
+    "sources.mysql.source": 51,
+    "sources.mysql.steps.roll_forward": 31,
+    "sources.mysql.steps.snapshot": 30,
+    "sources.postgres.slots.standing_slot": 23,
+    "sources.postgres.source": 53,
+    "sources.postgres.steps.carried_reads": 24,
+    "sources.postgres.steps.chunk_reader": 22,
+    "sources.postgres.steps.past": 25,
+    "sources.postgres.steps.roll_forward": 21,
+    "sources.postgres.steps.snapshot": 26,
+}
+"""Modules that import more, each with the number of its imports. These numbers only decrease."""
+
+
+def main() -> int:
+    files = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.py"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.split("\0")
+    problems = []
+    for file in sorted({one for one in files if one and Path(one).exists()}):
+        lines, most = code_lines(Path(file).read_text()), LONGER.get(file, CODE_LINES)
+        if lines > most:
+            problems.append(f"{file}: {lines} lines of code, at most {most}: split it by its subjects")
+    for name, own in Structure(Path()).imports.items():
+        short = name.removeprefix(f"{PACKAGE}.")
+        most = MORE_IMPORTS.get(short, OWN_IMPORTS)
+        if len(own) > most:
+            problems.append(f"{name}: imports {len(own)} modules of the package, at most {most}")
+        elif short in MORE_IMPORTS and len(own) <= OWN_IMPORTS:
+            problems.append(f"{name}: imports only {len(own)} modules: remove it from MORE_IMPORTS in {__file__}")
+    print(*problems, sep="\n", end="\n" if problems else "")
+    return int(bool(problems))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
