@@ -9,7 +9,7 @@ from typing import Any
 from airflow_provider_cdc.counted import counted
 
 RUN, WORK_FILES, PLACED, FILE, VERIFICATION = "run", "work files", "half-placed copies", "file", "verification"
-"""The kinds of leftovers in the lake. Those on the server are in `sources.api.leftovers`."""
+"""The kinds of leftovers in the lake. Those on the server are in `sources.api.starts`."""
 
 SHOWN = 200
 
@@ -18,7 +18,7 @@ SHOWN = 200
 class Leftover:
     """Something that a run left behind.
 
-    :param kind: one of the kinds above, or a kind of `sources.api.leftovers`.
+    :param kind: one of the kinds above, or a kind of `sources.api.starts`.
     :param what: the URI of a folder or file, or the name of an object on the server.
     :param run_id: the run; empty: unknown.
     :param bytes: the size of the files, or of the log that the server keeps.

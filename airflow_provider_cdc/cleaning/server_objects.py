@@ -11,8 +11,8 @@ from airflow_provider_cdc.cleaning.known_runs import KnownRuns
 from airflow_provider_cdc.core.liveness.dag_run import DagRunNames
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.sources.api.leftovers import SLOT, DropsLeft, KeptObject
 from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.starts import SLOT, KeptObject
 
 IsOfTarget = Callable[[KeptObject], bool]
 """Returns whether an object was created by a run that publishes in the target, according to the names on the object."""
@@ -26,7 +26,7 @@ class ServerObjects:
     :param problem: why the objects are unknown; empty: they are known.
     """
 
-    source: DropsLeft | None = None
+    source: Source | None = None
     objects: tuple[KeptObject, ...] = ()
     problem: str = ""
 
@@ -35,8 +35,6 @@ class ServerObjects:
         """List the objects of a source's server."""
         if source is None:
             return cls(problem="no connection to the source was given")
-        if not isinstance(source, DropsLeft):
-            return cls()
         try:
             # Slots first: later releases drop publications.
             return cls(source, tuple(sorted(source.kept_objects(run_ids), key=lambda one: one.kind != SLOT)))

@@ -11,7 +11,6 @@ from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import ChecksServer
 from airflow_provider_cdc.sources.api.registry import Kind, kind_of, open_source
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.session.trust import warning
@@ -95,7 +94,7 @@ class CdcHook(BaseHook):
         try:
             answers = self._describe_server()
             source = self.get_conn()
-            problems = source.check_server() if isinstance(source, ChecksServer) else []
+            problems = source.check_server()
         except CdcError as error:
             return False, str(error)
         if not problems:

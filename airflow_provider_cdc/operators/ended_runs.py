@@ -14,9 +14,8 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.operators.base import run_folder, same_run
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
-from airflow_provider_cdc.sources.api.calls import release_run
-from airflow_provider_cdc.sources.api.leftovers import LeftByRun, TellsLeft
 from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.starts import LeftByRun
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -38,8 +37,6 @@ def release_what_is_over(context: Context, task: Any, source: Source, scratch: s
     :param scratch: URI of the folder that contains the folders of runs.
     :param lake: URI of the folder in which the run publishes.
     """
-    if not isinstance(source, TellsLeft):
-        return
     instance: Any = context["ti"]
     try:
         (recording,) = (
@@ -72,7 +69,7 @@ def _release_if_over(instance: Any, source: Source, left: LeftByRun, scratch: st
     if str(getattr(state, "value", state)) not in _OVER or not Run.exists(folder):
         return
     try:
-        release(folder, lambda run_id: release_run(source, run_id))
+        release(folder, source.release)
     except CdcError as error:
         _log.warning("Could not drop the replication slot and publication of %s: %s", folder.uri, error)
     else:

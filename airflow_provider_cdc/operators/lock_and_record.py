@@ -40,9 +40,9 @@ from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sources.api.calls import record_point
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.planning.layouts import layouts
+from airflow_provider_cdc.sources.planning.point import record_point
 from airflow_provider_cdc.sources.planning.shards import lake_names
 
 if TYPE_CHECKING:
@@ -136,12 +136,12 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     @accessing_storage
     def execute(self, context: Context) -> dict[str, Any]:
         # These modules are imported only here, because they are slow to import and Airflow parses DAGs often.
-        from airflow_provider_cdc.core.run.initial_position import begin
+        from airflow_provider_cdc.jobs.begin.initial_position import begin
+        from airflow_provider_cdc.jobs.begin.preparation import lake_format
         from airflow_provider_cdc.operators.planning.lake_checks import (
             check_not_made_before,
             check_not_of_a_deleted_dag_run,
         )
-        from airflow_provider_cdc.sinks.preparation import lake_format
 
         # Preflight has checked that ``plan_only`` is a boolean, but a template may have rendered the boolean to text.
         if str(self.plan_only).lower() == "true":

@@ -24,7 +24,6 @@ from airflow_provider_cdc.operators.base import (
     run_id_of,
     scratch_for,
 )
-from airflow_provider_cdc.sources.api.calls import release_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
 
@@ -62,7 +61,7 @@ class ReleasingOperator(RendersClearly):
         task."""
         try:
             source = open_source(settings)
-            release_what_is_kept(run, lambda run_id: release_run(source, run_id))
+            release_what_is_kept(run, source.release)
         except Exception as error:
             _log.warning("Could not drop the replication slot and publication of %s: %s", run.uri, error)
 

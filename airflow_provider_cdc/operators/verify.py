@@ -31,7 +31,6 @@ from airflow_provider_cdc.operators.spark.client_mode import check_spark
 from airflow_provider_cdc.operators.spark.launch import driver_environment
 from airflow_provider_cdc.operators.spark.step import QUIET, SparkStepOperator
 from airflow_provider_cdc.operators.task_errors import failing
-from airflow_provider_cdc.sources.api.calls import release_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
 
@@ -219,6 +218,6 @@ class VerifyOperator(SparkStepOperator):
                 run.delete_folder(run_id)
             source = open_source(settings)
             for run_id in request.run_ids:
-                release_run(source, run_id)
+                source.release(run_id)
         except Exception as error:
             self.log.warning("Could not remove what the verification %s left: %s", run.uri, error)

@@ -12,7 +12,7 @@ from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sources.api.source import Source
-from airflow_provider_cdc.sources.api.optional_capabilities import Reach
+from airflow_provider_cdc.sources.api.planning import Reach
 
 
 def target_of(text: str, where: str) -> AsOf:
@@ -45,11 +45,10 @@ class PositionQuestion:
     def ask(self, source: Source) -> Answer:
         """Ask once.
 
-        :raises CdcError: for the same reasons as `TellsReach.has_reached`.
+        :raises CdcError: for the same reasons as `Source.has_reached`.
         """
-        from airflow_provider_cdc.sources.api.calls import telling_reach
 
-        self._seen = telling_reach(source).has_reached(self._target, self._seen)
+        self._seen = source.has_reached(self._target, self._seen)
         return Answer(self._seen.reached, self._seen.lacks, str(as_of.text_of(self._target)))
 
 

@@ -35,14 +35,7 @@ def ask_runway(source: Source, hours: float) -> Answer:
 
     :raises ConfigurationError: sources of this kind do not report their runway.
     """
-    from airflow_provider_cdc.sources.api.optional_capabilities import TellsRunway
 
-    if not isinstance(source, TellsRunway):
-        raise ConfigurationError(
-            f"a {source.kind} source does not report for how long it keeps its log",
-            where="parameter source_conn_id",
-            hint="use a connection to another kind of source",
-        )
     runway = source.runway()
     if runway.seconds is None:
         return Answer(runway.unbounded, runway.why, {"hours": None, "why": runway.why})

@@ -10,30 +10,30 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.copies.base_selection import choose
 from airflow_provider_cdc.core.options.feeds import FeedOptions
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.options.limits import LimitOptions
 from airflow_provider_cdc.core.options.log import AUTO, LogOptions
 from airflow_provider_cdc.core.options.merge import MergeOptions
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions
-from airflow_provider_cdc.core.run.initial_position import begin
 from airflow_provider_cdc.core.run.plan import MissedPast, TablePlan
 from airflow_provider_cdc.core.run.release import release
 from airflow_provider_cdc.core.run.run import Run, scratch_of
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import encode
+from airflow_provider_cdc.jobs.begin.base_selection import choose
+from airflow_provider_cdc.jobs.begin.initial_position import begin
+from airflow_provider_cdc.jobs.begin.preparation import lake_format
 from airflow_provider_cdc.jobs.consolidate.step import consolidate
 from airflow_provider_cdc.jobs.extract_delta.step import extract_delta
 from airflow_provider_cdc.jobs.snapshot.step import snapshot
 from airflow_provider_cdc.operators.planning.missing_past import record_or_miss
 from airflow_provider_cdc.sinks.catalog import settings_of_options
-from airflow_provider_cdc.sinks.preparation import lake_format
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sources.api.calls import check_point, record_point, release_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.planning.layouts import layouts
+from airflow_provider_cdc.sources.planning.point import check_point, record_point
 from airflow_provider_cdc.sources.planning.selections import requested, select
 from airflow_provider_cdc.sources.planning.shards import lake_names, with_shards, without_vanished
 from airflow_provider_cdc.sources.planning.survey import Survey
@@ -166,7 +166,7 @@ class Pipeline:
 
     def release(self) -> None:
         """Release the run on the server, as Airflow does when a run has finally failed."""
-        release(self.run, lambda run_id: release_run(self.source, run_id))
+        release(self.run, self.source.release)
 
     def finish(self) -> dict[str, Any]:
         """Execute the steps after ``record``."""

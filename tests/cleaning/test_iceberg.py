@@ -14,7 +14,6 @@ from airflow_provider_cdc.cleaning.findings import FILE, RUN
 from airflow_provider_cdc.core.copies import retention
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.jobs.consolidate import remove_old_copies
 from airflow_provider_cdc.sinks.iceberg.sink import IcebergSink
 from tests.cleaning.conftest import Target, night_id
 from tests.interrupting import Interrupted, commits_fail
@@ -29,7 +28,6 @@ EMPTY = NAMES[3]
 def without_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(IcebergSink, "grace", timedelta(0))
     monkeypatch.setattr(retention, "was_told", lambda run: True)
-    monkeypatch.setattr(remove_old_copies, "release_run", lambda source, run_id: False)
 
 
 def on_disk(target: Target, name: str) -> set[str]:

@@ -18,8 +18,6 @@ from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.sources.api.calls import release_run, shared_reads
-from airflow_provider_cdc.sources.api.optional_capabilities import KeepsForRun
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA, TrackedTable
@@ -77,9 +75,8 @@ class Begun:
         plans = self.source.preflight(patterns, TableOptions(consistency, unrepresentable))
         self.plans = {plan.table.name: decode(TablePlan, written(encode(plan)), "") for plan in plans}
         point = self.source.record_initial(list(self.plans.values()), LOCK, run_id)
-        if isinstance(self.source, KeepsForRun):
-            for left in point.superseded:
-                self.source.discard(left)
+        for left in point.superseded:
+            self.source.discard(left)
         self.run_id = run_id
         self.position = point.position
         self.identity = written(dict(point.identity))
@@ -87,11 +84,11 @@ class Begun:
 
     def release(self) -> None:
         """What the last step does."""
-        release_run(self.source, self.run_id)
+        self.source.release(self.run_id)
 
     def read_all(self, chunk_rows: int = 100_000) -> dict[str, pa.Table]:
         """All rows of all tables, each at the consistency that is planned for it."""
-        with shared_reads(self.source, {plan.consistency for plan in self.plans.values()}, LOCK) as shared:
+        with self.source.shared_reads({plan.consistency for plan in self.plans.values()}, LOCK) as shared:
             return {
                 name: read_chunks(
                     shared, table, self.plans[name].consistency, self.source.plan_chunks(table, chunk_rows)

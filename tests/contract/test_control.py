@@ -218,8 +218,8 @@ def test_a_stopped_run_publishes_nothing_and_may_begin_anew(shop: Database, spar
 def test_signals_of_the_governor_are_measured_and_wrong_ones_are_refused_before_a_run(shop: Database) -> None:
     source = open_source(shop.settings)
     primary_only = {"replica_lag_seconds"} if shop.kind == "mysql" else set()
-    names = sorted(source.load_signals - primary_only)  # type: ignore[attr-defined]
-    numbers = source.load([*names, "SELECT 2 % 3"])  # type: ignore[attr-defined]
+    names = sorted(source.load_signals - primary_only)
+    numbers = source.load([*names, "SELECT 2 % 3"])
     assert numbers["SELECT 2 % 3"] == 2
     assert all(numbers[name] >= 0 for name in names)
     wrong = (

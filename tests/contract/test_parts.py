@@ -21,8 +21,6 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import PreflightError, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes.filter_images import copied, decode_published, selected_changes
 from airflow_provider_cdc.lake import read_latest
-from airflow_provider_cdc.sources.api.calls import shared_reads
-from airflow_provider_cdc.sources.api.optional_capabilities import ToldInPart
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA
 from airflow_provider_cdc.sources.planning.selections import select
@@ -127,7 +125,6 @@ def test_the_server_sends_every_row_for_which_the_condition_is_true(db: Database
     fill(db)
     run = begin("t", unrepresentable=policy)
     table = run.tables["t"]
-    assert isinstance(run.source, ToldInPart)
     every = list(read(run, table))
     chance = random.Random(policy)
     pushed = spared = 0
@@ -276,7 +273,7 @@ def test_a_column_that_is_not_read_may_hold_what_it_will(db: Database, begin: Be
         db.create(name, columns)
         db.execute(f"INSERT INTO {name} VALUES (1, 'a', {odd}), (2, 'b', '2026-01-01'), (3, 'b', {odd})")
     run = begin("t", "k")
-    with shared_reads(run.source, {plan.consistency for plan in run.plans.values()}, LOCK) as shared:
+    with run.source.shared_reads({plan.consistency for plan in run.plans.values()}, LOCK) as shared:
         for name, table in run.tables.items():
             part = replace(table, selection=Selection(parse("id > 1"), ("note",)))
             consistency = run.plans[name].consistency
@@ -334,7 +331,7 @@ def test_a_row_that_is_left_out_may_hold_what_it_will_whether_or_not_it_is_touch
         table = replace(run.tables["t"], selection=Selection(parse(where), columns))
         (chunk,) = run.source.plan_chunks(table, 1000)
         with (
-            shared_reads(run.source, {consistency}, LOCK) as shared,
+            run.source.shared_reads({consistency}, LOCK) as shared,
             sent(shared).reader(sent(table), consistency, LOCK) as reader,
         ):
             for batch in reader.read(chunk):

@@ -10,7 +10,6 @@ import pytest
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ExactnessError, LogGone, SchemaChanged, SourceReplaced, TerminalError
-from airflow_provider_cdc.sources.api.calls import release_run
 from airflow_provider_cdc.sources.api.registry import open_source
 from tests.contract.begun import LOCK, RUN_ID, Begin, Begun, written
 from tests.contract.databases import Database
@@ -46,7 +45,7 @@ def test_the_point_is_plain_data_that_a_manifest_can_hold(stock: Database) -> No
         assert 0 <= point.lock_seconds < 60
         source.check_identity(written(dict(point.identity)), point.position)
     finally:
-        release_run(source, RUN_ID)
+        source.release(RUN_ID)
     stock.wait_for_no_session()
 
 

@@ -11,10 +11,10 @@ from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable
-from airflow_provider_cdc.sources.api.calls import telling_reach
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import Reach, TellsReach
+from airflow_provider_cdc.sources.api.planning import Reach
 from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import Source
 from harness.server_process import free_port
 from tests.contract.databases import Database
 
@@ -25,8 +25,8 @@ NEVER: dict[str, AsOf] = {
 }
 
 
-def telling(db: Database) -> TellsReach:
-    return telling_reach(open_source(db.settings))
+def telling(db: Database) -> Source:
+    return open_source(db.settings)
 
 
 def clock(db: Database) -> datetime:
@@ -75,7 +75,7 @@ def test_a_position_of_another_kind_of_database_is_refused(db: Database) -> None
 def test_a_server_that_does_not_answer_is_no_answer(db: Database) -> None:
     fields = {**vars(db.settings), "port": free_port()}
     with pytest.raises(SourceUnavailable):
-        telling_reach(open_source(ConnectionSettings(**fields))).has_reached(NEVER[db.kind])
+        open_source(ConnectionSettings(**fields)).has_reached(NEVER[db.kind])
 
 
 def test_what_was_seen_is_of_no_use_once_the_server_went_on(db: Database) -> None:

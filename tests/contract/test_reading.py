@@ -12,7 +12,6 @@ import pytest
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.errors import SchemaChanged, ValueNotRepresentable
-from airflow_provider_cdc.sources.api.calls import shared_reads
 from tests.contract.begun import LOCK, Begin, Begun, read_chunks, row_keys, sent, written
 from tests.contract.databases import Database, Row
 
@@ -60,7 +59,7 @@ def test_chunks_in_any_order_and_from_any_task_hold_every_row_once(
     if TABLES[name][2] == ROWS and not table.keyless:
         assert len(chunks) > 5
     random.Random(name).shuffle(chunks)
-    with shared_reads(run.source, {consistency}, LOCK) as shared:
+    with run.source.shared_reads({consistency}, LOCK) as shared:
         parts = [read_chunks(shared, table, consistency, chunks[task::5]) for task in range(5)]
     assert counts(pa.concat_tables(parts)) == db.rows(name)
 
@@ -79,7 +78,7 @@ def test_a_chunk_that_is_read_twice_is_the_same_rows(db: Database, begin: Begin,
     run = begin(name)
     table, consistency = run.tables[name], run.plans[name].consistency
     chunk = run.source.plan_chunks(table, 7)[0]
-    with shared_reads(run.source, {consistency}, LOCK) as shared:
+    with run.source.shared_reads({consistency}, LOCK) as shared:
         with shared.reader(table, consistency, LOCK) as reader:
             first, second = (counts(pa.Table.from_batches(reader.read(chunk))) for _ in range(2))
         assert first == second == counts(read_chunks(shared, table, consistency, [chunk]))
@@ -90,7 +89,7 @@ def test_a_read_at_one_position_sees_no_change_after_it(db: Database, begin: Beg
     make(db, "keyless")
     run = begin("integers", "keyless", consistency=db.at_one_position)
     chunks = {name: run.source.plan_chunks(table, 7) for name, table in run.tables.items()}
-    with shared_reads(run.source, {db.at_one_position}, LOCK) as shared:
+    with run.source.shared_reads({db.at_one_position}, LOCK) as shared:
         for name, table in run.tables.items():
             with sent(shared).reader(table, db.at_one_position, LOCK) as reader:
                 assert db.parse(str(reader.upper)) == reader.upper
@@ -106,7 +105,7 @@ def test_a_read_without_a_position_of_its_own_says_so_and_sees_what_was_committe
     make(db, "integers")
     run = begin("integers")
     with (
-        shared_reads(run.source, {"watermark"}, LOCK) as shared,
+        run.source.shared_reads({"watermark"}, LOCK) as shared,
         shared.reader(run.tables["integers"], "watermark", LOCK) as r,
     ):
         assert (r.upper, r.lock_seconds, dict(r.nulled)) == (None, 0.0, {})
@@ -151,7 +150,7 @@ def test_a_table_that_was_altered_during_the_run_stops_it(
 
     def finish() -> None:
         """All that a run does until nothing can stop it any more."""
-        with shared_reads(run.source, {consistency}, LOCK) as shared:
+        with run.source.shared_reads({consistency}, LOCK) as shared:
             read_chunks(shared, table, consistency, chunks[:2])
             moment("between")
             read_chunks(shared, table, consistency, chunks[2:])

@@ -17,8 +17,8 @@ import pytest
 
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.sources.api.calls import check_point
 from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.planning.point import check_point
 from harness import oracle
 from harness.airflow_home import AirflowHome
 from harness.airflow_server import running_airflow

@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.selection import Selection
-from airflow_provider_cdc.sinks.preparation import lake_format
+from airflow_provider_cdc.jobs.begin.preparation import lake_format
 from airflow_provider_cdc.sinks.registry import open_sink
 from tests.jobs.history_source import HistorySource, at, tables
 from tests.runs import manifest_of, run_folder

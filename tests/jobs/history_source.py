@@ -10,21 +10,24 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepOptions, TableOptions
+from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, TableOptions
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.chunk import Chunk, partition
-from airflow_provider_cdc.core.tables.table import Column, Evolution, Parts, Table, TableName, whole_tables
+from airflow_provider_cdc.core.tables.table import Column, Parts, Table, TableName, whole_tables
+from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.planning import Runway
+from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import (
     CHANGE_SCHEMA,
@@ -206,7 +209,7 @@ def is_beyond(place: int, tracked: TrackedTable) -> bool:
     return tracked.upper is not None and place >= place_of(tracked.upper)
 
 
-class HistorySource:
+class HistorySource(Source):
     kind: ClassVar[str] = "mysql"
     position_key: ClassVar[str] = "initial_gtid_set"
 
@@ -222,6 +225,12 @@ class HistorySource:
         self, patterns: Sequence[str], options: TableOptions = AS_DECLARED, parts: Parts = whole_tables
     ) -> list[TablePlan]:
         raise NotImplementedError
+
+    def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
+        return []
+
+    def runway(self) -> Runway:
+        return Runway(None, "nothing removes the log", unbounded=True)
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         raise NotImplementedError
@@ -269,20 +278,6 @@ class HistorySource:
             for number, (start, stop) in enumerate(zip(starts, stops, strict=True))
         ]
 
-    def refusals_since(
-        self,
-        identity: Mapping[str, str],
-        position: Position,
-        tables: Sequence[Table],
-        to: Any,
-        options: StepOptions,
-        *,
-        keys_only: bool = False,
-        bases: int = 1,
-        evolutions: dict[TableName, Evolution] | None = None,
-    ) -> dict[TableName, str]:
-        raise NotImplementedError
-
     def check_since(self, identity: Mapping[str, str], position: Position) -> None:
         self.check_identity(identity, position)
 
@@ -320,7 +315,12 @@ class HistorySource:
         return SCHEMAS[NAMES.index(str(table.name))]
 
     def decode_images(
-        self, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
+        self,
+        table: Table,
+        images: pa.BinaryArray,
+        nulled: dict[str, int] | None = None,
+        names: Collection[str] | None = None,
+        odd: list[OddValue] | None = None,
     ) -> pa.RecordBatch:
         return batch_of(NAMES.index(str(table.name)), [tuple(json.loads(one)) for one in images.to_pylist()])
 

@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.run import Commit, Run
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -27,6 +28,7 @@ from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogG
 from airflow_provider_cdc.operators import lock_and_record
 from airflow_provider_cdc.operators.base import run_id_of, scratch_for
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
+from tests.jobs.history_source import History, HistorySource
 from tests.runs import consolidate_result, manifest_of
 
 ORDERS, CLICKS = TableName("shop", "orders"), TableName("shop", "clicks")
@@ -38,33 +40,28 @@ def position(number: int) -> GtidSet:
     return GtidSet.parse(f"00000000-0000-0000-0000-000000000001:1-{number}")
 
 
-class FakeSource:
+class FakeSource(HistorySource):
     """Its position grows with every call."""
 
     kind = "mysql"
     position_key = "initial_gtid_set"
 
     def __init__(self) -> None:
+        super().__init__(History(), 0)
         self.calls: list[LockPolicy] = []
         self.meanwhile: Callable[[], None] = lambda: None
         self.gone = False
         self.keeps = False
         self.released: list[str] = []
 
-    def here(self) -> tuple[Mapping[str, str], str]:
-        return {}, ""
-
-    def release(self, run_id: str) -> None:
-        raise NotImplementedError
-
     def discard(self, identity: Mapping[str, str]) -> None:
         self.released.extend([identity["slot"]] if self.keeps else [])
 
-    def check_identity(self, identity: Mapping[str, str], position: str) -> None:
+    def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
         if self.gone:
             raise LogGone("the slot is gone", where="slot", hint="begin anew")
 
-    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str) -> InitialPoint:
+    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         self.calls.append(lock)
         number = len(self.calls)
         self.meanwhile()
@@ -224,9 +221,11 @@ def test_slow_try_gives_way_to_the_one_that_was_quicker(source: FakeSource, tmp_
     )
 
 
-def test_run_never_continues_on_another_kind_of_source(source: FakeSource, tmp_path: Path) -> None:
+def test_run_never_continues_on_another_kind_of_source(
+    source: FakeSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     operator(tmp_path).execute(context())
-    source.kind = "postgres"
+    monkeypatch.setattr(FakeSource, "kind", "postgres")
     with pytest.raises(AirflowFailException, match="began on a mysql source"):
         operator(tmp_path).execute(context())
 

@@ -358,7 +358,7 @@ def test_what_is_rolled_forward_and_why_not_is_in_the_plan(
     def chosen(source: Any, copies: Any, scratch: str, plans: list[TablePlan], options: Any) -> list[TablePlan]:
         return [replace(plan, base="r1") for plan in plans]
 
-    monkeypatch.setattr("airflow_provider_cdc.core.copies.base_selection.choose", chosen)
+    monkeypatch.setattr("airflow_provider_cdc.jobs.begin.base_selection.choose", chosen)
     (plan,) = preflight(tmp_path.as_uri(), tables=tables, refresh="auto")["plan"]
     assert plan["base"] == "r1"
 

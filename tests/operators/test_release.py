@@ -21,13 +21,13 @@ from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
 from airflow.sdk.execution_time import task_runner
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
-from airflow_provider_cdc.core.run.initial_position import begin
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.release import check_not_released
 from airflow_provider_cdc.core.run.run import Commit, Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import encode
 from airflow_provider_cdc.errors import LogGone
+from airflow_provider_cdc.jobs.begin.initial_position import begin
 from airflow_provider_cdc.operators.base import run_id_for, run_id_of
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator

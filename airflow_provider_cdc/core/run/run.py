@@ -1,6 +1,6 @@
 """A run: one execution, its folder, the records in that folder, and its state.
 
-``<scratch>/<run_id>/manifest.json`` is written when the run begins (`core.run.initial_position`). The result of each
+``<scratch>/<run_id>/manifest.json`` is written when the run begins (`jobs.begin.initial_position`). The result of each
 finished step is a separate record, ``steps/<digest of the manifest>/<task_id>.json``, which only one try can create.
 The record of a step contains the digests of the records that it depends on. The work of a step is valid only if one of
 these records, or a record that they name, contains it. A retry repeats all work that no record contains.

@@ -28,7 +28,7 @@ class Link:
     on all transactions before ``end``. ``incarnation`` is the server's incarnation when ``end`` was noted, and
     ``restarts`` counts how often it had changed since the run began. ``next_segment`` is the number of the next
     segment. ``record`` names the record with the files of the piece. ``token`` identifies the attempt. ``known`` is
-    what the source must know about the tables when it no longer has the log before ``end`` (`NotesTables`).
+    what the source must know about the tables when it no longer has the log before ``end`` (`Source.note_tables`).
     """
 
     number: int

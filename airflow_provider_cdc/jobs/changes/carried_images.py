@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.tables.table import Column, Table
-from airflow_provider_cdc.sources.api.rolling_forward import CarriesPieces
+from airflow_provider_cdc.sources.api.source import Source
 
 _ROWS = 16_384
 """Number of images that are carried at a time. New columns make them larger, and an array holds at most 2 GiB."""
@@ -22,7 +22,7 @@ class CarriedImages:
     ``tables`` has the present tables, by their indices in the run. ``columns`` has, for each segment, the columns of
     the tables whose columns were others."""
 
-    source: CarriesPieces
+    source: Source
     tables: Mapping[int, Table]
     columns: Mapping[int, Mapping[int, tuple[Column, ...]]]
 

@@ -11,7 +11,6 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import persist
-from airflow_provider_cdc.sources.api.calls import give_up_past, note_copies, release_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
 
@@ -21,7 +20,7 @@ def release_slot(run: Run, settings: ConnectionSettings) -> None:
     source = open_source(settings)
     try:
         # No later step repeats this work, so retry it here.
-        persist("consolidate: release", lambda: release(run.folder, lambda run_id: release_run(source, run_id)))
+        persist("consolidate: release", lambda: release(run.folder, source.release))
     except CdcError as error:
         say(f"consolidate: could not drop the slot and publication of this run: {error}")
 
@@ -48,7 +47,7 @@ def record_copies(run: Run, settings: ConnectionSettings) -> bool:
         of_lakes = {
             f"{manifest.lake}#{part}" if part else manifest.lake: table_copies for part, table_copies in copies.items()
         }
-        persist("consolidate: note_copies", lambda: note_copies(source, options, of_lakes, incarnation))
+        persist("consolidate: note_copies", lambda: source.note_copies(options, of_lakes, incarnation))
     except CdcError as error:
         say(f"consolidate: WARNING: could not record this run's copies on the standing slot: {error}")
         return False
@@ -65,8 +64,10 @@ def release_past(run: Run, settings: ConnectionSettings) -> None:
     """Advance the standing slot past the log that it no longer has to keep. The run is already published, so a failure
     does not fail the step. After a failure, the next run advances the slot."""
     options = run.manifest.options
+    if not options.standing_slot:
+        return
     try:
-        give_up_past(open_source(settings), options)
+        open_source(settings).give_up_past(options)
     except CdcError as error:
         hours = counted(options.standing_slot_hours, "hour")
         say(f"consolidate: could not advance the standing slot; the slot keeps more than {hours} of the log: {error}")

@@ -35,7 +35,6 @@ from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.step import sink_of
 from airflow_provider_cdc.sinks.base import Sink
-from airflow_provider_cdc.sources.api.calls import release_run
 from airflow_provider_cdc.sources.api.source import Source
 
 SHOWN = 5
@@ -154,7 +153,7 @@ class _Retention:
                 self._sink.remove(run.run_id, one.table, one.files, one.feed)
         for entry in run.manifest.tables:
             self._sink.clean(run.run_id, entry.table.copy_name, ())
-        release_run(self._source, run.run_id)
+        self._source.release(run.run_id)
         self._remove_run(run)
 
     def _remove_run(self, run: Run) -> None:

@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from airflow_provider_cdc.sources.api.load import TellsLoad
 from airflow_provider_cdc.sources.api.source import Source
 
 SHARES = (1.0, 0.5, 0.25, 0.125, 0.0)
@@ -30,7 +29,6 @@ class Measured:
 def measure(source: Source, thresholds: Mapping[str, float]) -> Measured:
     """Measure the signals of the thresholds. An error is a result, because an overloaded server may not answer."""
     try:
-        assert isinstance(source, TellsLoad)
         numbers = source.load(list(thresholds))
         return Measured(
             tuple(

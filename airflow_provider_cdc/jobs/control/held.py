@@ -6,7 +6,6 @@ from contextlib import suppress
 
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.sources.api.optional_capabilities import KeepsForRun, TellsBacklog
 from airflow_provider_cdc.sources.api.source import Source
 
 
@@ -16,10 +15,9 @@ def held(source: Source, run: Run) -> str:
     manifest = run.manifest
     size = ""
     with suppress(CdcError, OSError):
-        if isinstance(source, TellsBacklog):
-            size = f"{source.backlog(manifest.initial, manifest.identity) / 2**20:,.1f} MiB"
-    slot = manifest.identity.get("slot")
-    if isinstance(source, KeepsForRun) and slot:
+        if (backlog := source.backlog(manifest.initial, manifest.identity)) is not None:
+            size = f"{backlog / 2**20:,.1f} MiB"
+    if slot := manifest.identity.get("slot"):
         cost = f"{size} of log until now, and " if size else "log, and "
         return (
             f"The run holds no lock, transaction or snapshot. On the server, its replication slot {slot} keeps {cost}"

@@ -56,7 +56,6 @@ from airflow_provider_cdc.jobs.snapshot.step import read_tables
 from airflow_provider_cdc.jobs.snapshot.table_files import read_table_files
 from airflow_provider_cdc.jobs.spool.adopt import with_counts
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import LogsStatements, PreparesBeforeWindow
 from airflow_provider_cdc.sources.api.window import BUCKETS, LogSegment, UpperBound
 
 COMPOSE_BYTES = 256 * 2**20
@@ -205,16 +204,13 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_c
     decisions, unmatched_commits = _decide(window, read)
     while unmatched_commits:
         first = read[0].summary.segment
-        earlier: list[SegmentRecord] = []
-        if isinstance(source, PreparesBeforeWindow):
-            name = f"delta/before{'' if window.name == BACK else f'-{window.name}'}-{-first.number}.json"
-            earlier = _read(step, window.earlier(), name, partial(source.segments_before, first, step.slots))
+        name = f"delta/before{'' if window.name == BACK else f'-{window.name}'}-{-first.number}.json"
+        earlier = _read(step, window.earlier(), name, partial(source.segments_before, first, step.slots))
         if not earlier:
             raise _prepared_nowhere(unmatched_commits)
         read = earlier + read
         decisions, unmatched_commits = _decide(window, read)
     if any(record.summary.writes for record in read):
-        assert isinstance(source, LogsStatements)
         check = partial(source.check_writes, [record.summary for record in read])
         persist("extract_delta: check what was logged as statements", check)
     if window.spooled or window.units:

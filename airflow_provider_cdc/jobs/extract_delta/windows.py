@@ -26,9 +26,6 @@ from airflow_provider_cdc.jobs.spool.adopt import Adopted, adopt, records_of
 from airflow_provider_cdc.jobs.spool.kept_pieces import pieces_of
 from airflow_provider_cdc.jobs.spool.keyless import UnitsByPosition, by_position
 from airflow_provider_cdc.jobs.spool.piece import tracked_table
-from airflow_provider_cdc.sources.api.calls import rolling_forward
-from airflow_provider_cdc.sources.api.optional_capabilities import ContinuesReads
-from airflow_provider_cdc.sources.api.rolling_forward import CarriesReads
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 
 PLAN = "delta/plan.json"
@@ -108,7 +105,7 @@ def windows_of(step: Step) -> list[Window]:
         rolled = rolled_forward(manifest, run_id)
         if tables := tuple(tracked for tracked in rolled if str(tracked.table.name) not in step.altered):
             start, end = manifest.start_of(run_id), manifest.initial
-            between = rolling_forward(source).segments_between
+            between = source.segments_between
             evolved = [tracked.table for tracked in tables if tracked.table.eras]
             segments = partial(between, start, end, base.identity, manifest.identity, step.slots, evolved)
             windows.append(Window(f"forward-{number}", start, tables, segments))
@@ -148,11 +145,9 @@ def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFiles]) -> lis
             tables.setdefault((entry.read_in, start_position), []).append(tracked)
     windows = []
     for number, ((key, start_text), tracked_tables) in enumerate(sorted(tables.items(), key=lambda item: item[0])):
-        assert isinstance(source, ContinuesReads)
         start, identity = parse_position(manifest.kind, start_text), manifest.earlier_reads[key].identity
         segments = partial(source.segments_since, start, manifest.initial, identity, step.slots)
         if evolved := [tracked.table for tracked in tracked_tables if tracked.table.eras]:
-            assert isinstance(source, CarriesReads)
             between = source.segments_of_reads
             segments = partial(between, start, manifest.initial, identity, manifest.identity, step.slots, evolved)
         windows.append(Window(f"earlier-{number}", start, tuple(tracked_tables), segments))
@@ -214,14 +209,14 @@ def check_bases(step: Step) -> None:
     :raises SchemaChanged: the source has removed the log since earlier reads. The run may read these tables again.
     """
     for run_id, base in step.manifest.bases.items():
-        check = partial(rolling_forward(step.source).check_since, base.identity, step.manifest.start_of(run_id))
+        check = partial(step.source.check_since, base.identity, step.manifest.start_of(run_id))
         persist("extract_delta: check the source since the last copy", check)
     for key, reads in step.manifest.earlier_reads.items():
         if reads.pieces:
             # The run checked the source when it moved, and has recorded the log up to its present position.
             continue
         start = parse_position(step.manifest.kind, reads.position)
-        check = partial(rolling_forward(step.source).check_since, reads.identity, start)
+        check = partial(step.source.check_since, reads.identity, start)
         try:
             persist("extract_delta: check the source since the earlier reads", check)
         except LogGone as error:

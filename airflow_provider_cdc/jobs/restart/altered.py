@@ -12,7 +12,6 @@ from airflow_provider_cdc.errors import CdcError, SchemaChanged
 from airflow_provider_cdc.jobs.restart.sources_of_reads import by_manifest
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.sources.api.optional_capabilities import ContinuesReads
 
 LIMIT = 10
 """The greatest number of restarts of one run. A run whose tables are altered all the time would never end."""
@@ -26,7 +25,7 @@ def may_restart(step: Step) -> bool:
     manifest = step.manifest
     option = manifest.options.on_schema_change
     movable = not manifest.options.as_of or (option == GIVE_UP_PAST and manifest.may_miss_past)
-    return option != FAIL and movable and len(manifest.restarts) < LIMIT and isinstance(step.source, ContinuesReads)
+    return option != FAIL and movable and len(manifest.restarts) < LIMIT
 
 
 def may_leave_out(step: Step) -> bool:

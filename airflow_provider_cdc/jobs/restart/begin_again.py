@@ -16,16 +16,13 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from airflow_provider_cdc.core.copies.base_selection import bases_of, with_known_of_bases
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.as_of import reaches
-from airflow_provider_cdc.core.run.initial_position import Discards
 from airflow_provider_cdc.core.run.manifest import EarlierReads, Manifest, Restart, RunTable
 from airflow_provider_cdc.core.run.plan import InitialPoint, MissedPast, TablePlan
 from airflow_provider_cdc.core.run.results import Nulled
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.shards.copy_tables import with_merged, with_siblings
-from airflow_provider_cdc.core.shards.fit import with_shards
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
@@ -37,6 +34,9 @@ from airflow_provider_cdc.errors import (
     SchemaChanged,
     SourceUnavailable,
 )
+from airflow_provider_cdc.jobs.begin.base_selection import bases_of, with_known_of_bases
+from airflow_provider_cdc.jobs.begin.initial_position import with_shards
+from airflow_provider_cdc.jobs.begin.preparation import lake_format
 from airflow_provider_cdc.jobs.restart.altered import altered_table, described
 from airflow_provider_cdc.jobs.restart.carry import FinishedRead, carried_tables, finished_reads, with_carried
 from airflow_provider_cdc.jobs.restart.ended_feeds import read_again
@@ -49,12 +49,10 @@ from airflow_provider_cdc.jobs.runtime.step import BegunAgain, Step
 from airflow_provider_cdc.jobs.snapshot.table_files import FILES, TableFiles
 from airflow_provider_cdc.jobs.spool.kept_pieces import KeptPieces, acknowledge, recorded_pieces, up_to
 from airflow_provider_cdc.jobs.spool.spooler import end_spool, has_let_log_go
-from airflow_provider_cdc.sinks.preparation import lake_format
-from airflow_provider_cdc.sources.api.calls import record_point
-from airflow_provider_cdc.sources.api.optional_capabilities import ContinuesReads
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import UpperBound
 from airflow_provider_cdc.sources.planning.layouts import layouts
+from airflow_provider_cdc.sources.planning.point import record_point
 from airflow_provider_cdc.sources.planning.selections import check_still
 
 
@@ -171,7 +169,6 @@ def _entry(
         return replace(entry, read_in="", reason=f"read again: {lost[entry.read_in]}; {entry.reason}")
     if not entry.live or name not in read or generation in lost:
         return entry
-    assert isinstance(step.source, ContinuesReads)
     if why := step.source.stays(entry.table):
         say(f"{name} is read again, too, because {why}")
         return entry
@@ -205,8 +202,7 @@ def _manifest(
     def fix_position() -> InitialPoint:
         point = record_point(source, options, plans, old.run_id)
         if not all(reaches(point.position, upper) for upper in bounds):
-            if isinstance(source, Discards):
-                source.discard(point.identity)
+            source.discard(point.identity)
             raise SourceUnavailable(
                 "the server has not executed all transactions yet that earlier reads may have seen",
                 hint="retry the task",
@@ -241,9 +237,8 @@ def _manifest(
                 raise
             raise SchemaChanged(error.message, where=error.where, hint=error.hint) from error
     except (CdcError, _LogOfReadsGone):
-        if isinstance(source, Discards):
-            with suppress(CdcError):
-                source.discard(point.identity)
+        with suppress(CdcError):
+            source.discard(point.identity)
         raise
     now = datetime.now(UTC).isoformat(timespec="seconds")
     entries = []
@@ -303,7 +298,6 @@ def _carried(step: Step, kept: ReadsOfManifest, pieces: KeptPieces | None, gener
 
     :returns: the name of the record with the pieces. Empty: nothing was recorded.
     """
-    assert isinstance(kept.source, ContinuesReads)
     kind = step.manifest.kind
     try:
         kept.check(kind)

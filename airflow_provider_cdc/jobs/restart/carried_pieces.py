@@ -21,7 +21,6 @@ from airflow_provider_cdc.jobs.changes.carried_images import CarriedImages
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.spool.kept_pieces import KeptPieces, Shape, recorded_pieces, up_to
 from airflow_provider_cdc.jobs.spool.piece import Piece
-from airflow_provider_cdc.sources.api.rolling_forward import CarriesPieces
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.jobs.restart.carry import FinishedRead
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 def pieces_to_carry(step: Step, key: str) -> KeptPieces | None:
     """Return the pieces that were recorded since reads began. None: there are none, or the source cannot carry them."""
-    return recorded_pieces(step, key) if isinstance(step.source, CarriesPieces) else None
+    return recorded_pieces(step, key) if step.source.carries_pieces else None
 
 
 def carried_pieces(
@@ -64,7 +63,6 @@ def carried_images(step: Step, pieces: KeptPieces, tables: Mapping[str, tuple[in
     shapes = {name: pieces.shapes[name] for name in tables if name in pieces.shapes}
     if not shapes:
         return None
-    assert isinstance(step.source, CarriesPieces)
     columns: dict[int, dict[int, tuple[Column, ...]]] = {}
     for number, link in enumerate(pieces.links):
         then = {

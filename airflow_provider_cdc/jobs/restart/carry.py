@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.run.spool_chain import reaching
 from airflow_provider_cdc.core.tables.layout import PLAIN, Layout
 from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
 from airflow_provider_cdc.errors import TerminalError
+from airflow_provider_cdc.jobs.begin.preparation import place_of_carried
 from airflow_provider_cdc.jobs.restart.altered import named
 from airflow_provider_cdc.jobs.restart.carried_pieces import carried_pieces, pieces_to_carry
 from airflow_provider_cdc.jobs.restart.earlier_reads import undone
@@ -27,9 +28,6 @@ from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.table_files import TableFiles, read_record
 from airflow_provider_cdc.jobs.spool.kept_pieces import KeptPieces
-from airflow_provider_cdc.sinks.preparation import place_of_carried
-from airflow_provider_cdc.sources.api.optional_capabilities import TellsReplaced
-from airflow_provider_cdc.sources.api.rolling_forward import CarriesReads
 from airflow_provider_cdc.sources.api.window import UpperBound
 
 _SUFFIX = "-altered"
@@ -64,8 +62,6 @@ def finished_reads(
     :param bound: the bound of these reads; None: nothing was read.
     """
     manifest = step.manifest
-    if not isinstance(step.source, CarriesReads):
-        return {}
     entries = [entry for entry in step.tables if str(entry.table.name) in altered and _may_be_carried(entry)]
     found: dict[str, FinishedRead] = {}
     for entry in entries:
@@ -162,15 +158,13 @@ def _carried(step: Step, one: FinishedRead, now: Table, point: InitialPoint) -> 
     :raises ExactnessError: the log since the read is not complete.
     """
     source = step.source
-    assert isinstance(source, CarriesReads)
     identity, start = one.reads.identity, parse_position(step.manifest.kind, one.reads.position)
     last = one.pieces.links[-1] if one.pieces is not None else None
     known = identity if last is None else reaching(identity, last)
     read = (known, start, one.table, now, LogEnd(one.ended), point.position)
     work = partial(source.carry_read, *read, None if last is None else last.end)
     evolution = persist("carry the rows that were read over the schema change", work)
-    if isinstance(source, TellsReplaced):
-        source.check_replaced(identity, [one.table], point.identity, [now])
+    source.check_replaced(identity, [one.table], point.identity, [now])
     # The window of the table begins at its read, and only these facts were known then.
     details = {**now.details, KNOWN_AT_POSITION: one.table.details.get(KNOWN_AT_POSITION, [])}
     return replace(now, details=details, eras=evolution.eras, selection=one.table.selection)

@@ -12,7 +12,6 @@ from airflow_provider_cdc.jobs.restart.altered import described, must_be_rolled
 from airflow_provider_cdc.jobs.restart.sources_of_reads import ReadsOfManifest, by_manifest
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.sources.api.kept_tables import KeepsTables
 
 
 def altered_in_log(step: Step, altered: Mapping[str, str], read: Collection[str]) -> dict[str, str]:
@@ -32,8 +31,6 @@ def altered_in_log(step: Step, altered: Mapping[str, str], read: Collection[str]
     for identity, position, entries in groups:
         # The source of this step does not know the pieces that were recorded since the step began.
         source = step.source.of_run(identity, parse_position(step.manifest.kind, position))
-        if not isinstance(source, KeepsTables):
-            break
         tables = [entry.table for entry in entries]
         try:
             errors = persist("search the log for altered tables", partial(source.altered_in_log, tables))
@@ -52,6 +49,4 @@ def renewed(kept: ReadsOfManifest) -> Sequence[Table]:
     :raises LogGone: the source no longer has the log since it was read.
     """
     tables = [entry.table for entry in kept.entries]
-    if not isinstance(kept.source, KeepsTables):
-        return tables
     return persist("check the tables that are kept", partial(kept.source.renewed, tables))

@@ -16,7 +16,6 @@ from airflow_provider_cdc.core.run.spool_chain import reaching
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.spool.kept_pieces import last_piece_of
-from airflow_provider_cdc.sources.api.kept_tables import KeepsTables
 from airflow_provider_cdc.sources.api.source import Source
 
 
@@ -58,7 +57,7 @@ def by_manifest(step: Step, entries: Iterable[RunTable]) -> Iterator[ReadsOfMani
             if last is not None:
                 identity = reaching(identity, last)
             source = step.source.of_run(identity, parse_position(manifest.kind, position))
-            if last is None and isinstance(source, KeepsTables):
+            if last is None:
                 # The facts about the tables were renewed when the run moved.
                 source = source.with_facts_of(manifest.identity)
         yield ReadsOfManifest(key, source, tuple(group), identity, position)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 
-from airflow_provider_cdc.core.run.initial_position import Discards
 from airflow_provider_cdc.core.run.manifest import EarlierReads, Manifest
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.jobs.runtime.step import Step
@@ -21,14 +20,14 @@ def discard_unused(step: Step, made: Sequence[Manifest | EarlierReads], present:
     """Drop the slots and publications that were ``made`` and that the ``present`` manifest does not use."""
     used = [present.identity, *(reads.identity for reads in present.earlier_reads.values())]
     for one in made:
-        if one.identity not in used and isinstance(step.source, Discards):
+        if one.identity not in used:
             with suppress(CdcError):
                 step.source.discard(one.identity)
 
 
 def finish_move(step: Step) -> None:
     """Drop what earlier manifests have left. The attempt that moved the run may have been killed before it did so."""
-    if step.manifest.restarts and isinstance(step.source, Discards):
+    if step.manifest.restarts:
         acknowledge(step, step.manifest)
         # If this fails, the end of the run drops them.
         with suppress(CdcError):

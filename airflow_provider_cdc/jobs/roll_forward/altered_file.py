@@ -18,7 +18,6 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.jobs.consolidate.touched_rows import RowGroup, TouchedKeys
 from airflow_provider_cdc.jobs.roll_forward.rolled_file import RolledFile
-from airflow_provider_cdc.sources.api.rolling_forward import CarriesSchemaChanges
 from airflow_provider_cdc.sources.api.source import Source
 
 
@@ -36,7 +35,6 @@ def base_columns(source: Source, table: Table) -> BaseColumns | None:
     """Return the columns of a table's base copy. None: the table was not altered since."""
     if not table.eras:
         return None
-    assert isinstance(source, CarriesSchemaChanges)
     era = table.eras[0]
     new = source.new_columns(table, era)
     published = published_schema(table.of_base, source.arrow_schema(table.of_base))

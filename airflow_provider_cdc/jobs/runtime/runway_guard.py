@@ -16,7 +16,7 @@ from collections.abc import Callable
 from airflow_provider_cdc.counted import duration
 from airflow_provider_cdc.errors import RunwayTooShort
 from airflow_provider_cdc.jobs.runtime.progress import say
-from airflow_provider_cdc.sources.api.needed_log import NeededLog
+from airflow_provider_cdc.sources.api.log import NeededLog
 
 MARGIN = 1.5
 """The guard warns if the log is kept for less than this multiple of the time that is left."""

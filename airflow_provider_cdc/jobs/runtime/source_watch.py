@@ -12,8 +12,7 @@ from airflow_provider_cdc.errors import TransientError
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.runway_guard import RunwayGuard
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.sources.api.needed_log import NeededLog, TellsNeededLog
-from airflow_provider_cdc.sources.api.optional_capabilities import TellsBacklog
+from airflow_provider_cdc.sources.api.log import NeededLog
 
 WATCH_SECONDS = 60.0
 
@@ -76,10 +75,8 @@ class Watch:
             return
         # The backlog is only for display, so errors are ignored.
         with suppress(Exception):
-            if isinstance(step.source, TellsBacklog):
-                self.backlog = step.source.backlog(step.manifest.initial, step.manifest.identity)
+            self.backlog = step.source.backlog(step.manifest.initial, step.manifest.identity)
         # The prediction is an additional service. The checks above find the loss itself.
         with suppress(Exception):
-            if isinstance(step.source, TellsNeededLog):
-                bases = [base.identity for base in step.manifest.bases.values()]
-                self._needed = step.source.needed_log(step.run.expected_identity(), bases)
+            bases = [base.identity for base in step.manifest.bases.values()]
+            self._needed = step.source.needed_log(step.run.expected_identity(), bases)

@@ -15,7 +15,6 @@ from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.parts import Part
 from airflow_provider_cdc.jobs.snapshot.table_files import TableFiles
-from airflow_provider_cdc.sources.api.rolling_forward import CarriesReads
 
 LOOK_SECONDS = 10.0
 
@@ -41,7 +40,7 @@ class EndsOfReads:
     def look(self, *, now: bool = False) -> None:
         """Note the ends of the tables that were read since the last call, unless this call was a moment ago."""
         step = self._step
-        if not isinstance(step.source, CarriesReads) or not (now or time.monotonic() - self._last >= LOOK_SECONDS):
+        if not (now or time.monotonic() - self._last >= LOOK_SECONDS):
             return
         # The reads end first, and then the log is asked for its end.
         names = [name for name, left in self._missing.items() if name not in step.ends and left <= self._done.keys()]

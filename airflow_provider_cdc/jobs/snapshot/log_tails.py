@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.sources.api.rereading import LogTail, ReadsAgain
+from airflow_provider_cdc.sources.api.log import LogTail
 from airflow_provider_cdc.sources.api.window import TrackedTable
 
 
@@ -51,7 +51,6 @@ class Tails:
 def open_tails(step: Step, tracked: Sequence[TrackedTable]) -> Iterator[Tails]:
     """Follow the log for the ``tracked`` tables."""
     source, manifest = step.source, step.manifest
-    assert isinstance(source, ReadsAgain)
     by_start: dict[tuple[str, Position], list[TrackedTable]] = {}
     for tracked_table in tracked:
         by_start.setdefault(_start(manifest, tracked_table), []).append(tracked_table)

@@ -25,9 +25,8 @@ from airflow_provider_cdc.jobs.snapshot.key_order import Extent, KeyExtents, che
 from airflow_provider_cdc.jobs.snapshot.parts import Part
 from airflow_provider_cdc.jobs.snapshot.piece_progress import UnderWay, piece_of_part
 from airflow_provider_cdc.jobs.snapshot.survivors import OddRow, check_count, noted
-from airflow_provider_cdc.sources.api.idle import ClosesIdle
-from airflow_provider_cdc.sources.api.optional_capabilities import OrdersChunks
-from airflow_provider_cdc.sources.api.source import ChunkReader, Source
+from airflow_provider_cdc.sources.api.reading import ChunkReader
+from airflow_provider_cdc.sources.api.source import Source
 
 DONE = "chunks/done"
 
@@ -146,8 +145,7 @@ class ReadPart:
     def _let_go(self) -> None:
         """Make the parts durable that this task has read, and close its sessions."""
         self.staging.folder.settle()
-        if isinstance(self.source, ClosesIdle):
-            self.source.close_idle()
+        self.source.close_idle()
 
     def _read(self, part: Part, started: float, turn: Turn) -> PartRecord:
         while True:
@@ -159,8 +157,7 @@ class ReadPart:
     def _read_chunks(self, part: Part, started: float, turn: Turn) -> PartRecord:
         entry = self.tables[part.table]
         files = table_files(self.staging, entry, self.source.arrow_schema(entry.table))
-        ordered = self.source.key_order(entry.table) if isinstance(self.source, OrdersChunks) else None
-        extents = KeyExtents(ordered)
+        extents = KeyExtents(self.source.key_order(entry.table))
         odd: list[OddRow] = []
         under_way = UnderWay(self.staging.folder, piece_of_part(part, self.tables))
         sessions = _Sessions(str(entry.table.name))

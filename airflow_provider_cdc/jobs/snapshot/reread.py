@@ -24,8 +24,7 @@ from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import copied
 from airflow_provider_cdc.jobs.control.turn import Turn
 from airflow_provider_cdc.jobs.runtime.skipped import reason
-from airflow_provider_cdc.sources.api.idle import ClosesIdle
-from airflow_provider_cdc.sources.api.rereading import KeyReader
+from airflow_provider_cdc.sources.api.reading import KeyReader
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.unrepresentable import naming_key
 
@@ -77,8 +76,7 @@ class ReadAgain:
 
     def _let_go(self) -> None:
         """Close the sessions of this task."""
-        if isinstance(self.source, ClosesIdle):
-            self.source.close_idle()
+        self.source.close_idle()
 
     def __call__(self, buckets: tuple[int, int]) -> FoundAgain:
         """Read the rows whose keys are in a range of buckets (the end is exclusive)."""

@@ -42,8 +42,6 @@ from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.snapshot.log_tails import Tails, open_tails
 from airflow_provider_cdc.jobs.snapshot.reread import FoundAgain, ReadAgain
-from airflow_provider_cdc.sources.api.optional_capabilities import SharesReads
-from airflow_provider_cdc.sources.api.rereading import ReadsAgain
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import BUCKETS, TrackedTable, UpperBound
 
@@ -163,8 +161,6 @@ def _read_again(
     meanwhile: Callable[[], None],
 ) -> Seen | None:
     source = step.source
-    assert isinstance(source, ReadsAgain)
-    assert isinstance(source, SharesReads)
     lock, keys = step.manifest.options.lock, _Keys()
     passed: set[str] = set()
     with open_tails(step, tracked) as tail:
@@ -184,7 +180,6 @@ def _read_again(
         say("snapshot: exporting a snapshot to read the last touched rows: waiting for open write transactions")
         with source.share_reads(lock) as shared:
             opened = time.monotonic()
-            assert isinstance(shared, ReadsAgain)
             bound = shared.bound_view([entry.table for entry in step.tables])
             if (incarnations() | passed) - {bound.incarnation}:
                 return None

@@ -44,7 +44,6 @@ from airflow_provider_cdc.jobs.snapshot.reread_passes import Seen, read_again
 from airflow_provider_cdc.jobs.snapshot.table_files import FILES, TableFiles
 from airflow_provider_cdc.jobs.snapshot.units import drop_half_read, files_by_table, tell_wholes
 from airflow_provider_cdc.jobs.spool.spooler import pause_spool, spooled
-from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import UpperBound
@@ -263,7 +262,7 @@ def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
         brief, lock = "exported" in shared, step.manifest.options.lock
         controller.wait_while_paused()
         try:
-            with controller.giving_up_when_paused(brief), shared_reads(step.source, shared, lock) as source:
+            with controller.giving_up_when_paused(brief), step.source.shared_reads(shared, lock) as source:
                 return _read_missing(step, plan.id, missing, source, done, watch, patience, brief=brief)
         except controller.RunPaused:
             say("snapshot: the exported snapshot is closed, because the run is paused")

@@ -21,7 +21,7 @@ from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
 from airflow_provider_cdc.jobs.spool.keyless import CountChanges, UnitsByPosition
 from airflow_provider_cdc.jobs.spool.piece import Piece
-from airflow_provider_cdc.sources.api.spooling import SpoolsLog
+from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 
 NO_POSITIONS: Mapping[int, Position] = MappingProxyType({})
@@ -47,7 +47,7 @@ def adopt(step: Step, tracked: Sequence[TrackedTable]) -> Adopted | None:
     """
     snapshot, source = step.run.found(SnapshotResult), step.source
     links = Chain(step.folder, step.run.digest).refresh()
-    if not links or not isinstance(source, SpoolsLog):
+    if not links:
         return None
     inside = any(one.forward and not one.table.keyless for one in tracked)
     links = _used(source, links, snapshot.log_end, inside=inside)
@@ -75,7 +75,7 @@ def records_of(step: Step, links: Sequence[Link]) -> tuple[SegmentRecord, ...]:
     return spooled
 
 
-def _used(source: SpoolsLog, links: Sequence[Link], end: LogEnd, *, inside: bool) -> list[Link]:
+def _used(source: Source, links: Sequence[Link], end: LogEnd, *, inside: bool) -> list[Link]:
     """Return the pieces to use: those up to the end of the reads.
 
     :param inside: use only whole pieces before the end of the reads, because rows are rolled forward to it. Otherwise,
@@ -91,7 +91,7 @@ def _used(source: SpoolsLog, links: Sequence[Link], end: LogEnd, *, inside: bool
     return used
 
 
-def _rest(source: SpoolsLog, last: Link, end: LogEnd, identity: Mapping[str, str], slots: int) -> list[LogSegment]:
+def _rest(source: Source, last: Link, end: LogEnd, identity: Mapping[str, str], slots: int) -> list[LogSegment]:
     if not source.is_before(last.end, end):
         return []
     return source.segments_from(last.end, end, identity, last.next_segment, slots)

@@ -26,7 +26,6 @@ from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.spool.piece import Piece, tracked_table
 from airflow_provider_cdc.sources.api.source import Source
-from airflow_provider_cdc.sources.api.spooling import NotesTables, SpoolsLog
 
 _NAME = "spool"
 
@@ -60,7 +59,7 @@ def recorded_pieces(step: Step, key: str) -> KeptPieces | None:
         pieces = pieces_of(step, step.manifest.earlier_reads[key])
         return pieces and replace(pieces, links=(*pieces.links, *chain_of(step, key).refresh()))
     links = Chain(step.folder, step.run.digest).refresh()
-    if not links or not isinstance(step.source, SpoolsLog):
+    if not links:
         return None
     indices = {str(entry.table.name): index for index, entry in enumerate(step.tables) if entry.live}
     return KeptPieces(tuple(links), indices)
@@ -102,7 +101,6 @@ def up_to(
     :raises LogGone: the log after the last piece is gone, or the server has lost a part of the log.
     :raises SchemaChanged: a table was altered.
     """
-    assert isinstance(source, SpoolsLog)
     place = persist("find the later position in the log", partial(source.place_of, end))
     if source.is_before(pieces.links[-1].end, place):
         read = partial(_last_piece, step, source, identity, start, pieces, entries, end)
@@ -124,16 +122,13 @@ def _last_piece(
     entries: Sequence[RunTable],
     end: Position,
 ) -> Link:
-    assert isinstance(source, SpoolsLog)
     last, place = pieces.links[-1], source.place_of(end)
     incarnation, restarts = step.source.bound_reads().incarnation, last.restarts
     if incarnation != last.incarnation:
         source.check_joined(last.start, last.end, start, identity)
         restarts += 1
     tracked = tuple(tracked_table(pieces.tables[str(entry.table.name)], entry.table, end) for entry in entries)
-    known = ""
-    if isinstance(source, NotesTables):
-        known = source.note_tables(place, [entry.table for entry in entries])
+    known = source.note_tables(place, [entry.table for entry in entries])
     keyless = tuple(one.index for one in tracked if one.table.keyless)
     segments = source.segments_from(last.end, place, identity, last.next_segment)
     work = ReadSegment(step.staging, _NAME, source, _NAME, start, tracked, events=keyless)
@@ -158,7 +153,7 @@ def acknowledge(step: Step, manifest: Manifest) -> None:
     """Let the source remove the log up to the position of ``manifest``, the present manifest of the run, as far as it
     keeps this log only for earlier reads."""
     for reads in manifest.earlier_reads.values():
-        if (pieces := pieces_of(step, reads)) is not None and isinstance(step.source, SpoolsLog):
+        if (pieces := pieces_of(step, reads)) is not None:
             # If this fails, the source keeps more log than the run needs.
             with suppress(CdcError):
                 step.source.acknowledge(reads.identity, pieces.links[-1].end)

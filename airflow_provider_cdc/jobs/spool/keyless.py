@@ -30,7 +30,6 @@ from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
 from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
 from airflow_provider_cdc.jobs.snapshot.table_files import Unit
 from airflow_provider_cdc.sources.api.source import Source
-from airflow_provider_cdc.sources.api.spooling import SpoolsLog
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, DELTA_SCHEMA, TrackedTable
 
 _ROWS = 65_536
@@ -140,7 +139,6 @@ class CountChanges:
         return pc.coalesce(_taken(decided, pending), _taken(within, positions), pa.scalar(False))
 
     def _within(self, one: TrackedTable, position: str, upper: Position) -> bool:
-        assert isinstance(self.source, SpoolsLog)
         since = self.since.get(one.index)
         if since is not None and self.source.is_within(position, since):
             return False

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from airflow_provider_cdc.core.options.log import OFF
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.sources.api.spooling import SpoolsLog
 
 
 def why_not(step: Step) -> str:
@@ -17,8 +16,6 @@ def why_not(step: Step) -> str:
         return "no table is read"
     if step.manifest.at_upper:
         return "touched rows are read again, so the run needs only the keys in the log"
-    if not isinstance(step.source, SpoolsLog):
-        return f"the log of a {step.source.kind} source cannot be read in pieces"
     if options.keep_slot:
         return "the slot stays at the run's position for another program (`keep_slot`)"
     if cascading := [str(table.name) for table in read if table.cascades_from]:

@@ -34,8 +34,6 @@ from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.spool.lines import Line, earlier_lines, present_line
 from airflow_provider_cdc.jobs.spool.modes import why_not
 from airflow_provider_cdc.jobs.spool.piece import Piece
-from airflow_provider_cdc.sources.api.optional_capabilities import PreparesBeforeWindow
-from airflow_provider_cdc.sources.api.spooling import NotesTables, SpoolsLog, TellsPrepared
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
 
 NAME = "spool"
@@ -124,7 +122,6 @@ class Spooler:
 
     def _look_at(self, line: Line) -> None:
         source, last = line.source, line.refresh()
-        assert isinstance(source, SpoolsLog)
         waiting = source.waiting(line.initial, line.identity(), last.end if last is not None else _BEGIN)
         if waiting.obstacle != line.obstacle and (obstacle := waiting.obstacle):
             say(f"spool: no piece for now: {obstacle}")
@@ -145,7 +142,7 @@ class Spooler:
         """
         step, source, line = self._step, self._source, line or self.lines[0]
         last = line.refresh()
-        prepared = source.prepared_now() if last is None and isinstance(source, TellsPrepared) else set()
+        prepared = source.prepared_now() if last is None else set()
         with self._bounding:
             if self._closed.is_set():
                 return False
@@ -159,7 +156,6 @@ class Spooler:
 
     def _piece(self, line: Line, bound: UpperBound, last: Link | None, prepared: set[str] | None) -> bool:
         step, source, initial, identity = self._step, line.source, line.initial, line.identity()
-        assert isinstance(source, SpoolsLog)
         if last is None:
             began = source.incarnation_at(identity)
             restarts = int(bool(began) and began != bound.incarnation)
@@ -172,9 +168,7 @@ class Spooler:
             segments = source.segments_from(last.end, bound.log_end, identity, last.next_segment)
         self._several_files = any(segment.also for segment in segments)
         tracked = line.tracked(bound.upper)
-        known = ""
-        if isinstance(source, NotesTables):
-            known = source.note_tables(bound.log_end, [one.table for one in tracked])
+        known = source.note_tables(bound.log_end, [one.table for one in tracked])
         work = self._reader(line, tracked)
         read = [work.read(segment) for segment in segments]
         earlier = self._prepared_earlier(work, read, prepared) if last is None else []
@@ -225,7 +219,7 @@ class Spooler:
         wanted -= {xid for one in read for xid in one.summary.prepared}
         earlier: list[SegmentRecord] = []
         size = 0
-        while wanted and size < EARLIER_BYTES and isinstance(source, PreparesBeforeWindow):
+        while wanted and size < EARLIER_BYTES:
             first: LogSegment = (earlier or read)[0].summary.segment
             if not (segments := source.segments_before(first, 1)):
                 break

@@ -42,7 +42,6 @@ from airflow_provider_cdc.jobs.verify.rows import Reading
 from airflow_provider_cdc.jobs.verify.source_run import SourceRun, TableRows, said
 from airflow_provider_cdc.jobs.verify.touched_keys import CopyOfRun
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import TellsHistory
 
 _WAIT_SECONDS = 1.0
 _MERGED = (
@@ -228,7 +227,7 @@ class _Verification:
         manifest = self.run.run.manifest
         sink_of(self.request).check_source([copy_name(one.asked)], manifest.source, manifest.initial)
         source = self.run.source
-        if isinstance(source, TellsHistory) and not self.request.at:
+        if not self.request.at:
             mark = one.latest.history.get("mark", "")
             trace = Trace(parse_position(source.kind, one.position), mark if isinstance(mark, str) else "")
             (finding,) = source.relations(manifest.identity, manifest.initial, [trace])

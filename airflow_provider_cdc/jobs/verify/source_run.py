@@ -21,7 +21,6 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
 from airflow_provider_cdc.core.positions import as_of
-from airflow_provider_cdc.core.run.initial_position import begin
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -29,6 +28,7 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, PreflightError
+from airflow_provider_cdc.jobs.begin.initial_position import begin
 from airflow_provider_cdc.jobs.consolidate.step import stage
 from airflow_provider_cdc.jobs.extract_delta.step import extract_delta, read_net_change
 from airflow_provider_cdc.jobs.runtime.progress import say
@@ -39,12 +39,11 @@ from airflow_provider_cdc.jobs.snapshot.step import PLAN, snapshot
 from airflow_provider_cdc.jobs.verify.ranges import Sample
 from airflow_provider_cdc.jobs.verify.rows import LeftOut, Piece
 from airflow_provider_cdc.jobs.verify.touched_keys import CopyOfRun, touched_since, with_log_since
-from airflow_provider_cdc.sources.api.calls import going_back, late_problems, release_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import ReadsKeyRanges
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.planning.patterns import exactly
+from airflow_provider_cdc.sources.planning.point import late_problems
 from airflow_provider_cdc.sources.planning.selections import requested, select
 
 
@@ -132,7 +131,7 @@ class SourceRun:
         if problems := late_problems(plans, self.options):
             raise PreflightError(problems)
         if (point := as_of.parse(self.options.as_of)) is not None:
-            going_back(self.source).check_past(point, plans, self.options)
+            self.source.check_past(point, plans, self.options)
         return plans
 
     def _record(self, plans: Sequence[TablePlan]) -> InitialPoint:
@@ -142,7 +141,7 @@ class SourceRun:
             if self.since is None:
                 return initial
             return with_log_since(self.source, initial, plans, self.since, self.options, self.run_id)
-        return going_back(self.source).record_past(point, plans, self.options, self.run_id)
+        return self.source.record_past(point, plans, self.options, self.run_id)
 
     def table(self, name: str) -> Table:
         """Return a table as the run recorded it."""
@@ -156,9 +155,7 @@ class SourceRun:
     def can_sample(self, name: str) -> bool:
         """Return whether ranges of the table's key can be read."""
         table = self.table(name)
-        if table.needs_one_position or not isinstance(self.source, ReadsKeyRanges):
-            return False
-        return bool(self.source.key_range(table, 0, 1))
+        return not table.needs_one_position and bool(self.source.key_range(table, 0, 1))
 
     def read(self, samples: Mapping[str, Sample]) -> dict[str, TableRows]:
         """Read the tables, and rewind them to the position.
@@ -190,7 +187,7 @@ class SourceRun:
     def _parts(self, step: Step, samples: Mapping[str, Sample]) -> list[Part]:
         def chunks_of(source: Source, table: Table) -> list[Chunk]:
             sample = samples.get(str(table.name))
-            if sample is None or not isinstance(source, ReadsKeyRanges):
+            if sample is None:
                 return persist(f"plan {table.name}", lambda: source.plan_chunks(table, self.options.chunk_rows))
             ranges = [chunk for one in sample.ranges for chunk in source.key_range(table, one.low, one.high)]
             rows = max(1, table.rows // sample.total)
@@ -203,7 +200,7 @@ class SourceRun:
     def remove(self) -> None:
         """Remove what the run created on the server, and its folder. An error is only logged: it must not hide the
         result."""
-        self._tried(lambda: release_run(self.source, self.run_id))
+        self._tried(lambda: self.source.release(self.run_id))
         self._tried(lambda: self.scratch.delete_folder(self.run_id))
 
     def _tried(self, action: Callable[[], object]) -> None:

@@ -15,13 +15,9 @@ from airflow_provider_cdc.core.parquet.writer import QUICKEST
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.staging import StagedFile
-from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.reread_passes import SORT_BYTES
-from airflow_provider_cdc.sources.api.calls import rolling_forward
-from airflow_provider_cdc.sources.api.optional_capabilities import KeepsWindow
-from airflow_provider_cdc.sources.api.rereading import ReadsAgain
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import TrackedTable
 
@@ -47,10 +43,6 @@ def with_log_since(
 
     :raises PreflightError: the log no longer exists, or a table was altered since its copy.
     """
-    if not isinstance(source, KeepsWindow):
-        raise ConfigurationError(
-            f"a {source.kind} source does not keep the log of which only keys are read", where="parameter tables"
-        )
     based = [replace(plan, base=copy.run_id, base_position=copy.position, at_upper=True) for plan in plans]
     return source.keep_window(point, based, options, run_id)
 
@@ -61,8 +53,7 @@ def touched_since(step: Step, copy: CopyOfRun) -> tuple[StagedFile, ...]:
     :raises ExactnessError: the log since the copy cannot be read, or has a change that is not a change of rows.
     """
     source, start = step.source, parse_position(step.manifest.kind, copy.position)
-    assert isinstance(source, ReadsAgain)
-    rolling_forward(source).check_since(copy.identity, start)
+    source.check_since(copy.identity, start)
     tracked = [
         TrackedTable(index, entry.table, keys_only=True, forward=True)
         for index, entry in enumerate(step.tables)

@@ -330,7 +330,7 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         raised_by=(
             Raised(Moment.PREFLIGHT, "sources.planning.shards:with_shards"),
             Raised(Moment.PREFLIGHT, "sources.planning.shards:without_vanished"),
-            Raised(Moment.POSITION_FIXED, "core.shards.fit:with_shards"),
+            Raised(Moment.POSITION_FIXED, "jobs.begin.initial_position:with_shards"),
         ),
     ),
     Check(
@@ -359,8 +359,8 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         (),
         "set `refresh` to `full`, so that the run reads the table in full",
         raised_by=(
-            Raised(Moment.PREFLIGHT, "core.copies.base_selection:choose"),
-            Raised(Moment.POSITION_FIXED, "core.copies.base_selection:bases_of"),
+            Raised(Moment.PREFLIGHT, "jobs.begin.base_selection:choose"),
+            Raised(Moment.POSITION_FIXED, "jobs.begin.base_selection:bases_of"),
         ),
     ),
     Check(
@@ -368,7 +368,7 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         "The source can be copied as of the position in the option `as_of`.",
         (),
         "set `as_of` to a later position, or leave `as_of` empty",
-        raised_by=(Raised(Moment.PREFLIGHT, "sources.api.calls:check_point"),),
+        raised_by=(Raised(Moment.PREFLIGHT, "sources.planning.point:check_point"),),
     ),
     Check(
         "run.made-once",

@@ -19,7 +19,6 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, ManifestError, PreflightError, Problem
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sources.api.optional_capabilities import ToldInPart
 from airflow_provider_cdc.sources.api.source import Source
 
 if TYPE_CHECKING:
@@ -167,8 +166,6 @@ def tell_leftovers(scratch: Storage) -> None:
 def warn_of_readers(lake: Storage, format: str, source: Source, plans: Sequence[TablePlan]) -> None:
     """Log the columns that some readers of the copies misread. If the source cannot be asked for the columns now, this
     is only logged."""
-    if not isinstance(source, ToldInPart):
-        return
     # These modules are imported only here, because they import Arrow, and Airflow parses DAGs often.
     from airflow_provider_cdc.core.filters.apply import published_schema
     from airflow_provider_cdc.sinks.reader_warnings import reader_warnings

@@ -18,8 +18,8 @@ from airflow_provider_cdc.core.options.run import CHANGES, PRESENT, RunOptions, 
 from airflow_provider_cdc.core.run.plan import FeedGap, MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import LogGone, PreflightError, Problem, TerminalError
-from airflow_provider_cdc.sources.api.calls import check_point
 from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.planning.point import check_point
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -17,7 +17,6 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.sources.api.optional_capabilities import TellsRunway
 from airflow_provider_cdc.sources.api.source import Source
 
 if TYPE_CHECKING:
@@ -222,8 +221,6 @@ def pace_of(sink: Sink, scratch: Storage, plans: Sequence[TablePlan]) -> Pace | 
 
 
 def _runway(source: Source, seconds: float | None) -> str:
-    if not isinstance(source, TellsRunway):
-        return "runway: unknown"
     runway = source.runway()
     if runway.seconds is None:
         return f"runway: {runway.why}"

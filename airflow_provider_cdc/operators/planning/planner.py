@@ -95,7 +95,7 @@ class Planner:
         :param may_miss: as for `survey_past`.
         """
         # This module is imported only here, because it is slow to import and Airflow parses DAGs often.
-        from airflow_provider_cdc.core.copies.base_selection import choose
+        from airflow_provider_cdc.jobs.begin.base_selection import choose
 
         source, request, places = self.source, self.request, self.places
         with collected(problems, "parameter where"):

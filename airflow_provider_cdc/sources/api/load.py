@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
-from typing import ClassVar, Protocol, runtime_checkable
+from collections.abc import Collection, Sequence
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError, Problem, TransientError
 from airflow_provider_cdc.sources.api.source import Source
@@ -14,22 +13,6 @@ HISTORY_LIST, OLDEST_XMIN = "history_list_length", "oldest_xmin_age"
 MEASURE_SECONDS = 5
 """The maximum number of seconds that the server may take for a measurement."""
 _QUERY = re.compile(r"\s*SELECT\b", re.IGNORECASE)
-
-
-@runtime_checkable
-class TellsLoad(Protocol):
-    """A source that measures the load of its server."""
-
-    load_signals: ClassVar[frozenset[str]]
-    """The names of the signals that this kind of source can measure."""
-
-    def load(self, signals: Sequence[str]) -> Mapping[str, float]:
-        """Return the present number of each signal. A signal is a name or a query (`is_query`).
-
-        :raises ConfigurationError: a signal cannot be measured: a privilege is missing, or a query does not return one
-            number.
-        :raises SourceUnavailable: the server cannot be reached.
-        """
 
 
 def is_query(signal: str) -> bool:
@@ -64,7 +47,7 @@ def check_load(source: Source, signals: Collection[str]) -> None:
     problems = []
     for signal in signals:
         where = f"parameter governor, {signal}"
-        if not isinstance(source, TellsLoad):
+        if not source.load_signals:
             problems.append(Problem(where, "the load of this source cannot be measured", "leave `governor` empty"))
         elif signal not in source.load_signals and not is_query(signal):
             known = f"use one of {', '.join(sorted(source.load_signals))}, or a query that begins with SELECT"

@@ -196,7 +196,7 @@ class SegmentSummary:
     keys do not fit into memory, the segment is netted in several parts, one after the other. ``writes`` has, by table
     name, the tables that are not copied and that were changed by logged statements. ``redefined`` has the tables that a
     statement may have turned into a view, or whose triggers it may have changed
-    (`optional_capabilities.LogsStatements`). If single changes are read, ``commits`` has the details of the commits in
+    (`Source.check_writes`). If single changes are read, ``commits`` has the details of the commits in
     ``decided``.
     """
 

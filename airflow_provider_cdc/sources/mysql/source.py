@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -21,28 +21,10 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Era, Evolution, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import LogGone, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.idle import ClosesIdle
-from airflow_provider_cdc.sources.api.load import TellsLoad
-from airflow_provider_cdc.sources.api.needed_log import NeededLog, TellsNeededLog
-from airflow_provider_cdc.sources.api.optional_capabilities import (
-    ChecksServer,
-    ContinuesReads,
-    GoesBack,
-    LogsStatements,
-    OrdersChunks,
-    PreparesBeforeWindow,
-    Reach,
-    Runway,
-    TellsBacklog,
-    TellsHistory,
-    TellsReach,
-    TellsReplaced,
-    TellsRunway,
-    ToldInPart,
-)
-from airflow_provider_cdc.sources.api.rolling_forward import RollsForward
-from airflow_provider_cdc.sources.api.source import ChunkReader, SegmentReader, Source
-from airflow_provider_cdc.sources.api.spooling import NotesTables, SpoolsLog, TellsPrepared, Waiting
+from airflow_provider_cdc.sources.api.log import NeededLog, SegmentReader, Waiting
+from airflow_provider_cdc.sources.api.planning import Reach, Runway
+from airflow_provider_cdc.sources.api.reading import ChunkReader
+from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 from airflow_provider_cdc.sources.mysql.chunking import axes, chunks, sample
@@ -58,7 +40,7 @@ from airflow_provider_cdc.sources.mysql.tables.identities.watched import Watched
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 
-class MysqlSource(CarriesReads, KeepsTables):
+class MysqlSource(CarriesReads, KeepsTables, Source):
     """`Source` for MySQL. The methods call functions of other modules.
 
     The methods import the decoders of rows and logs only when they are needed. The kernels of the decoders take a
@@ -324,9 +306,6 @@ class MysqlSource(CarriesReads, KeepsTables):
 
         return pieces.is_within(position, upper)
 
-    def acknowledge(self, identity: Mapping[str, str], end: LogEnd) -> None:
-        """`SpoolsLog.acknowledge`. A MySQL server removes its log by its own settings, without regard to readers."""
-
     def prepared_now(self) -> set[str] | None:
         from airflow_provider_cdc.sources.mysql.log import pieces
 
@@ -363,32 +342,3 @@ class MysqlSource(CarriesReads, KeepsTables):
         from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 
         return decode_images(table, images, nulled, names, odd)
-
-
-if TYPE_CHECKING:
-
-    def _is_source(
-        source: MysqlSource,
-    ) -> tuple[
-        Source,
-        OrdersChunks,
-        PreparesBeforeWindow,
-        LogsStatements,
-        GoesBack,
-        TellsReach,
-        TellsRunway,
-        TellsBacklog,
-        ChecksServer,
-        RollsForward,
-        TellsReplaced,
-        ToldInPart,
-        TellsHistory,
-        TellsLoad,
-        ClosesIdle,
-        ContinuesReads,
-        TellsNeededLog,
-        SpoolsLog,
-        TellsPrepared,
-        NotesTables,
-    ]:
-        return (source,) * 20

@@ -12,7 +12,6 @@ from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection, selection_of
 from airflow_provider_cdc.core.tables.table import Parts, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
-from airflow_provider_cdc.sources.api.optional_capabilities import ToldInPart
 from airflow_provider_cdc.sources.planning.patterns import Pattern
 
 
@@ -33,12 +32,6 @@ def select(
     """
     if not where and not columns:
         return list(plans)
-    if not isinstance(source, ToldInPart):
-        raise ConfigurationError(
-            f"tables of a {source.kind} source can only be copied as a whole",
-            where="parameter where",
-            hint="leave where and columns empty",
-        )
     problems: list[Problem] = []
     names = [plan.table for plan in plans]
     skipped_tables = [TableName.parse(name) for name in skipped]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,6 @@ from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.shards.lists import VANISHED_HINT, Heads, vanished
 from airflow_provider_cdc.core.tables.table import ORIGIN, Shard, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
-from airflow_provider_cdc.sources.api.optional_capabilities import ToldInPart
 from airflow_provider_cdc.sources.planning.patterns import Pattern
 from airflow_provider_cdc.sources.planning.selections import by_table
 from airflow_provider_cdc.sources.planning.survey import Survey
@@ -176,15 +175,12 @@ def _shards_of(
     from airflow_provider_cdc.core.shards.rows import columns_of, differences, shard_of
 
     where = f"{_MERGE}, {name}"
-    if not isinstance(source, ToldInPart):
-        return {}, [Problem(where, f"tables of a {source.kind} source cannot be merged", "leave `merge` empty")]
     plans = sorted(plans, key=lambda plan: plan.table)
     selections = {(plan.selection.condition, plan.selection.columns) for plan in plans}
     if len(selections) > 1:
         told = "; ".join(f"{plan.table}: {plan.selection}" for plan in plans[:5])
         hint = "give all shards the same `where` and `columns`"
         return {}, [Problem(where, f"different parts of its shards would be copied ({told})", hint)]
-    schema_of: Callable[[Table], Any] = source.arrow_schema  # type: ignore[attr-defined]
     tables = [
         replace(table, selection=plan.selection, options=plan.options)
         for table, plan in zip(source.tables_of(plans), plans, strict=True)
@@ -192,7 +188,7 @@ def _shards_of(
     if keyless := [str(table.name) for table in tables if table.keyless]:
         what = f"{', '.join(keyless[:5])}: without a key, rows of different shards cannot be told apart"
         return {}, [Problem(where, what, "add a primary key to the tables, or leave them out")]
-    columns = [columns_of(table, schema_of(table)) for table in tables]
+    columns = [columns_of(table, source.arrow_schema(table)) for table in tables]
     first = tables[0]
     spec = shard_of(name, tables, columns, by_name=merging.column_order == BY_NAME)
     problems = [

@@ -15,9 +15,9 @@ from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.table import Parts, TableName, whole_tables
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.api.calls import check_point
-from airflow_provider_cdc.sources.api.source import PlansRuns, Source
+from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.planning.patterns import NOTHING_LEFT, exactly
+from airflow_provider_cdc.sources.planning.point import check_point
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Survey:
 
 
 def survey(
-    source: PlansRuns,
+    source: Source,
     patterns: Sequence[str],
     options: TableOptions,
     on_table_error: str,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 import pyarrow as pa
 
@@ -20,31 +20,11 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Era, Evolution, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.idle import ClosesIdle
-from airflow_provider_cdc.sources.api.leftovers import DropsLeft, KeptObject, LeftByRun, TellsLeft
-from airflow_provider_cdc.sources.api.load import TellsLoad
-from airflow_provider_cdc.sources.api.needed_log import NeededLog, TellsNeededLog
-from airflow_provider_cdc.sources.api.optional_capabilities import (
-    ChecksServer,
-    ContinuesReads,
-    GoesBack,
-    IdentifiesColumns,
-    KeepsForRun,
-    KeepsPast,
-    KeepsWindow,
-    Reach,
-    Runway,
-    SharesReads,
-    TellsBacklog,
-    TellsHistory,
-    TellsReach,
-    TellsRunway,
-    ToldInPart,
-)
-from airflow_provider_cdc.sources.api.rereading import LogTail, ReadsAgain
-from airflow_provider_cdc.sources.api.rolling_forward import CarriesSchemaChanges, RollsForward
-from airflow_provider_cdc.sources.api.source import ChunkReader, SegmentReader, Source
-from airflow_provider_cdc.sources.api.spooling import SpoolsLog, Waiting
+from airflow_provider_cdc.sources.api.log import LogTail, NeededLog, SegmentReader, Waiting
+from airflow_provider_cdc.sources.api.planning import Reach, Runway
+from airflow_provider_cdc.sources.api.reading import ChunkReader
+from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.starts import KeptObject, LeftByRun
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
 from airflow_provider_cdc.sources.postgres.catalog import schema, schema_difference, type_catalog, types
@@ -70,8 +50,8 @@ from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, se
 _ALTERED_SECONDS = 60.0  # the longest wait for transactions that alter a type
 
 
-class PostgresSource(CarriesReads):
-    """`sources.api.source.Source` for PostgreSQL. Each method calls a function of the module for its subject.
+class PostgresSource(CarriesReads, Source):
+    """`Source` for PostgreSQL. Each method calls a function of the module for its subject.
 
     Modules that decode the log are imported where they are used, because their kernels take a second to load.
 
@@ -81,6 +61,7 @@ class PostgresSource(CarriesReads):
     kind: ClassVar[str] = "postgres"
     position_key: ClassVar[str] = "initial_lsn"
     load_signals: ClassVar[frozenset[str]] = load.SIGNALS
+    carries_pieces: ClassVar[bool] = True
 
     def __init__(self, settings: ConnectionSettings, view: snapshot.SharedView | None = None) -> None:
         self.settings = settings
@@ -220,9 +201,6 @@ class PostgresSource(CarriesReads):
 
         pieces.check_joined(self.settings, start, end, Lsn.expect(initial), identity)
 
-    def incarnation_at(self, identity: Mapping[str, str]) -> str:
-        return ""
-
     def place_of(self, position: Position) -> LogEnd:
         return end_mark.log_end(Lsn.expect(position))
 
@@ -261,8 +239,9 @@ class PostgresSource(CarriesReads):
             if isinstance(self.settings, session_setup.RunSettings):
                 check_published(connection, self.settings.server, tables)
 
-    def release(self, run_id: str) -> None:
+    def release(self, run_id: str) -> bool:
         slots.release(self.settings, run_id)
+        return True
 
     def discard(self, identity: Mapping[str, str]) -> None:
         slots.discard(self.settings, identity)
@@ -367,35 +346,3 @@ class PostgresSource(CarriesReads):
         from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 
         return decode_images(table, images, nulled, names, odd)
-
-
-if TYPE_CHECKING:
-
-    def _is_source(
-        source: PostgresSource,
-    ) -> tuple[
-        Source,
-        SharesReads,
-        KeepsForRun,
-        GoesBack,
-        KeepsPast,
-        TellsReach,
-        TellsRunway,
-        TellsBacklog,
-        ChecksServer,
-        ReadsAgain,
-        RollsForward,
-        CarriesSchemaChanges,
-        KeepsWindow,
-        ToldInPart,
-        DropsLeft,
-        TellsLeft,
-        TellsHistory,
-        IdentifiesColumns,
-        ContinuesReads,
-        TellsLoad,
-        ClosesIdle,
-        TellsNeededLog,
-        SpoolsLog,
-    ]:
-        return (source,) * 23

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.sources.api.calls import release_run
 from airflow_provider_cdc.sources.api.source import Source
 
 RUN_ID = "bench"
@@ -22,4 +21,4 @@ def recorded(source: Source, table: str) -> Iterator[InitialPoint]:
     try:
         yield point
     finally:
-        release_run(source, RUN_ID)
+        source.release(RUN_ID)

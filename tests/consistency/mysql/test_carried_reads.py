@@ -19,10 +19,10 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.tables.table import Evolution
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.jobs.restart import begin_again
-from airflow_provider_cdc.sources.api.calls import record_point
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
+from airflow_provider_cdc.sources.planning.point import record_point
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 from tests.consistency.acting import DURING, act_during, spool_at_once

@@ -21,7 +21,7 @@ from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.run.plan import InitialPoint
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.jobs.restart import begin_again
-from airflow_provider_cdc.sources.api.calls import record_point
+from airflow_provider_cdc.sources.planning.point import record_point
 from harness.lake_readers import iceberg_rows
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.run.plan import InitialPoint
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.jobs.restart import begin_again
-from airflow_provider_cdc.sources.api.calls import record_point
+from airflow_provider_cdc.sources.planning.point import record_point
 from airflow_provider_cdc.sources.postgres.source import PostgresSource
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer

@@ -20,7 +20,6 @@ import pytest
 
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.errors import CdcError, SchemaChanged
-from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader
 from harness.postgres_server import PostgresServer
 from tests.consistency.writing import Writing
@@ -229,7 +228,7 @@ def _read(run: Begun, when: str, act: Callable[[], None]) -> tuple[dict[str, lis
         act()
     with (
         ThreadPoolExecutor(1) as pool,
-        shared_reads(run.source, {plan.consistency for plan in run.plans.values()}, LOCK) as shared,
+        run.source.shared_reads({plan.consistency for plan in run.plans.values()}, LOCK) as shared,
     ):
         acting: Future[None] | None = None
         chunks = [(name, one) for name, table in run.tables.items() for one in shared.plan_chunks(table, 40)]
@@ -346,7 +345,7 @@ def test_schemas_that_swap_their_names_while_a_chunk_is_read_stop_the_run(
     (chunk,) = run.source.plan_chunks(table, 1_000)
     try:
         with (
-            shared_reads(run.source, {consistency}, LOCK) as source,
+            run.source.shared_reads({consistency}, LOCK) as source,
             source.reader(table, consistency, LOCK) as reader,
         ):
             assert sum(batch.num_rows for batch in reader.read(chunk)) == 400

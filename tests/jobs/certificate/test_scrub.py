@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.certificate.proof import Seen
-from airflow_provider_cdc.core.copies.base_selection import choose
 from airflow_provider_cdc.core.options.run import ScrubOptions, StepOptions
 from airflow_provider_cdc.core.parquet import writer
 from airflow_provider_cdc.core.parquet.writer import StagedFile
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.errors import FileDamaged
+from airflow_provider_cdc.jobs.begin.base_selection import choose
 from airflow_provider_cdc.jobs.certificate import scrub
 from airflow_provider_cdc.jobs.roll_forward.plan import BaseFile
 from airflow_provider_cdc.sinks.registry import open_sink

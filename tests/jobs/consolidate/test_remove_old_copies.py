@@ -32,6 +32,7 @@ from airflow_provider_cdc.jobs.consolidate import remove_old_copies
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
 from airflow_provider_cdc.report.facts import DagRunName, report_of
 from airflow_provider_cdc.sinks.parquet import ParquetSink
+from airflow_provider_cdc.sources.api.source import Source
 from tests.interrupting import Interrupted, interrupt_at
 from tests.jobs.conftest import MakeRunner, Runner
 from tests.jobs.history_source import NAMES, HistorySource, random_history
@@ -223,7 +224,7 @@ def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next_one(
         with pytest.MonkeyPatch.context() as patch:
             interrupt_at(patch, number)
             try:
-                remove_old_copies.retain(Run.load(two.run), source)  # type: ignore[arg-type]
+                remove_old_copies.retain(Run.load(two.run), source)
                 interrupted = False
             except Interrupted:
                 pass
@@ -232,7 +233,7 @@ def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next_one(
         if folder.files():
             seen = [pq.read_metadata(folder.path(file)).num_rows for file in folder.files()]
             assert sum(seen) == rows, "on a disk a copy is seen whole or not at all"
-        remove_old_copies.retain(Run.load(two.run), source)  # type: ignore[arg-type]
+        remove_old_copies.retain(Run.load(two.run), source)
         assert [copies(two, name) for name in NAMES] == [[9]] * len(NAMES), f"interrupted at change {number}"
         assert not [one for name in NAMES for one in two.target.folders(name) if "_removed" in one]
         assert runs(two) == [9], f"interrupted at change {number}"
@@ -278,7 +279,7 @@ def test_a_run_that_has_shown_no_life_can_publish_no_more_and_goes(
 ) -> None:
     dead = night(1, run=False)
     released: list[str] = []
-    monkeypatch.setattr(remove_old_copies, "release_run", lambda source, run_id: released.append(run_id))
+    monkeypatch.setattr(Source, "release", lambda source, run_id: released.append(run_id))
     for step in dead.steps()[:2]:
         step()
     assert runs(night(2, keep=1)) == [1, 2], "it may go on yet"
@@ -292,7 +293,7 @@ def test_a_run_that_has_shown_no_life_can_publish_no_more_and_goes(
         dead.steps()[2]()
     removed = night(4, keep=1)
     assert runs(removed) == [4]
-    assert released == [night_id(1)] * 2
+    assert released.count(night_id(1)) == 2
     # A try of it that wakes up now has nothing to publish with.
     with pytest.raises(CdcError):
         dead.steps()[2]()

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.copies.base_selection import choose
 from airflow_provider_cdc.core.copies.removal_marks import mark
 from airflow_provider_cdc.core.options.feeds import BEGIN_ANEW, FeedOptions
 from airflow_provider_cdc.core.options.run import StepOptions
@@ -20,9 +19,10 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import LogGone, PreflightError
+from airflow_provider_cdc.jobs.begin.base_selection import choose
 from airflow_provider_cdc.sinks.registry import open_sink
 from tests.jobs.conftest import MakeRunner, Runner
-from tests.jobs.history_source import NAMES, HistorySource, random_history
+from tests.jobs.history_source import NAMES, History, HistorySource, random_history
 
 ORDERS, LINES = (TableName.parse(name) for name in NAMES[:2])
 RUN = "20260101T000000Z-00000000"
@@ -170,6 +170,7 @@ def test_the_run_that_made_the_copy_is_gone(lake: Runner, source: Refusing) -> N
 
 
 def test_a_source_that_cannot(lake: Runner) -> None:
-    assert set(reasons(chosen(lake, object()))) == set(NAMES)
+    source = HistorySource(History(), 0)
+    assert set(reasons(chosen(lake, source))) == set(NAMES)
     with pytest.raises(PreflightError, match="cannot be rolled forward yet"):
-        chosen(lake, object(), "changes")
+        chosen(lake, source, "changes")

@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.copies.base_selection import choose
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.parquet import writer
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged
+from airflow_provider_cdc.jobs.begin.base_selection import choose
 from airflow_provider_cdc.jobs.roll_forward import deletes, merge
 from airflow_provider_cdc.jobs.roll_forward import plan as forward
 from airflow_provider_cdc.sinks.registry import open_sink

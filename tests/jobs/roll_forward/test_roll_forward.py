@@ -11,18 +11,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.copies.base_selection import choose
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.parquet import splice, writer
 from airflow_provider_cdc.core.parquet.splice import SplicedFile
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run import initial_position
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ManifestError
+from airflow_provider_cdc.jobs.begin import initial_position
+from airflow_provider_cdc.jobs.begin.base_selection import choose
 from airflow_provider_cdc.jobs.certificate import derive
 from airflow_provider_cdc.jobs.consolidate import touched_rows
 from airflow_provider_cdc.jobs.roll_forward import image_buffer as images

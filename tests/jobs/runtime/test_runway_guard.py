@@ -13,7 +13,7 @@ from airflow_provider_cdc.errors import RunwayTooShort
 from airflow_provider_cdc.jobs.runtime import runway_guard, source_watch
 from airflow_provider_cdc.jobs.runtime.runway_guard import RunwayGuard
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.sources.api.needed_log import NeededLog, TellsNeededLog
+from airflow_provider_cdc.sources.api.log import NeededLog
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
 from harness.postgres_server import PostgresServer
@@ -203,5 +203,6 @@ def begun(server: MysqlServer | PostgresServer, folder: Path) -> Pipeline:
 
 
 def needed(run: Pipeline) -> NeededLog:
-    assert isinstance(run.source, TellsNeededLog)
-    return run.source.needed_log(Run.load(run.run).manifest.identity, [])
+    found = run.source.needed_log(Run.load(run.run).manifest.identity, [])
+    assert found is not None
+    return found

@@ -83,7 +83,8 @@ def test_what_is_over_ends_the_read_before_any_part_is_complete(
     source.error = LogGone("the slot is gone", where="slot", hint="begin anew")
     with pytest.raises(LogGone):
         long_read(source, 10).steps()[0]()
-    assert source.asked == 2
+    # The run looks once more, for tables that were altered.
+    assert source.asked == (2 if about == "check_identity" else 3)
 
 
 @pytest.mark.slow

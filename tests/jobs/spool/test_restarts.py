@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.run.plan import InitialPoint
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.jobs.restart import begin_again
-from airflow_provider_cdc.sources.api.calls import record_point
+from airflow_provider_cdc.sources.planning.point import record_point
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from tests.conftest import MysqlFactory, PostgresFactory

@@ -11,18 +11,7 @@ from airflow_provider_cdc.core import kinds as core_kinds
 from airflow_provider_cdc.core.options.run import declared
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import (
-    KeepsForRun,
-    OrdersChunks,
-    PreparesBeforeWindow,
-    SharesReads,
-)
 from airflow_provider_cdc.sources.api.registry import KINDS, Kind, kind_of, open_source
-
-OPTIONAL = {
-    "mysql": {OrdersChunks, PreparesBeforeWindow},
-    "postgres": {KeepsForRun, SharesReads},
-}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
@@ -32,9 +21,6 @@ def test_a_kind_is_what_its_source_and_its_hook_say_it_is(kind: Kind) -> None:
     hook = kind.load(kind.hook)("shop")
     assert hook.conn_type == kind.connection_types[0]
     assert hook.kind is kind
-    assert {capability for capability in set().union(*OPTIONAL.values()) if isinstance(source, capability)} == OPTIONAL[
-        kind.name
-    ]
 
 
 def test_what_core_says_of_kinds_is_what_is_registered() -> None:

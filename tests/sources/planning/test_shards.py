@@ -9,8 +9,8 @@ import pytest
 from airflow_provider_cdc.core.options.merge import MergeOptions
 from airflow_provider_cdc.core.options.run import AS_DECLARED, StepOptions
 from airflow_provider_cdc.core.run.plan import InitialPoint
-from airflow_provider_cdc.core.shards.fit import with_shards as fixed
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
+from airflow_provider_cdc.jobs.begin.initial_position import with_shards as fixed
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.planning.selections import requested, select
 from airflow_provider_cdc.sources.planning.shards import with_shards
@@ -133,7 +133,7 @@ def test_a_shard_that_was_altered_since_it_was_planned_is_refused(mysql: MysqlSe
     plans = planned(mysql, schema).plans
 
     def fix() -> InitialPoint:
-        return InitialPoint(source.here()[1], {}, tuple(source.tables_of(plans)), 0.0)  # type: ignore[attr-defined]
+        return InitialPoint(source.here()[1], {}, tuple(source.tables_of(plans)), 0.0)
 
     assert [table.shard for table in fixed(source, plans, fix()).tables] == [plan.shard for plan in plans]
     mysql.query(f"ALTER TABLE {schema}.s2 MODIFY total DECIMAL(10,2) NULL FIRST, MODIFY note VARCHAR(9) DEFAULT 'y'")

@@ -1,5 +1,5 @@
-"""Checks whether a copy can be exact at a past position (`GoesBack`). For this, some conditions must have held since
-the position.
+"""Checks whether a copy can be exact at a past position (`Source.check_past`). For this, some conditions must have held
+since the position.
 
 The run reads the rows now and rewinds them to the position. For settings that the log does not show, the checks use the
 time at which the settings were last set. They also use the start time of the server, because the values before the

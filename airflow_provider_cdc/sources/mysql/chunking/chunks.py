@@ -94,7 +94,7 @@ def plan_readable(connection: Connection, table: Table, chunk_rows: int) -> list
 
 
 def key_range(table: Table, low: int | None, high: int | None) -> list[Chunk]:
-    """Implements `ReadsKeyRanges.key_range`."""
+    """Implements `Source.key_range`."""
     axis = None if table.keyless or unsigned_difference(table) else axis_of(table.column(table.key[0]))
     # Only integers are read as they are stored, by an axis without further rules.
     if type(axis) is not Axis or axis.read != "{}":

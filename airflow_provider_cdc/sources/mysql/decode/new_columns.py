@@ -10,7 +10,7 @@ from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 
 
 def new_columns(table: Table, era: Era) -> pa.RecordBatch:
-    """Implements `CarriesSchemaChanges.new_columns`."""
+    """Implements `Source.new_columns`."""
     # All columns of the earlier row are NULL, so its image has only the bitmap.
     earlier = pa.array([b"\xff" * ((len(era.columns) + 7) // 8)], pa.binary())
     new = [one.name for one in era.fields if not one.was]

@@ -10,7 +10,7 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.spool_chain import reached
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.spooling import Waiting
+from airflow_provider_cdc.sources.api.log import Waiting
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.segments import together
@@ -29,7 +29,7 @@ _DENIED = 1401
 
 
 def waiting(settings: ConnectionSettings, identity: Mapping[str, str], place: LogEnd) -> Waiting:
-    """`SpoolsLog.waiting`."""
+    """`Source.waiting`."""
     with session(settings) as connection:
         return Waiting(backlog(connection, place or identity.get(LOG_PLACE, "")))
 
@@ -37,7 +37,7 @@ def waiting(settings: ConnectionSettings, identity: Mapping[str, str], place: Lo
 def segments_from(
     settings: ConnectionSettings, start: LogEnd, end: LogEnd, identity: Mapping[str, str], number: int, slots: int
 ) -> list[LogSegment]:
-    """`SpoolsLog.segments_from`."""
+    """`Source.segments_from`."""
     begin, stop = LogPlace.parse(start), LogPlace.parse(end)
     with session(settings) as connection:
         files = log_files(connection)
@@ -62,7 +62,7 @@ def segments_from(
 
 
 def check_joined(settings: ConnectionSettings, end: LogEnd, identity: Mapping[str, str]) -> None:
-    """`SpoolsLog.check_joined`. The server must have closed each file since ``end`` cleanly, so it has not crashed."""
+    """`Source.check_joined`. The server must have closed each file since ``end`` cleanly, so it has not crashed."""
     place = LogPlace.parse(end)
     with session(settings) as connection:
         files = log_files(connection)
@@ -76,17 +76,17 @@ def _restarts(identity: Mapping[str, str]) -> int:
 
 
 def place_is_before(one: LogEnd, other: LogEnd) -> bool:
-    """`SpoolsLog.is_before`."""
+    """`Source.is_before`."""
     return is_before(LogPlace.parse(one), LogPlace.parse(other))
 
 
 def is_within(position: str, upper: Position) -> bool:
-    """`SpoolsLog.is_within`."""
+    """`Source.is_within`."""
     return GtidSet.parse(position) <= GtidSet.expect(upper)
 
 
 def prepared_now(settings: ConnectionSettings) -> set[str] | None:
-    """`TellsPrepared.prepared_now`."""
+    """`Source.prepared_now`."""
     with session(settings) as connection:
         try:
             rows = query(connection, "XA RECOVER CONVERT XID")

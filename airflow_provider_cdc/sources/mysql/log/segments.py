@@ -270,7 +270,7 @@ def open_segment(
     """Open one segment of the log.
 
     :param start: transactions in this set are ignored.
-    :param changes, progress: see `ReadsLog.read_segment`.
+    :param changes, progress: see `Source.read_segment`.
     :raises LogGone: the server can no longer read the file.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION SLAVE is missing.

@@ -19,7 +19,7 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection, query,
 
 
 def load(settings: ConnectionSettings, signals: Sequence[str]) -> dict[str, float]:
-    """`TellsLoad.load`."""
+    """`Source.load`."""
     numbers = {}
     with session(settings) as connection:
         set_session(connection, {"transaction_read_only": "ON", "max_execution_time": str(MEASURE_SECONDS * 1000)})

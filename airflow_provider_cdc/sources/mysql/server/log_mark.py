@@ -97,7 +97,7 @@ def check_mark(settings: ConnectionSettings, files: Mapping[str, int], mark: Log
 
 
 def relations(settings: ConnectionSettings, connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
-    """Implements `TellsHistory.relations` for the server of ``connection``."""
+    """Implements `Source.relations` for the server of ``connection``."""
     files, findings = log_files(connection), []
     executed = GtidSet.parse(value(connection, "@@global.gtid_executed"))
     for trace in traces:

@@ -25,7 +25,7 @@ from airflow_provider_cdc.sources.mysql.server.session import session
 def altered_in_log(
     settings: ConnectionSettings, identity: Mapping[str, str], start: Position, tables: Sequence[Table]
 ) -> dict[TableName, SchemaChanged]:
-    """`KeepsTables.altered_in_log`. Row events are not looked at.
+    """`Source.altered_in_log`. Row events are not looked at.
 
     The search begins at the end of the last piece that the run has recorded: a run records no piece that has a
     statement that changes one of its tables.

@@ -22,7 +22,7 @@ from airflow_provider_cdc.sources.mysql.server.session import session
 
 
 class CarriesReads:
-    """The methods of `sources.api.rolling_forward.CarriesReads`."""
+    """The methods of `Source` for reads that are carried over schema changes."""
 
     settings: ConnectionSettings
 

@@ -10,13 +10,13 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import Reach
+from airflow_provider_cdc.sources.api.planning import Reach
 from airflow_provider_cdc.sources.mysql.server.server import CLOCK
 from airflow_provider_cdc.sources.mysql.server.session import query, session
 
 
 def has_reached(settings: ConnectionSettings, target: AsOf) -> Reach:
-    """`TellsReach.has_reached`.
+    """`Source.has_reached`.
 
     A server has reached a time when its clock is past the time: every later commit then gets a later commit time
     (docs/design/as-of.md).

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.sources.api import kept_tables
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session
 from airflow_provider_cdc.sources.mysql.tables.identities.watched import WatchedTables
 
 
 class KeepsTables:
-    """The methods of `sources.api.kept_tables.KeepsTables`."""
+    """The methods of `Source` for tables whose finished reads are kept."""
 
     settings: ConnectionSettings
     _identity: Mapping[str, str] | None
@@ -42,10 +41,4 @@ class KeepsTables:
     def with_facts_of(self, identity: Mapping[str, str]) -> Self:
         source = copy(self)
         source._watched = WatchedTables(identity)
-        return source
-
-
-if TYPE_CHECKING:
-
-    def _keeps_tables(source: KeepsTables) -> kept_tables.KeepsTables:
         return source

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from airflow_provider_cdc.core.run.spool_chain import reached
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.needed_log import NeededLog
-from airflow_provider_cdc.sources.api.optional_capabilities import Runway
+from airflow_provider_cdc.sources.api.log import NeededLog
+from airflow_provider_cdc.sources.api.planning import Runway
 from airflow_provider_cdc.sources.mysql.server.amazon import is_amazon, retention_hours
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, file_number, log_files, stamp_of
 from airflow_provider_cdc.sources.mysql.server.server import begun_at
@@ -18,7 +18,7 @@ _AMAZON = "binlog retention hours"
 
 
 def runway(settings: ConnectionSettings) -> Runway:
-    """Implements `TellsRunway.runway`."""
+    """Implements `Source.runway`."""
     with session(settings) as connection:
         return _runway(connection)
 
@@ -26,7 +26,7 @@ def runway(settings: ConnectionSettings) -> Runway:
 def needed_log(
     settings: ConnectionSettings, identity: Mapping[str, str], since: Sequence[Mapping[str, str]]
 ) -> NeededLog:
-    """Implements `TellsNeededLog.needed_log`.
+    """Implements `Source.needed_log`.
 
     The server removes whole files, oldest first, when it begins a new file. It removes a file if the file was closed
     longer ago than the setting allows. A file is closed when the next file is created.

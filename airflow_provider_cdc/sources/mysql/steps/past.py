@@ -37,7 +37,7 @@ _POLL_SECONDS = 0.05
 
 
 def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan]) -> None:
-    """Implements `GoesBack.check_past`."""
+    """Implements `Source.check_past`."""
     with session(settings) as connection:
         _check_time(connection, as_of)
         past = resolve(settings, as_of)
@@ -51,7 +51,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
 
 
 def record_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan]) -> InitialPoint:
-    """Implements `GoesBack.record_past`."""
+    """Implements `Source.record_past`."""
     with session(settings) as connection:
         # Read the settings first, so that a later comparison finds changed settings.
         server_identity = identity(settings, connection)

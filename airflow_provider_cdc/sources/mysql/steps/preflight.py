@@ -61,7 +61,7 @@ def preflight(
 
 
 def check_server(settings: ConnectionSettings) -> list[Problem]:
-    """Implements `ChecksServer.check_server`."""
+    """Implements `Source.check_server`."""
     with session(settings) as connection:
         return problems_of(OF_SERVER, Moment.PREFLIGHT, ServerContext(connection))
 

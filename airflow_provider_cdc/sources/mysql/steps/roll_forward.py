@@ -58,7 +58,7 @@ def refusals_since(
     to: AsOf | None,
     evolutions: dict[TableName, Evolution] | None = None,
 ) -> dict[TableName, str]:
-    """Implements `RollsForward.refusals_since`."""
+    """Implements `Source.refusals_since`."""
     with session(settings) as connection:
         check_identity(settings, connection, identity, start, Moment.ROLL_FORWARD)
         context = PositionContext(connection, position=start)
@@ -120,7 +120,7 @@ def segments_between(
     slots: int,
     tables: Sequence[Table] = (),
 ) -> list[LogSegment]:
-    """Implements `RollsForward.segments_between`."""
+    """Implements `Source.segments_between`."""
     return cut(log_segments(settings, start, prefix_of(settings, end).place, begun_at(since), slots), tables)
 
 

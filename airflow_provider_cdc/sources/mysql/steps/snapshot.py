@@ -38,7 +38,7 @@ from airflow_provider_cdc.errors import (
     SchemaChanged,
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.source import ChunkReader
+from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import UpperBound
 from airflow_provider_cdc.sources.mysql.checks.asked import OF_TABLES

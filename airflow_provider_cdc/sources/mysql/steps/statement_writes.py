@@ -33,7 +33,7 @@ from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, t
 
 
 def check_writes(settings: ConnectionSettings, summaries: Sequence[SegmentSummary]) -> None:
-    """Implements `LogsStatements.check_writes`.
+    """Implements `Source.check_writes`.
 
     :raises ImageNotWhole: the changes may have reached copied tables.
     :raises LogGone: the log was purged meanwhile.

@@ -226,7 +226,7 @@ def arrow_schema(table: Table) -> pa.Schema:
 
 
 def comparable_texts(table: Table) -> dict[str, str]:
-    """Implements `ToldInPart.comparable_texts`."""
+    """Implements `Source.comparable_texts`."""
     texts = {Family.TEXT: "plain", Family.ENUM: "label", Family.SET: "label"}
     return {column.name: texts[column.family] for column in column_types(table) if column.family in texts}
 

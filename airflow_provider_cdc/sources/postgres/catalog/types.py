@@ -162,7 +162,7 @@ def arrow_schema(table: Table) -> pa.Schema:
 
 
 def comparable_texts(table: Table) -> dict[str, str]:
-    """`ToldInPart.comparable_texts`."""
+    """`Source.comparable_texts`."""
     texts = {}
     for column in table.columns:
         oid, _ = base_type(column)

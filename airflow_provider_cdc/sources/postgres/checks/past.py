@@ -1,4 +1,4 @@
-"""Checks of a run that is exact at a past position (`GoesBack`).
+"""Checks of a run that is exact at a past position (`Source.check_past`).
 
 Since that position, the log must have all changes of the tables, and the tables must not have been altered. The record
 of the standing slot shows whether both conditions hold.

@@ -72,7 +72,7 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
 
 
 def key_range(table: Table, low: int | None, high: int | None) -> list[Chunk]:
-    """Implements `ReadsKeyRanges.key_range`."""
+    """Implements `Source.key_range`."""
     if table.keyless or table.details["kind"] == VIEW or table.column(table.key[0]).type not in _WHOLE_NUMBERS:
         return []
     return [

@@ -32,7 +32,7 @@ _MOST_BYTES = 2**31 - 1
 
 
 def carry_images(table: Table, columns: Sequence[Column], images: pa.BinaryArray) -> pa.BinaryArray:
-    """`sources.api.rolling_forward.CarriesPieces.carry_images`."""
+    """`Source.carry_images`."""
     places_then = {number_of(column): place for place, column in enumerate(columns)}
     places = np.array([places_then.get(number_of(column), -1) for column in table.columns], np.int32)
     fields = table.eras[0].fields if table.eras else [CarriedField(column.name) for column in table.columns]

@@ -12,7 +12,7 @@ from airflow_provider_cdc.sources.postgres.decode.tuple_data import constant_fie
 
 
 def new_columns(table: Table, era: Era) -> pa.RecordBatch:
-    """Implements `CarriesSchemaChanges.new_columns`."""
+    """Implements `Source.new_columns`."""
     image = len(era.fields).to_bytes(2, "big") + b"".join(map(constant_field, era.fields))
     new = [one.name for one in era.fields if not one.was]
     odd: list[OddValue] = []

@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.errors import LogGone
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.spooling import Waiting
+from airflow_provider_cdc.sources.api.log import Waiting
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.postgres.log.segments import check_slot, messages, segment_of
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
@@ -35,7 +35,7 @@ _RESTART = "SELECT restart_lsn::text FROM pg_replication_slots WHERE slot_name =
 
 
 def waiting(settings: ConnectionSettings, initial: Lsn, identity: Mapping[str, str], place: LogEnd) -> Waiting:
-    """`SpoolsLog.waiting`."""
+    """`Source.waiting`."""
     start = parse_log_end(place)[0] if place else initial
     with session(settings) as connection:
         flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
@@ -52,7 +52,7 @@ def waiting(settings: ConnectionSettings, initial: Lsn, identity: Mapping[str, s
 def segments_from(
     settings: ConnectionSettings, start: LogEnd, end: LogEnd, identity: Mapping[str, str], number: int
 ) -> list[LogSegment]:
-    """`SpoolsLog.segments_from`. The list has one segment."""
+    """`Source.segments_from`. The list has one segment."""
     begin, (stop, mark) = parse_log_end(start)[0], parse_log_end(end)
     with session(settings) as connection:
         check_slot(connection, identity["slot"], begin, stop)
@@ -62,7 +62,7 @@ def segments_from(
 def check_joined(
     settings: ConnectionSettings, start: LogEnd, end: LogEnd, initial: Lsn, identity: Mapping[str, str]
 ) -> None:
-    """`SpoolsLog.check_joined`. The log must still have the mark that was written before ``end``."""
+    """`Source.check_joined`. The log must still have the mark that was written before ``end``."""
     begin, (stop, mark) = parse_log_end(start)[0] if start else initial, parse_log_end(end)
     slot, publication = identity["slot"], identity["publication"]
     if not mark:
@@ -83,17 +83,17 @@ def check_joined(
 
 
 def place_is_before(one: LogEnd, other: LogEnd) -> bool:
-    """`SpoolsLog.is_before`."""
+    """`Source.is_before`."""
     return parse_log_end(one)[0] < parse_log_end(other)[0]
 
 
 def is_within(position: str, upper: Position) -> bool:
-    """`SpoolsLog.is_within`. A transaction is in a position if its commit record begins before it."""
+    """`Source.is_within`. A transaction is in a position if its commit record begins before it."""
     return Lsn.parse(position) < Lsn.expect(upper)
 
 
 def acknowledge(settings: ConnectionSettings, identity: Mapping[str, str], end: LogEnd) -> None:
-    """`SpoolsLog.acknowledge`."""
+    """`Source.acknowledge`."""
     name, target = identity["slot"], parse_log_end(end)[0]
     with session(settings) as connection:
         slot = slots.state(connection, name)

@@ -69,7 +69,7 @@ def log_segments(
 def segments_between(
     settings: ConnectionSettings, start: Lsn, end: Lsn, identity: Mapping[str, str]
 ) -> list[LogSegment]:
-    """`RollsForward.segments_between`. The list has one segment."""
+    """`Source.segments_between`. The list has one segment."""
     slot = slots.forward_slots(identity)[start]
     with session(settings) as connection:
         check_slot(connection, slot, start, end)
@@ -237,7 +237,7 @@ def open_segment(
     """Open one segment of the log.
 
     :param start: the initial position.
-    :param changes, progress: as in `ReadsLog.read_segment`.
+    :param changes, progress: as in `Source.read_segment`.
     :raises LogGone: the slot is gone, or was advanced.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION is missing.

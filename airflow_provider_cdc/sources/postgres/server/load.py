@@ -34,7 +34,7 @@ SIGNALS = frozenset(_SIGNALS)
 
 
 def load(settings: ConnectionSettings, signals: Sequence[str]) -> dict[str, float]:
-    """`TellsLoad.load`."""
+    """`Source.load`."""
     with session(settings) as connection:
         query(connection, f"SET statement_timeout = {MEASURE_SECONDS * 1000}")
         query(connection, "SET default_transaction_read_only = on")

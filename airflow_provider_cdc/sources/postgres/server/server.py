@@ -34,7 +34,7 @@ def identity(connection: Connection) -> dict[str, str]:
 
 
 def relations(connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
-    """`TellsHistory.relations`.
+    """`Source.relations`.
 
     The end of the log and the id of the next transaction never decrease. If one of these values is less than it was
     when a copy was made, the server was reset to an earlier state. If neither value is less, the server may still have

@@ -12,7 +12,7 @@ import psycopg
 
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.leftovers import PUBLICATION, SLOT, KeptObject
+from airflow_provider_cdc.sources.api.starts import PUBLICATION, SLOT, KeptObject
 from airflow_provider_cdc.sources.postgres.catalog.users_code import execute
 from airflow_provider_cdc.sources.postgres.server.session import APPLICATION, Connection, query, quote, session
 from airflow_provider_cdc.sources.postgres.slots.run_publication import about

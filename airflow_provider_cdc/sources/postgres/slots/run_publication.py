@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import LockNotGranted, SchemaChanged
-from airflow_provider_cdc.sources.api.leftovers import LeftByRun
+from airflow_provider_cdc.sources.api.starts import LeftByRun
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import FULL, IDENTIFYING
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.catalog.users_code import execute

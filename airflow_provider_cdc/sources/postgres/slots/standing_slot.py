@@ -67,7 +67,7 @@ _log = logging.getLogger(__name__)
 
 
 def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options: StepOptions) -> None:
-    """`KeepsPast.keep_past`.
+    """`Source.keep_past`.
 
     :raises ConfigurationError: the connection specifies a publication.
     """
@@ -137,7 +137,7 @@ _STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin 
 
 
 def note_position(settings: ConnectionSettings, point: InitialPoint, options: StepOptions) -> None:
-    """`KeepsPast.note_position`.
+    """`Source.note_position`.
 
     The session has found the run's slot at the position. So the history of this server includes the position. If the
     server's disk is later reset to a moment after this call, the history still includes the position.
@@ -153,7 +153,7 @@ def note_position(settings: ConnectionSettings, point: InitialPoint, options: St
 def note_copies(
     settings: ConnectionSettings, options: StepOptions, copies: Mapping[str, Mapping[str, Lsn]], incarnation: str
 ) -> None:
-    """`KeepsPast.note_copies`.
+    """`Source.note_copies`.
 
     If the server's disk was reset to a moment before the run, its identity is the same, but the run's slot is missing.
     Every session of a run checks that this slot exists. If the disk was reset to a moment during the run, the server
@@ -207,7 +207,7 @@ def _note_copies(
 
 
 def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
-    """`KeepsPast.give_up_past`."""
+    """`Source.give_up_past`."""
     with session(settings) as connection:
         name = name_of(connection, options.standing_slot)
         alone(connection, name, options.lock.slot_wait_seconds)

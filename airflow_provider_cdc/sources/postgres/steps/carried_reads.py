@@ -20,7 +20,6 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.tables.table import Column, Evolution, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged
-from airflow_provider_cdc.sources.api import rolling_forward
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
@@ -47,7 +46,7 @@ _YOUNG_LABELS = """EXISTS (SELECT FROM pg_enum e WHERE e.oid = ANY(%s::oid[])
 
 
 class CarriesReads:
-    """The methods of `sources.api.rolling_forward.CarriesReads` and `CarriesPieces`."""
+    """The methods of `Source` for reads that are carried over schema changes."""
 
     settings: ConnectionSettings
 
@@ -109,12 +108,6 @@ class CarriesReads:
         from airflow_provider_cdc.sources.postgres.decode.carried_images import carry_images
 
         return carry_images(table, columns, images)
-
-
-if TYPE_CHECKING:
-
-    def _carries(source: CarriesReads) -> tuple[rolling_forward.CarriesReads, rolling_forward.CarriesPieces]:
-        return source, source
 
 
 def _unaltered(connection: Connection, tables: Sequence[Table]) -> list[Table]:

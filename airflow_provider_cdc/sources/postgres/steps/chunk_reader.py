@@ -25,7 +25,7 @@ from airflow_provider_cdc.errors import (
     TerminalError,
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.source import ChunkReader
+from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.postgres.catalog import users_code
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog

@@ -10,7 +10,7 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import Reach
+from airflow_provider_cdc.sources.api.planning import Reach
 from airflow_provider_cdc.sources.postgres.server.session import query, session
 
 # On a standby, readers see the transactions that the standby has replayed. One of the two functions works only on a
@@ -23,7 +23,7 @@ _HERE = (
 
 
 def has_reached(settings: ConnectionSettings, target: AsOf) -> Reach:
-    """`TellsReach.has_reached`.
+    """`Source.has_reached`.
 
     A primary has reached a time when its clock is past the time. A standby has reached a time when it has replayed a
     commit with a later time. The standby's own clock does not count, because it does not show which transactions are

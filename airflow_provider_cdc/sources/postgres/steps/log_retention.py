@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.needed_log import NeededLog
-from airflow_provider_cdc.sources.api.optional_capabilities import Runway
+from airflow_provider_cdc.sources.api.log import NeededLog
+from airflow_provider_cdc.sources.api.planning import Runway
 from airflow_provider_cdc.sources.postgres.server.session import query, session
 from airflow_provider_cdc.sources.postgres.slots import slots
 
@@ -33,7 +33,7 @@ _RATE = (
 
 
 def runway(settings: ConnectionSettings) -> Runway:
-    """`TellsRunway.runway`. The slot keeps the log up to a limit in bytes, so the time is estimated from the write
+    """`Source.runway`. The slot keeps the log up to a limit in bytes, so the time is estimated from the write
     rate."""
     with session(settings) as connection:
         ((megabytes,),) = query(connection, "SELECT setting::bigint FROM pg_settings WHERE name = %s", (_KEPT,))
@@ -48,7 +48,7 @@ def runway(settings: ConnectionSettings) -> Runway:
 
 
 def needed_log(settings: ConnectionSettings, identity: Mapping[str, str]) -> NeededLog:
-    """Implements `TellsNeededLog.needed_log`. All slots of the run are considered."""
+    """Implements `Source.needed_log`. All slots of the run are considered."""
     names = [identity["slot"], *slots.forward_slots(identity).values()]
     with session(settings) as connection:
         rows = query(connection, _SLOTS, (names,))

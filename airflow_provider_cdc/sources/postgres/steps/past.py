@@ -60,7 +60,7 @@ _log = logging.getLogger(__name__)
 
 
 def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
-    """`GoesBack.check_past`."""
+    """`Source.check_past`."""
     with session(settings) as connection:
         past = _past(connection, options)
         position = resolve(settings, connection, past, as_of, options, final=False)
@@ -70,7 +70,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
 def record_past(
     settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions, run_id: str
 ) -> InitialPoint:
-    """`GoesBack.record_past`."""
+    """`Source.record_past`."""
     with session(settings) as connection:
         if problems := problems_of(SETTINGS, Moment.POSITION_FIXED, ServerContext(connection)):
             raise PreflightError(problems)

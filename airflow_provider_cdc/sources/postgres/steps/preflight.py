@@ -79,7 +79,7 @@ def preflight(
 
 
 def check_server(settings: ConnectionSettings) -> list[Problem]:
-    """`ChecksServer.check_server`."""
+    """`Source.check_server`."""
     with session(settings) as connection:
         context = UserContext(connection, settings=settings, publication=settings.options.get("publication", ""))
         return problems_of(OF_SERVER, Moment.PREFLIGHT, context)

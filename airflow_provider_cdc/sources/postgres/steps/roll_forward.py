@@ -59,7 +59,7 @@ def refusals_since(
     bases: int,
     evolutions: dict[TableName, Evolution] | None = None,
 ) -> dict[TableName, str]:
-    """`RollsForward.refusals_since`."""
+    """`Source.refusals_since`."""
 
     def all_for(why: str) -> dict[TableName, str]:
         return dict.fromkeys((table.name for table in tables), why)
@@ -104,7 +104,7 @@ def refusals_since(
 
 
 def check_since(settings: ConnectionSettings, identity: Mapping[str, str], start: Lsn) -> None:
-    """`RollsForward.check_since`."""
+    """`Source.check_since`."""
     with session(settings) as connection:
         _check_since(connection, identity, start)
 
@@ -112,7 +112,7 @@ def check_since(settings: ConnectionSettings, identity: Mapping[str, str], start
 def keep_window(
     settings: ConnectionSettings, point: InitialPoint, plans: Sequence[TablePlan], options: StepOptions, run_id: str
 ) -> InitialPoint:
-    """`KeepsWindow.keep_window`."""
+    """`Source.keep_window`."""
     starts = {plan.table: Lsn.parse(plan.base_position) for plan in plans if plan.base}
     slot_names = {start: slots.name_of_try(run_id) for start in sorted({*starts.values()})}
     try:

@@ -18,13 +18,13 @@ from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.as_of import parse
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.commit_record import Decision
-from airflow_provider_cdc.core.run.initial_position import begin
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.results import SNAPSHOT, SnapshotResult
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
+from airflow_provider_cdc.jobs.begin.initial_position import begin
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
 from airflow_provider_cdc.jobs.consolidate.publish import publish
 from airflow_provider_cdc.sinks.registry import open_sink

@@ -31,7 +31,7 @@ from airflow_provider_cdc.errors import (
     SourceUnavailable,
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.source import ChunkReader
+from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query, session

@@ -55,7 +55,7 @@ class Ddl:
         self._statements = statements
 
     def act(self) -> bool:
-        """Execute the next statement, unless a lock of another session is in its way. Return whether it was executed."""
+        """Execute the next statement, unless another session locks the table. Return whether it was executed."""
         with suppress(psycopg.errors.LockNotAvailable):
             self._connection.execute(self._statements[self.done % len(self._statements)])
             self.done += 1

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.api.calls import late_problems
+from airflow_provider_cdc.sources.planning.point import late_problems
 from airflow_provider_cdc.sources.planning.selections import requested
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.server.session import session

@@ -16,7 +16,6 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.plan import InitialPoint
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessError, LogGone, SourceReplaced
-from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows
@@ -88,7 +87,7 @@ def begun(primary: PostgresServer, port: int) -> Iterator[tuple[PostgresSource, 
 
 
 def read_table(source: PostgresSource, table: Table, consistency: str) -> None:
-    with shared_reads(source, {consistency}, LockPolicy()) as shared:
+    with source.shared_reads({consistency}, LockPolicy()) as shared:
         for chunk in source.plan_chunks(table, 100):
             with shared.reader(table, consistency, LockPolicy()) as reader:
                 list(reader.read(chunk))

@@ -17,7 +17,6 @@ from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows
@@ -110,7 +109,7 @@ def test_a_shared_view_that_is_gone_can_be_retried(
     source = PostgresSource(settings_of(german, "postgres"))
     with session(source.settings) as connection:
         (table,) = read_tables(connection, [TableName("public", "stock")])
-    with shared_reads(source, {"exported"}, LockPolicy()) as shared:
+    with source.shared_reads({"exported"}, LockPolicy()) as shared:
         pass
     soon(lambda: german.query("SELECT 1 FROM pg_replication_slots"), [])
     with (

@@ -10,12 +10,12 @@ import pytest
 
 from airflow_provider_cdc.core.copies.head import Copy, encode_copy, source_of
 from airflow_provider_cdc.core.copies.history import MARK, History, Relation, Trace, told
-from airflow_provider_cdc.core.copies.history_of_run import histories_of
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.plan import InitialPoint
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
+from airflow_provider_cdc.jobs.begin.history_of_run import histories_of
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.postgres_binaries import installations

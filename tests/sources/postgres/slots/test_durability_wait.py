@@ -13,8 +13,7 @@ import pytest
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.errors import SourceUnavailable
-from airflow_provider_cdc.sources.api.calls import shared_reads
-from airflow_provider_cdc.sources.api.source import ChunkReader
+from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows
 from airflow_provider_cdc.sources.postgres.slots import durability_wait
@@ -89,7 +88,7 @@ def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(
     policy = LockPolicy()
 
     lazy.query("INSERT INTO stock VALUES (1, 1)")
-    with shared_reads(run, {consistency}, policy) as shared, shared.reader(table, consistency, policy) as reader:
+    with run.shared_reads({consistency}, policy) as shared, shared.reader(table, consistency, policy) as reader:
         # With a shared view, it may be after the view's position, or not visible yet.
         seen = read_all(reader, run, table)
         assert consistency == "exported" or seen == {1}
@@ -103,7 +102,7 @@ def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(
     lazy.query("INSERT INTO stock VALUES (2, 2)")
     with (
         suppress(SourceUnavailable),
-        shared_reads(run, {consistency}, policy) as shared,
+        run.shared_reads({consistency}, policy) as shared,
         shared.reader(table, consistency, policy) as reader,
     ):
         seen = read_all(reader, run, table)

@@ -14,8 +14,8 @@ import pyarrow as pa
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
-from airflow_provider_cdc.sources.api.calls import record_point
 from airflow_provider_cdc.sources.api.window import TrackedTable
+from airflow_provider_cdc.sources.planning.point import record_point
 from tests.sources.postgres.standing import RUN_ID, Kept
 
 Row = tuple[Any, ...]

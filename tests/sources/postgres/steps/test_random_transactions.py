@@ -19,7 +19,7 @@ import pytest
 
 from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.tables.table import Evolution, TableName
-from airflow_provider_cdc.sources.api.calls import record_point
+from airflow_provider_cdc.sources.planning.point import record_point
 from harness.errors import HarnessError
 from harness.postgres_binaries import installations
 from harness.postgres_contrib import MAJOR, contrib_options

@@ -11,8 +11,8 @@ import pytest
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.errors import LogGone, PreflightError, SourceReplaced, TransientError
-from airflow_provider_cdc.sources.api.calls import record_point
 from airflow_provider_cdc.sources.api.window import TrackedTable
+from airflow_provider_cdc.sources.planning.point import record_point
 from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.slots import commits, slots, standing_slot
 from airflow_provider_cdc.sources.postgres.slots.standing_record import KNOWN_DAYS, Mark, alone, now, store

@@ -21,7 +21,6 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, PreflightError, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
@@ -151,7 +150,7 @@ def test_a_relation_that_lost_its_rows_places_between_chunks_stops_the_read(
 ) -> None:
     table = table_of(source, "stock")
     first, *rest = source.plan_chunks(table, 500)
-    with shared_reads(source, {consistency}, LockPolicy()) as shared:
+    with source.shared_reads({consistency}, LockPolicy()) as shared:
         assert read(shared, table, [first], consistency)
         postgres.query(change, database=source.settings.database)
         with pytest.raises(SchemaChanged, match=why):
@@ -162,7 +161,7 @@ def test_all_who_share_a_view_read_at_its_position(postgres: PostgresServer, sou
     database, table = source.settings.database, table_of(source, "stock")
     chunks = source.plan_chunks(table, 500)
     before = [tuple(row) for row in postgres.query("SELECT * FROM stock", database=database)]
-    with shared_reads(source, {"exported", "watermark"}, LockPolicy()) as shared:
+    with source.shared_reads({"exported", "watermark"}, LockPolicy()) as shared:
         assert isinstance(shared, PostgresSource)
         assert shared.view is not None
         start = shared.view.upper
@@ -182,7 +181,7 @@ def test_all_who_share_a_view_read_at_its_position(postgres: PostgresServer, sou
 
 
 def test_nothing_is_held_open_for_reads_that_share_no_view(postgres: PostgresServer, source: PostgresSource) -> None:
-    with shared_reads(source, {"watermark"}, LockPolicy()) as shared:
+    with source.shared_reads({"watermark"}, LockPolicy()) as shared:
         assert shared is source
         assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
 
@@ -196,7 +195,7 @@ def test_a_leader_that_dies_takes_the_view_with_it_and_the_read_can_be_retried(
 ) -> None:
     table = table_of(source, "stock")
     chunks = source.plan_chunks(table, 500)
-    with shared_reads(source, {"exported"}, LockPolicy()) as shared:
+    with source.shared_reads({"exported"}, LockPolicy()) as shared:
         with shared.reader(table, "exported", LockPolicy()) as reader:
             assert list(reader.read(chunks[0]))
             postgres.query(f"SELECT pg_terminate_backend(pid) FROM {LEADERS}")

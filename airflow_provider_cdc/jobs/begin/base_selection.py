@@ -6,19 +6,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, runtime_checkable
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.copies.damage_note import damage_of
 from airflow_provider_cdc.core.copies.feed_gaps import feeds_gapless, with_feed_gaps
-from airflow_provider_cdc.core.copies.head import Copy
 from airflow_provider_cdc.core.copies.removal_marks import check_not_removed
 from airflow_provider_cdc.core.options.run import CHANGES, FULL, StepOptions
 from airflow_provider_cdc.core.positions import as_of
-from airflow_provider_cdc.core.positions.as_of import AsOf
-from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.commit_record import Decision, base_of, decision_of, published_run
 from airflow_provider_cdc.core.run.manifest import Base, RunTable
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
@@ -36,6 +32,8 @@ from airflow_provider_cdc.errors import (
     SchemaChanged,
     TerminalError,
 )
+from airflow_provider_cdc.sinks.base import Sink
+from airflow_provider_cdc.sources.api.source import Source
 
 _ANEW = "clear the task `preflight` and all tasks after it"
 _GAP = (
@@ -44,58 +42,6 @@ _GAP = (
     "Do not add others, or their changes have a gap. Or set `on_feed_gap` to `begin_anew`: the run then does this for "
     "these tables itself, and reports it"
 )
-
-
-@runtime_checkable
-class Rolls(Protocol):
-    """A source whose copies can be rolled forward; see ``sources.api.rolling_forward.RollsForward``."""
-
-    def arrow_schema(self, table: Table) -> pa.Schema: ...
-
-    def refusals_since(
-        self,
-        identity: Mapping[str, str],
-        position: Position,
-        tables: Sequence[Table],
-        to: AsOf | None,
-        options: StepOptions,
-        *,
-        keys_only: bool = False,
-        bases: int = 1,
-        evolutions: dict[TableName, Evolution] | None = None,
-    ) -> dict[TableName, str]: ...
-
-
-@runtime_checkable
-class TellsReplaced(Protocol):
-    """A source that detects tables that were replaced without an entry in the log; see
-    ``sources.api.optional_capabilities.TellsReplaced``."""
-
-    def check_replaced(
-        self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
-    ) -> None: ...
-
-
-class Latest(Protocol):
-    """A table's latest copy; see ``sinks.base.LatestCopy``."""
-
-    @property
-    def run_id(self) -> str: ...
-
-    @property
-    def position(self) -> str: ...
-
-
-class Copies(Protocol):
-    """The lake; see ``sinks.base.Sink``."""
-
-    def head(self, table: TableName) -> Copy | None: ...
-
-    def latest(self, table: TableName) -> Latest | None: ...
-
-    def copy_folder(self, run_id: str, table: TableName) -> Storage: ...
-
-    def foreign_change(self, table: TableName) -> str: ...
 
 
 @dataclass(frozen=True)
@@ -115,7 +61,7 @@ class _NoCopy(_NotFit):
 
 
 def choose(
-    source: Any, copies: Copies, scratch: str, plans: Sequence[TablePlan], options: StepOptions
+    source: Source, copies: Sink, scratch: str, plans: Sequence[TablePlan], options: StepOptions
 ) -> list[TablePlan]:
     """Return the plans, each with the base of its table, or with the reason why the table has no base.
 
@@ -149,8 +95,9 @@ def choose(
         tables = [candidate.table for candidate in candidates_of_run.values()]
         try:
             since = run.manifest.identity, run.position
-            more = {"keys_only": keys_only, "bases": len(fit), "evolutions": evolutions}
-            refused |= source.refusals_since(*since, tables, to, options, **more)
+            refused |= source.refusals_since(
+                *since, tables, to, options, keys_only=keys_only, bases=len(fit), evolutions=evolutions
+            )
             refused |= _altered_shards(plans, evolutions)
         except TerminalError as error:
             if isinstance(error, PreflightError) and (options.changes or options.refresh == CHANGES):
@@ -238,7 +185,7 @@ def _rolled(plan: TablePlan, base: Run, evolution: Evolution | None) -> TablePla
 
 
 def bases_of(
-    source: Any, plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage, *, past: bool
+    source: Source, plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage, *, past: bool
 ) -> dict[str, Base]:
     """Return the bases of the run's tables, by the id of the run that made the base. A base refers to earlier copies
     that are rolled forward.
@@ -266,10 +213,9 @@ def bases_of(
             if plan.base_position != base.position or not _alike(expected, now[plan.table]):
                 what = "the table or its last copy changed after the task `preflight` ran"
                 raise SchemaChanged(what, where=str(plan.table), hint=_ANEW)
-        if isinstance(source, TellsReplaced):
-            # Run this check after the position is fixed, so that it also finds unlogged changes before the position.
-            recorded = [] if past else [now[table.name] for table in tables]
-            source.check_replaced(base.identity, tables, initial.identity, recorded)
+        # Run this check after the position is fixed, so that it also finds unlogged changes before the position.
+        recorded = [] if past else [now[table.name] for table in tables]
+        source.check_replaced(base.identity, tables, initial.identity, recorded)
     return bases
 
 
@@ -296,10 +242,8 @@ def with_known_of_bases(plans: Sequence[TablePlan], initial: InitialPoint, scrat
 
 
 def _candidate(
-    source: Any, copies: Copies, scratch: Storage, plan: TablePlan, known: dict[str, tuple[Run, Decision]]
+    source: Source, copies: Sink, scratch: Storage, plan: TablePlan, known: dict[str, tuple[Run, Decision]]
 ) -> _Candidate:
-    if not isinstance(source, Rolls):
-        raise _NotFit("copies of this kind of source cannot be rolled forward yet")
     if plan.at_upper and plan.consistency != "again":
         raise _NotFit("the log does not have the keys of its changed rows")
     head = copies.latest(plan.copy_name)
@@ -310,7 +254,7 @@ def _candidate(
         known[head.run_id] = run, decision_of(run)
     run, decision = known[head.run_id]
     name = str(plan.table)
-    if run.manifest.kind != getattr(source, "kind", "") or run.position_text != head.position:
+    if run.manifest.kind != source.kind or run.position_text != head.position:
         raise _NotFit("the record of the last copy does not match the run that made it")
     if name not in decision.files and plan.shard is not None:
         raise _NotFit(f"it was no shard of {plan.shard.merged} in the last copy")

@@ -12,7 +12,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol, runtime_checkable
 
 from airflow_provider_cdc.core.copies.head import (
     Copy,
@@ -29,7 +28,6 @@ from airflow_provider_cdc.core.copies.history import (
     History,
     Relation,
     Superseded,
-    Trace,
     history_in,
     number_in,
 )
@@ -41,6 +39,8 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ManifestError, PreflightError, Problem
+from airflow_provider_cdc.sinks.base import Sink
+from airflow_provider_cdc.sources.api.source import Source
 
 _ANEW = "clear the task `preflight` and all tasks after it: the table is then read in full"
 _IS_MERGED = "the target has a merged table with this name, which this copy would replace"
@@ -57,24 +57,9 @@ _PROMOTED = Finding(Relation.UNKNOWN, "a standby was promoted after the copy was
 _log = logging.getLogger(__name__)
 
 
-@runtime_checkable
-class TellsHistory(Protocol):
-    """A source that recognizes its own history; see ``sources.api.optional_capabilities.TellsHistory``."""
-
-    def relations(self, identity: Mapping[str, str], position: Position, traces: Sequence[Trace]) -> list[Finding]: ...
-
-
-class Heads(Protocol):
-    """The lake; see ``sinks.base.Sink``."""
-
-    def head(self, table: TableName) -> Copy | None: ...
-
-    def copies(self, table: TableName) -> list[str]: ...
-
-
 def histories_of(
-    source: object,
-    heads: Heads,
+    source: Source,
+    heads: Sink,
     scratch: Storage,
     plans: Sequence[TablePlan],
     initial: InitialPoint,
@@ -89,8 +74,6 @@ def histories_of(
     :raises PreflightError: the plan rolls a table forward, but the history of its copy has ended meanwhile, or may have
         ended.
     """
-    if not isinstance(source, TellsHistory):
-        return {}
     # Read the copies before asking the server. Then, if the server reports that its history continues, the server has
     # all transactions that these copies contain.
     before = _copies_before(heads, scratch, plans, present, initial.position)
@@ -172,7 +155,7 @@ def _is_of_another_timeline(copy: Copy, present: Mapping[str, str]) -> bool:
 
 
 def _copies_before(
-    heads: Heads, scratch: Storage, plans: Sequence[TablePlan], present: Mapping[str, str], position: Position
+    heads: Sink, scratch: Storage, plans: Sequence[TablePlan], present: Mapping[str, str], position: Position
 ) -> dict[TableName, Copy | None]:
     def find(plan: TablePlan) -> Copy | None:
         return heads.head(plan.copy_name) or _newest(heads, scratch, plan, present, position)
@@ -183,7 +166,7 @@ def _copies_before(
 
 
 def _newest(
-    heads: Heads, scratch: Storage, plan: TablePlan, present: Mapping[str, str], position: Position
+    heads: Sink, scratch: Storage, plan: TablePlan, present: Mapping[str, str], position: Position
 ) -> Copy | None:
     """For a table whose `_latest.json` was removed, return the newest copy. Only copies that a run recorded are
     considered; None: there is no such copy."""

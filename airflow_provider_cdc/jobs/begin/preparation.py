@@ -1,35 +1,22 @@
-"""Prepares a lake for the tables of a run."""
+"""Prepares a lake for the tables of a run, and decides which tables the run leaves out because of the lake."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Protocol, runtime_checkable
-
-import pyarrow as pa
 
 from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.run.lake_format import PLAIN_PARQUET, LakeFormat
+from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.layout import PLAIN, Layout
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sinks.base import Prepared, Sink
-
-
-class Source(Protocol):
-    """The source of a run; see ``sources.api.source.Source``."""
-
-    def arrow_schema(self, table: Table) -> pa.Schema: ...
-
-
-@runtime_checkable
-class IdentifiesColumns(Protocol):
-    """A source that identifies columns by more than their names; see
-    ``sources.api.optional_capabilities.IdentifiesColumns``."""
-
-    def column_identities(self, table: Table) -> dict[str, str]: ...
+from airflow_provider_cdc.sources.api.source import Source
 
 
 def lake_format(
@@ -53,6 +40,52 @@ def lake_format(
     return LakeFormat(name, prepare)
 
 
+def prepare_places(
+    lake_format: LakeFormat, tables: Sequence[Table], selections: Mapping[TableName, Selection], *, skips: bool
+) -> tuple[dict[TableName, Place], dict[str, str]]:
+    """Prepare the lake. Return the places of the data files, as ``lake_format.prepare`` does, and the tables that
+    cannot be prepared, by name, each with the reason.
+
+    :param skips: whether the run leaves such tables out (`on_table_error`). At least one table remains.
+    :raises ConfigurationError: a table cannot be prepared, and is not left out; or the tables do not fit together.
+    """
+    try:
+        return lake_format.prepare(tables, selections), {}
+    except ConfigurationError as error:
+        # A wrong parameter, such as one name for two tables, is not a problem of one table.
+        if not skips or error.where.startswith("parameter "):
+            raise
+    problems: dict[TableName, ConfigurationError] = {}
+    for table in tables:
+        try:
+            lake_format.prepare([table], selections)
+        except ConfigurationError as error:
+            problems[table.name] = error
+    prepared = [table for table in tables if table.name not in problems]
+    if not prepared:
+        raise next(iter(problems.values()))
+    return lake_format.prepare(prepared, selections), {str(name): error.message for name, error in problems.items()}
+
+
+def run_tables(
+    plans: Sequence[TablePlan], tables: Sequence[Table], places: Mapping[TableName, Place]
+) -> tuple[RunTable, ...]:
+    """Return the tables of a run, each with its plan."""
+    by_name = {plan.table: plan for plan in plans}
+    return tuple(
+        RunTable(
+            replace(table, selection=plan.selection),
+            plan.consistency,
+            plan.reason,
+            plan.at_upper,
+            plan.base,
+            places.get(plan.copy_name),
+            feed_gap=plan.feed_gap,
+        )
+        for table, plan in ((table, by_name[table.name]) for table in tables)
+    )
+
+
 def place_of_carried(
     sink: Sink, run_id: str, source: Source, table: Table, layout: Layout, read: Place | None
 ) -> Place | None:
@@ -71,9 +104,7 @@ def place_of_carried(
 
 def _prepared(source: Source, table: Table, layout: Layout) -> Prepared:
     # Each shard gives its columns other identities, so the columns of a merged table are identified by their names.
-    identities: dict[str, str] = {}
-    if isinstance(source, IdentifiesColumns) and table.shard is None:
-        identities = source.column_identities(table)
+    identities = source.column_identities(table) if table.shard is None else {}
     published = published_schema(table, source.arrow_schema(table))
     before = {one.name: one.was for one in table.eras[0].fields} if table.eras else {}
     return Prepared(table.copy_name, published, table.published_key, identities, layout, before)

@@ -4,56 +4,39 @@ since this position."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Protocol, runtime_checkable
+from itertools import chain
 
-from airflow_provider_cdc.core.copies.base_selection import bases_of, with_known_of_bases
 from airflow_provider_cdc.core.copies.damage_note import damage_of
 from airflow_provider_cdc.core.copies.head import source_of
-from airflow_provider_cdc.core.copies.history_of_run import Heads, histories_of
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.declare import values_of
+from airflow_provider_cdc.core.options.merge import BY_NAME, MergeOptions
 from airflow_provider_cdc.core.options.run import StepOptions
-from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.lake_format import PLAIN_PARQUET, LakeFormat
-from airflow_provider_cdc.core.run.manifest import Manifest, RunTable
-from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.plan import InitialPoint, MissedPast, TablePlan
-from airflow_provider_cdc.core.run.prepared_places import prepare_places
 from airflow_provider_cdc.core.run.run import Run, scratch_of
-from airflow_provider_cdc.core.shards.fit import with_merged_names, with_shards
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.selection import Selection
-from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone
+from airflow_provider_cdc.core.tables.table import ORIGIN, MergedColumn, Shard, Table, TableName
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, SchemaChanged
+from airflow_provider_cdc.jobs.begin.base_selection import bases_of, with_known_of_bases
+from airflow_provider_cdc.jobs.begin.history_of_run import histories_of
+from airflow_provider_cdc.jobs.begin.preparation import prepare_places, run_tables
+from airflow_provider_cdc.sinks.base import Sink
+from airflow_provider_cdc.sources.api.source import Source
 
 _log = logging.getLogger(__name__)
 
-
-class RunSource(Protocol):
-    """The methods of a source that a run needs to begin; see ``sources.api``."""
-
-    @property
-    def kind(self) -> str: ...
-
-    @property
-    def position_key(self) -> str: ...
-
-    def check_identity(self, identity: Mapping[str, str], position: Position) -> None: ...
-
-
-@runtime_checkable
-class Discards(Protocol):
-    """A source that creates objects on its server for the initial position, such as a slot, and can drop them."""
-
-    def discard(self, identity: Mapping[str, str]) -> None: ...
+NOT_MERGED = MergeOptions()
 
 
 def begin(
-    source: RunSource,
+    source: Source,
     plans: Sequence[TablePlan],
     options: StepOptions,
     record: Callable[[], InitialPoint],
@@ -63,7 +46,7 @@ def begin(
     scratch: str = "",
     source_conn_id: str = "",
     skipped: Mapping[str, str] | None = None,
-    heads: Heads | None = None,
+    heads: Sink | None = None,
     missed_past: MissedPast | None = None,
     may_miss_past: bool = False,
     lake_format: LakeFormat = PLAIN_PARQUET,
@@ -124,7 +107,7 @@ def begin(
         initial_position=str(initial.position),
         identity=dict(initial.identity),
         created_at=created_at,
-        tables=_run_tables(plans, tables, places),
+        tables=run_tables(plans, tables, places),
         options=options,
         source_conn_id=source_conn_id,
         skipped={**(skipped or {}), **with_merged_names(plans, refused)},
@@ -164,7 +147,7 @@ def _current(folder: Storage) -> Run | None:
     return Run.load(folder) if run.begin_following() else run
 
 
-def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: StepOptions) -> bool:
+def _goes_on(run: Run, source: Source, plans: Sequence[TablePlan], options: StepOptions) -> bool:
     """Return whether the run continues with its present manifest."""
     manifest = run.manifest
     if manifest.kind != source.kind:
@@ -252,32 +235,84 @@ def _damaged_bases(run: Run, plans: Sequence[TablePlan]) -> str:
     )
 
 
-def _discard(source: RunSource, identity: Mapping[str, str]) -> None:
+def _discard(source: Source, identity: Mapping[str, str]) -> None:
     """Drop the slot and the publication of a position that the run does not use. If this fails, both are dropped at the
     end of the run."""
     try:
-        if isinstance(source, Discards):
-            source.discard(identity)
+        source.discard(identity)
     except CdcError as error:
         _log.warning(
             "Could not drop the slot and publication of another attempt; they stay until the run ends: %s", error
         )
 
 
-def _run_tables(
-    plans: Sequence[TablePlan], tables: Sequence[Table], places: Mapping[TableName, Place]
-) -> tuple[RunTable, ...]:
-    """Return the tables of a run, each with its plan."""
-    by_name = {plan.table: plan for plan in plans}
-    return tuple(
-        RunTable(
-            replace(table, selection=plan.selection),
-            plan.consistency,
-            plan.reason,
-            plan.at_upper,
-            plan.base,
-            places.get(plan.copy_name),
-            feed_gap=plan.feed_gap,
-        )
-        for table, plan in ((table, by_name[table.name]) for table in tables)
-    )
+def with_shards(
+    source: Source,
+    plans: Sequence[TablePlan],
+    initial: InitialPoint,
+    again: Collection[TableName] = (),
+    merging: MergeOptions = NOT_MERGED,
+) -> InitialPoint:
+    """Return the initial point, in which each shard knows its merged table.
+
+    :param again: merged tables of which all shards are read at this position, and no earlier read of a shard counts.
+        Their shards may have other columns than planned, if all of them have the same.
+    :param merging: the options that the columns of ``again`` depend on.
+    :raises SchemaChanged: a table was altered since it was planned, and no longer fits into its merged table.
+    """
+    shards = {plan.table: plan for plan in plans if plan.shard is not None}
+    if not shards:
+        return initial
+    # These modules are imported only here, because they import Arrow, which is slow and not needed without shards.
+    from airflow_provider_cdc.core.shards.rows import columns_of, differences, shard_of
+
+    found: dict[TableName, list[tuple[Table, tuple[MergedColumn, ...]]]] = {}
+    for table in initial.tables:
+        plan = shards.get(table.name)
+        if plan is not None and plan.shard is not None:
+            planned = replace(table, selection=plan.selection)
+            columns = columns_of(planned, source.arrow_schema(planned)) if _has_columns(planned) else ()
+            found.setdefault(plan.shard.merged, []).append((planned, columns))
+    shared: dict[TableName, Shard] = {}
+    for merged in again:
+        tables, columns_of_shards = zip(*sorted(found[merged], key=lambda one: one[0].name), strict=True)
+        by_name = merging.column_order == BY_NAME
+        shared[merged] = shard_of(merged, tables, columns_of_shards, by_name=by_name)
+    shards_by_table: dict[TableName, Shard] = {}
+    for table, columns in chain.from_iterable(found.values()):
+        shard = shards[table.name].shard
+        assert shard is not None
+        if (now := shared.get(shard.merged)) is not None:
+            shard = replace(shard, columns=now.columns, key=now.key)
+        wrong = differences(columns, table.key, shard)
+        if not table.key:
+            wrong.append("without a key, its rows cannot be told apart from those of other shards")
+        wrong += [
+            f"its column {column.name} has the name of an origin column"
+            for column in shard.columns
+            if shard.origin and column.name.casefold() in ORIGIN
+        ]
+        if wrong:
+            raise SchemaChanged(
+                f"it no longer fits into the merged table {shard.merged}: {'; '.join(wrong)}",
+                where=str(table.name),
+                hint="alter the other shards in the same way, or leave this table out, and trigger a new run",
+            )
+        shards_by_table[table.name] = shard
+    tables_with_shards = (replace(one, shard=shards_by_table.get(one.name, one.shard)) for one in initial.tables)
+    return replace(initial, tables=tuple(tables_with_shards))
+
+
+def _has_columns(table: Table) -> bool:
+    """Return whether the table has all columns of its selection."""
+    return {*table.selection.columns} <= {column.name for column in table.columns}
+
+
+def with_merged_names(plans: Sequence[TablePlan], refused: Mapping[str, str]) -> dict[str, str]:
+    """Return ``refused`` with the merged tables of the shards that are left out, each with the reason."""
+    merged = {
+        str(plan.shard.merged): f"its shard {plan.table}: {refused[str(plan.table)]}"
+        for plan in plans
+        if plan.shard is not None and str(plan.table) in refused
+    }
+    return {**refused, **merged}
