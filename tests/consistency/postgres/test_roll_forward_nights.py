@@ -387,8 +387,8 @@ def test_schema_changes_are_carried(postgres_factory: PostgresFactory, spark: Sp
     """On the last nights, no row of a table changes, and a table is altered whose copy was itself carried."""
     nights = Nights(postgres_factory(None, ENDS[0]), spark, tmp_path)
     nights.do(
-        "CREATE TABLE stock (id int PRIMARY KEY, a int, b varchar(20), c numeric(6, 2) NOT NULL, d text)",
-        "INSERT INTO stock VALUES (1, 1, 'one', 1, 'I'), (2, 2, NULL, 2, 'II'), (3, 3, 'three', 3, 'III')",
+        "CREATE TABLE stock (id int PRIMARY KEY, a int, b varchar(20), d text, c numeric(6, 2) NOT NULL)",
+        "INSERT INTO stock VALUES (1, 1, 'one', 'I', 1), (2, 2, NULL, 'II', 2), (3, 3, 'three', 'III', 3)",
         "CREATE TABLE notes (text varchar(9), n int)",
         "INSERT INTO notes VALUES ('a', 1), ('a', 2), ('b', 3), (NULL, NULL)",
         "CREATE TABLE other (id int PRIMARY KEY, a int)",
@@ -403,7 +403,7 @@ def test_schema_changes_are_carried(postgres_factory: PostgresFactory, spark: Sp
         "ALTER TABLE stock ALTER n SET DEFAULT 8",
         "ALTER TABLE stock RENAME b TO e",
         "UPDATE stock SET a = 30 WHERE id = 3",
-        "INSERT INTO stock VALUES (4, 4, 'four', 4, 'IV')",
+        "INSERT INTO stock VALUES (4, 4, 'four', 'IV', 4)",
         "UPDATE other SET a = 2",
         "ALTER TABLE stock DROP d",
         "INSERT INTO notes VALUES ('z', 9)",
