@@ -76,7 +76,7 @@ class Deployment:
         self.preflight(name, **options)
         dag, group = self.group(**options)
         task, outputs = group.lock_and_record, self.outputs[name]
-        for key in ("plan", "options", "skipped", "missed_past", "may_miss_past"):
+        for key in ("plan", "options", "skipped", "missed_past", "may_miss_past", "request"):
             setattr(task, key, outputs[key])
         task.execute(self.context(dag, name, task.task_id))
         return Run.load(Storage(outputs["run_uri"]))

@@ -75,7 +75,9 @@ def preflight(target: Path, night: datetime, run_type: str = "scheduled", **give
 
 def record(target: Path, found: dict[str, Any], context: Any) -> Run:
     """The run that lock_and_record begins with what preflight left."""
-    handed_on = {name: found[name] for name in ("plan", "options", "skipped", "missed_past", "may_miss_past")}
+    handed_on = {
+        name: found[name] for name in ("plan", "options", "skipped", "missed_past", "may_miss_past", "request")
+    }
     recording = LockAndRecordOperator(
         task_id="lock_and_record", source_conn_id="shop", target=target.as_uri(), **handed_on
     )
@@ -143,8 +145,6 @@ def test_a_past_that_goes_missing_after_preflight_is_missed_as_before_it(
     written, _ = preflight(tmp_path, night, as_of=night.isoformat())
     assert (found["may_miss_past"], written["may_miss_past"]) == (True, False)
     postgres.query(what, database=database_with_slot)
-    with pytest.raises(AirflowFailException, match=why):
-        record(tmp_path, written, context)
     run = record(tmp_path, found, context)
     assert (run.manifest.options.as_of, run.manifest.missed_as_of) == ("", night.isoformat())
     assert run.manifest.missed_past is not None
@@ -153,6 +153,10 @@ def test_a_past_that_goes_missing_after_preflight_is_missed_as_before_it(
     assert record(tmp_path, found, context).digest == run.digest
     found, _ = preflight(tmp_path, datetime.now(UTC))
     assert found["missed_past"] == {}
+    # The run before created another standing slot.
+    later = {**context, "dag_run": SimpleNamespace(**{**vars(context["dag_run"]), "run_id": "scheduled__later"})}
+    with pytest.raises(AirflowFailException, match=f"{why}|lies before the standing slot"):
+        record(tmp_path, written, later)
 
 
 def test_a_feed_may_begin_anew_where_a_past_goes_missing() -> None:
