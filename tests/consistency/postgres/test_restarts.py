@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.options.merge import MergeOptions
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import ExactnessError, LogGone
 from harness.pipeline import Pipeline, published, settings_of
@@ -272,6 +273,56 @@ def test_an_altered_table_without_its_filtered_column_is_left_out(
     )
     run.finish()
     assert list(run.found["consolidate"]["skipped"]) == [f"{schema}.orders"]
+    _check_present_rows(run, primary)
+
+
+@pytest.mark.slow
+def test_shards_that_are_altered_together_stay_one_table(
+    primary: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the new position, the shards are compared with each other, and not with the columns of the plan."""
+    schema = _small_tables(primary)
+    shards = [f"{schema}.orders", f"{schema}.visits"]
+    primary.query(f"UPDATE {schema}.visits SET id = id + 100")
+    merging = MergeOptions({f"{schema}.all": shards})
+    run = Pipeline(spark, settings_of(primary), tmp_path.as_uri(), [f"{schema}.*"], merging=merging)
+    run.record()
+
+    def act() -> None:
+        add = "ALTER TABLE {} ADD c integer DEFAULT 7; ALTER TABLE {} ALTER note TYPE varchar(9)"
+        write = "UPDATE visits SET c = 8 WHERE id < 105"
+        _alter(primary, schema, ("BEGIN", *(add.format(name, name) for name in ("orders", "visits")), write, "COMMIT"))
+
+    act_during(run, DURING[0], act, monkeypatch)
+    run.finish()
+    _, rows = published(run.found["consolidate"]["published"][f"{schema}.all"])
+    assert Counter(rows) == Counter(primary.query(" UNION ALL ".join(f"SELECT * FROM {name}" for name in shards)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("during", DURING[:2])
+def test_a_replica_identity_that_was_lost_for_a_while_has_its_table_read_again(
+    during: str, primary: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log lacks the old rows of the changes in between."""
+    schema = _small_tables(primary)
+    run = Pipeline(spark, settings_of(primary), tmp_path.as_uri(), [f"{schema}.*"])
+    initial = run.record()
+
+    def act() -> None:
+        update = "UPDATE visits SET note = 'without its old row' WHERE id < 5"
+        identity = "ALTER TABLE visits REPLICA IDENTITY {}"
+        _alter(primary, schema, (identity.format("DEFAULT"), update, identity.format("FULL")))
+
+    if during == DURING[0]:
+        act()
+    else:
+        act_during(run, DURING[0], act, monkeypatch)
+    run.snapshot()
+    run.extract_delta()
+    assert run.consolidate()["position"] != initial
+    (restart,) = Run.load(run.run).manifest.restarts
+    assert list(restart.tables) == [f"{schema}.visits"]
     _check_present_rows(run, primary)
 
 

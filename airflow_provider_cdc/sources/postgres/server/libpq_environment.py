@@ -2,7 +2,7 @@
 
 libpq takes each parameter that a program does not pass from an environment variable (PGSSLMINPROTOCOLVERSION, …). These
 variables may be set for other programs of the machine. So a session passes the default of each parameter whose variable
-is set. A few parameters have no value that stands for the default, so an error names their variables.
+is set. The parameter ``service`` has no value that stands for the default, so an error names its variable.
 """
 
 from __future__ import annotations
@@ -12,10 +12,14 @@ from collections.abc import Container, Mapping
 
 from psycopg import pq
 
-_EMPTY_IS_DEFAULT = frozenset(
-    {"require_auth", "requirepeer", "ssl_max_protocol_version", "sslcert", "sslkey", "sslrootcert", "sslcrl"}
-    | {"sslcrldir", "sslcertmode"}
-)
+_DEFAULTS = {
+    **dict.fromkeys(("require_auth", "requirepeer", "ssl_max_protocol_version"), ""),
+    **dict.fromkeys(("sslcert", "sslkey", "sslrootcert", "sslcrl", "sslcrldir"), ""),
+    "sslcertmode": "allow",
+    "min_protocol_version": "3.0",
+    "max_protocol_version": "3.0",
+}
+"""The defaults of parameters for which libpq itself reports none."""
 _HARMLESS = frozenset({"passfile", "gsslib"})
 """Parameters that cannot make a connection fail: without a password of the connection, the password file applies."""
 
@@ -41,6 +45,5 @@ def _set(given: Container[str]) -> Mapping[str, tuple[str, str | None]]:
         name, variable = option.keyword.decode(), (option.envvar or b"").decode()
         if not variable or variable not in os.environ or name in given or name in _HARMLESS:
             continue
-        default = option.compiled.decode() if option.compiled else "" if name in _EMPTY_IS_DEFAULT else None
-        found[name] = (variable, default)
+        found[name] = (variable, option.compiled.decode() if option.compiled else _DEFAULTS.get(name))
     return found

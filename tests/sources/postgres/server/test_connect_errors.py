@@ -146,6 +146,37 @@ def test_a_pooler_that_refuses_start_up_options_is_reported(postgres: PostgresSe
                 pass
 
 
+@pytest.mark.parametrize("way", [session, reading_session, lambda settings: session(settings, replication=True)])
+def test_the_environment_of_other_programs_changes_no_session(
+    way: Way, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_of(postgres, "postgres")
+    for name, value in {
+        "PGREQUIREAUTH": "gss",
+        "PGCHANNELBINDING": "require",
+        "PGGSSENCMODE": "require",
+        "PGSSLMINPROTOCOLVERSION": "TLSv1.3",
+        "PGSSLMAXPROTOCOLVERSION": "TLSv1",
+        "PGSSLNEGOTIATION": "direct",
+        "PGSSLCERTMODE": "require",
+        "PGREQUIREPEER": "nobody",
+        "PGMINPROTOCOLVERSION": "3.2",
+        "PGMAXPROTOCOLVERSION": "latest",
+        "PGTARGETSESSIONATTRS": "standby",
+        "PGLOADBALANCEHOSTS": "random",
+        "PGHOSTADDR": "192.0.2.1",
+        "PGOPTIONS": "-c search_path=nowhere",
+        "PGSSLROOTCERT": "/nowhere",
+    }.items():
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            with way(settings):
+                pass
+    monkeypatch.setenv("PGSERVICE", "of_another_program")
+    with pytest.raises(ConfigurationError, match=r"PGSERVICE.*\n.*unset PGSERVICE"), way(settings):
+        pass
+
+
 def test_the_machine_of_a_session_that_vanishes_is_noticed_within_minutes(postgres: PostgresServer) -> None:
     names = ("tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count", "tcp_user_timeout")
     with session(settings_of(postgres, "postgres")) as connection:

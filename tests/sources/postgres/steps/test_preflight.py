@@ -151,6 +151,25 @@ def reader(postgres: PostgresServer, source: PostgresSource) -> Iterator[Postgre
     run(postgres, source, "DROP OWNED BY reader, owner_of_shop", "DROP ROLE reader, owner_of_shop")
 
 
+def test_a_member_that_does_not_inherit_is_told_of_the_role_that_it_has(
+    postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
+) -> None:
+    ((version,),) = postgres.query("SHOW server_version_num")
+    granted = int(version) >= 160_000
+    run(postgres, source, "ALTER ROLE reader REPLICATION", "GRANT ALL ON SCHEMA shop TO owner_of_shop")
+    with_option = " WITH INHERIT FALSE" if granted else ""
+    run(postgres, source, "ALTER ROLE reader NOINHERIT", f"GRANT owner_of_shop TO reader{with_option}")
+    run(postgres, source, f"GRANT CREATE ON DATABASE {source.settings.database} TO reader")
+    found = problems_of(reader, "shop.*")
+    assert len(found) == 3
+    inherit = 'GRANT "owner_of_shop" TO "reader" WITH INHERIT TRUE' if granted else 'ALTER ROLE "reader" INHERIT'
+    for problem in found:
+        assert inherit in problem.hint
+        assert 'ALTER ROLE "reader" SET role = "owner_of_shop"' in problem.hint
+    run(postgres, source, inherit)
+    assert not problems_of(reader, "shop.*")
+
+
 def test_the_grants_that_are_named_suffice(
     postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
 ) -> None:
