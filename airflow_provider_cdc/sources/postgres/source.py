@@ -28,7 +28,6 @@ from airflow_provider_cdc.sources.api.starts import KeptObject, LeftByRun
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
 from airflow_provider_cdc.sources.postgres.catalog import schema, schema_difference, type_catalog, types
-from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
 from airflow_provider_cdc.sources.postgres.chunking import chunks, sample
 from airflow_provider_cdc.sources.postgres.server import load, server, session_setup
 from airflow_provider_cdc.sources.postgres.server.session import session, value
@@ -81,7 +80,7 @@ class PostgresSource(CarriesReads, Source):
 
     def tables_of(self, plans: Sequence[TablePlan]) -> list[Table]:
         with session(self.settings) as connection:
-            tables = read_catalog(connection, lambda catalog: schema.read_tables(catalog, [p.table for p in plans]))
+            tables = schema.present_tables(connection, [plan.table for plan in plans])
         return [replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True)]
 
     def comparable_texts(self, table: Table) -> dict[str, str]:
@@ -235,7 +234,7 @@ class PostgresSource(CarriesReads, Source):
             # ALTER TYPE blocks no writer, so the log may have rows with new labels before other sessions see them.
             if altering := type_catalog.altering(connection, tables):
                 transaction_waits.settle(self.settings, connection, _ALTERED_SECONDS, altering)
-            read_catalog(connection, lambda catalog: schema_difference.check_unchanged(catalog, tables))
+            schema_difference.check_unchanged(connection, tables)
             if isinstance(self.settings, session_setup.RunSettings):
                 check_published(connection, self.settings.server, tables)
 
@@ -303,7 +302,7 @@ class PostgresSource(CarriesReads, Source):
     def check_continued(self, tables: Sequence[Table]) -> None:
         self.check_tables(tables)
         with session(self.settings) as connection:
-            read_catalog(connection, lambda catalog: schema_difference.check_unchanged(catalog, tables, versions=True))
+            schema_difference.check_unchanged(connection, tables, versions=True)
 
     def segments_since(
         self, start: Position, end: Position, identity: Mapping[str, str], slots: int = 1

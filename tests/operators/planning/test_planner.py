@@ -91,7 +91,7 @@ def test_a_night_whose_table_is_altered_after_preflight_does_not_stop(
     settings = settings_of(postgres, database_with_slot)
 
     def night(run_id: str) -> Pipeline:
-        names = {"source_conn_id": "shop", "standing_slot": STANDING, "refresh": "auto"}
+        names: dict[str, Any] = {"source_conn_id": "shop", "standing_slot": STANDING, "refresh": "auto"}
         return Pipeline(spark, settings, tmp_path.as_uri(), ["public.stock"], run_id=run_id, **names)
 
     first = night("20251231T000000Z-00000001")

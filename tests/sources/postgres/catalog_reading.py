@@ -10,7 +10,6 @@ from airflow_provider_cdc.sources.postgres.catalog import (
     partition_bounds,
     replica_identities,
     schema,
-    schema_difference,
 )
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.server.session import Connection
@@ -27,7 +26,6 @@ def _in_snapshot(read: Callable[Concatenate[Catalog, P], T]) -> Callable[Concate
     return of_session
 
 
-check_unchanged = _in_snapshot(schema_difference.check_unchanged)
 followed = _in_snapshot(replica_identities.followed)
 frames_of = _in_snapshot(standing_record.frames_of)
 read_tables = _in_snapshot(schema.read_tables)

@@ -10,10 +10,10 @@ from itertools import chain
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.postgres.catalog import publication_scope
-from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, CatalogChanged
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, CatalogChanged, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import read_types
 from airflow_provider_cdc.sources.postgres.catalog.views import view_definitions
-from airflow_provider_cdc.sources.postgres.server.session import query, quote
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
 
 HAS_NO_NULL = """(a.attnotnull AND NOT EXISTS (
     SELECT FROM pg_catalog.pg_constraint never_checked WHERE never_checked.conrelid = a.attrelid
@@ -176,6 +176,11 @@ def read_tables(catalog: Catalog, names: Sequence[TableName], publication: str =
             details["reads"] = view_definitions.read_definition(catalog, oid).versions
         tables.append(Table(name, tuple(columns[oid]), key, key_index, rows, size, details))
     return tuple(tables)
+
+
+def present_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Table, ...]:
+    """Call `read_tables` in a snapshot of its own."""
+    return read_catalog(connection, lambda catalog: read_tables(catalog, names))
 
 
 def _relations(catalog: Catalog, names: Sequence[TableName]) -> dict[TableName, tuple[int, str, str]]:

@@ -9,17 +9,16 @@ from typing import Any
 from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.postgres.catalog import publication_scope
-from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import (
     HINT,
     LOGGED,
     RENAMED,
     REWRITTEN,
     leaves,
-    read_tables,
+    present_tables,
 )
 from airflow_provider_cdc.sources.postgres.catalog.views import view_definitions
-from airflow_provider_cdc.sources.postgres.server.session import quote
+from airflow_provider_cdc.sources.postgres.server.session import Connection, quote
 
 AT_UPPER = "at_upper"
 """A key of `Table.details`. Its value is true if the copy is exact at the position where the reads end."""
@@ -117,13 +116,13 @@ def _another_key(recorded: Table, now: Table) -> str:
     )
 
 
-def check_unchanged(catalog: Catalog, tables: Iterable[Table], *, versions: bool = False) -> None:
+def check_unchanged(connection: Connection, tables: Iterable[Table], *, versions: bool = False) -> None:
     """Check that tables have not been changed since they were recorded. `difference` describes which changes count.
 
     :raises SchemaChanged: a table has changed.
     """
     recorded = list(tables)
-    for table, now in zip(recorded, read_tables(catalog, [table.name for table in recorded]), strict=True):
+    for table, now in zip(recorded, present_tables(connection, [table.name for table in recorded]), strict=True):
         if what := difference(table, now, versions=versions):
             raise SchemaChanged(
                 what,

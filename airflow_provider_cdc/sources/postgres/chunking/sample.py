@@ -11,8 +11,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.planning.sampling import gave_up, problems_of
-from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
-from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves, read_tables
+from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves, present_tables
 from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types
 from airflow_provider_cdc.sources.postgres.catalog.users_code import is_unplannable
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import VIEW
@@ -64,7 +63,7 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
                     raise
                 gave_up(table, "it needs another search_path")
 
-        tables = read_catalog(connection, lambda catalog: read_tables(catalog, [plan.table for plan in plans]))
+        tables = present_tables(connection, [plan.table for plan in plans])
         return problems_of(plans, tables, _at_risk, looks)
 
 

@@ -24,7 +24,7 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.column_evolution import DROPPED, NotCarried, evolution, number_of
-from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
+from airflow_provider_cdc.sources.postgres.catalog.schema import present_tables
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, difference
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import label_oids
 from airflow_provider_cdc.sources.postgres.checks.past import Past
@@ -113,7 +113,7 @@ class CarriesReads:
 def _unaltered(connection: Connection, tables: Sequence[Table]) -> list[Table]:
     """Return the tables that have their recorded state."""
     try:
-        present = read_catalog(connection, lambda catalog: read_tables(catalog, [table.name for table in tables]))
+        present = present_tables(connection, [table.name for table in tables])
     except SchemaChanged:
         # One of the tables is gone.
         return [table for one in tables for table in _unaltered(connection, [one])] if len(tables) > 1 else []
@@ -155,7 +155,7 @@ def _evolution(since: schema_changes.SinceCopy, table: Table, now: Table, record
     missing = schema_changes.missing_values(since.connection, now)
     found = evolution(table, now, missing, f"since {since.start}")
     # The missing values belong to the file of the table, so they count only if the table still has this file.
-    (again,) = read_catalog(since.connection, lambda catalog: read_tables(catalog, [table.name]))
+    (again,) = present_tables(since.connection, [table.name])
     if why := difference(now, again, versions=True):
         raise NotCarried(f"it was altered again meanwhile: {why}")
     carried = replace(now, eras=found.eras, options=table.options, selection=table.selection)

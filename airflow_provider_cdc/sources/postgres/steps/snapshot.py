@@ -49,7 +49,7 @@ from airflow_provider_cdc.sources.postgres.catalog.replica_identities import (
     needs_log,
     no_identity,
 )
-from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, read_tables
+from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, present_tables, read_tables
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, difference
 from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, ServerContext
 from airflow_provider_cdc.sources.postgres.checks.settings import SETTINGS
@@ -236,7 +236,7 @@ class _Fixing:
 def _were_altered(connection: Connection, before: Sequence[Table]) -> bool:
     """Return whether tables were altered or replaced since they were read, even if only for a while."""
     try:
-        now = read_catalog(connection, lambda catalog: read_tables(catalog, [table.name for table in before]))
+        now = present_tables(connection, [table.name for table in before])
     except SchemaChanged:
         return True
     return any(

@@ -54,13 +54,12 @@ class Ddl:
         self._connection = connection
         self._statements = statements
 
-    def act(self) -> bool:
-        """Execute the next statement, unless another session locks the table. Return whether it was executed."""
+    def act(self, condition: bool = True) -> None:
+        """Execute the next statement, unless a lock of another session is in its way."""
         with suppress(psycopg.errors.LockNotAvailable):
-            self._connection.execute(self._statements[self.done % len(self._statements)])
-            self.done += 1
-            return True
-        return False
+            if condition:
+                self._connection.execute(self._statements[self.done % len(self._statements)])
+                self.done += 1
 
     def complete(self) -> None:
         while self.done % len(self._statements):
@@ -101,7 +100,7 @@ def test_a_type_that_is_dropped_between_two_statements_is_looked_up_again(
     with proxied(postgres, database, *TYPE) as (source, proxy, ddl), session(source.settings) as connection:
         for first in range(1, 14):
             number = count()
-            proxy.meanwhile = lambda: next(number) >= first and ddl.done % len(TYPE) < 2 and ddl.act()  # noqa: B023
+            proxy.meanwhile = lambda: ddl.act(next(number) >= first and ddl.done % len(TYPE) < 2)  # noqa: B023
             (found,) = read(connection, "t")
             assert found.columns[2].type in ("text", "public.mood")
             proxy.meanwhile = None
@@ -142,7 +141,7 @@ def test_one_change_while_the_position_is_fixed_leads_to_another_try(
     while True:
         with proxied(postgres, database, statement) as (source, proxy, ddl):
             number = count()
-            proxy.meanwhile = lambda: next(number) >= moments and not ddl.done and ddl.act()  # noqa: B023
+            proxy.meanwhile = lambda: ddl.act(next(number) >= moments and not ddl.done)  # noqa: B023
             point = source.record_initial(plans, LockPolicy(), "changed")
             proxy.meanwhile = None
             came = bool(ddl.done)

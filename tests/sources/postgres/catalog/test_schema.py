@@ -15,13 +15,13 @@ from airflow_provider_cdc.core.tables.selection import selection_of
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
-from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, difference
+from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, check_unchanged, difference
 from airflow_provider_cdc.sources.postgres.catalog.types import unmapped
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, session
 from airflow_provider_cdc.sources.postgres.steps.chunk_reader import check_in_place
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
-from tests.sources.postgres.catalog_reading import check_unchanged, read_tables, resolve
+from tests.sources.postgres.catalog_reading import read_tables, resolve
 from tests.sources.postgres.log.reading import settings as settings_of
 
 SHOP = """

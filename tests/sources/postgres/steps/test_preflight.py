@@ -167,7 +167,7 @@ def test_a_member_that_does_not_inherit_is_told_of_the_role_that_it_has(
         assert inherit in problem.hint
         assert 'ALTER ROLE "reader" SET role = "owner_of_shop"' in problem.hint
     run(postgres, source, inherit)
-    assert not problems_of(reader, "shop.*")
+    assert len(reader.preflight(["shop.*"])) == 1
 
 
 def test_the_grants_that_are_named_suffice(
