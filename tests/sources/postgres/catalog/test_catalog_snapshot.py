@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -12,13 +13,14 @@ import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.errors import PreflightError, SchemaChanged, TransientError
+from airflow_provider_cdc.errors import CdcError, PreflightError, SchemaChanged, TransientError
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, session
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy
+from tests.seeds import SOAK_SEED
 from tests.sources.postgres.log.reading import settings as settings_of
 
 RENAME = ("ALTER TABLE t RENAME q TO r", "ALTER TABLE t RENAME r TO s", "ALTER TABLE t RENAME s TO q")
@@ -160,6 +162,37 @@ def test_one_change_while_the_position_is_fixed_leads_to_another_try(
             break
         moments += 3
     assert moments > 20
+    assert postgres.query("SELECT pubname FROM pg_publication", database=database) == []
+
+
+@pytest.mark.long
+def test_random_ddl_between_statements_leads_to_an_error_of_the_package_at_most(
+    postgres: PostgresServer, database: str, tables: None
+) -> None:
+    chance = random.Random(SOAK_SEED or 1)
+    statements = [*RENAME, *COLUMN, *PARTITION, *TYPE, SWAP, "GRANT SELECT ON t TO PUBLIC", "TRUNCATE p"]
+    fixed = 0
+    for number in range(60):
+        with proxied(postgres, database) as (source, proxy, _), postgres.connect(database=database) as other:
+            other.execute("SET lock_timeout = '20ms'")
+            rate = chance.choice([0.02, 0.1, 0.5])
+
+            def act() -> None:
+                if chance.random() < rate:  # noqa: B023
+                    with suppress(psycopg.Error):
+                        other.execute(chance.choice(statements))
+
+            proxy.meanwhile = act
+            try:
+                plans = source.preflight(TABLES)
+                source.sample(plans)
+                point = source.record_initial(plans, LockPolicy(), f"random_{number}")
+            except CdcError:
+                continue
+            proxy.meanwhile = None
+            source.discard(point.identity)
+            fixed += 1
+    assert fixed > 5
     assert postgres.query("SELECT pubname FROM pg_publication", database=database) == []
 
 
