@@ -35,7 +35,7 @@ from airflow_provider_cdc.errors import (
     SourceUnavailable,
 )
 from airflow_provider_cdc.jobs.begin.base_selection import bases_of, with_known_of_bases
-from airflow_provider_cdc.jobs.begin.initial_position import with_shards
+from airflow_provider_cdc.jobs.begin.fit import with_shards
 from airflow_provider_cdc.jobs.begin.preparation import lake_format
 from airflow_provider_cdc.jobs.restart.altered import altered_table, described
 from airflow_provider_cdc.jobs.restart.carry import FinishedRead, carried_tables, finished_reads, with_carried

@@ -165,10 +165,11 @@ class Starts(ABC):
         self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions, run_id: str = ""
     ) -> InitialPoint:
         """Record the initial position as `record_initial` does, but at the position that ``as_of`` names.
-        If ``as_of`` is a time, wait up to ``options.as_of_wait_seconds`` for the first commit after this time.
+        The position of a time is final: no later commit can belong to it.
 
         :raises PreflightError: a copy of these tables cannot be exact at the position that ``as_of`` names.
-        :raises SourceUnavailable: no transaction has been committed after the time ``as_of`` yet.
+        :raises SourceUnavailable: the position of the time ``as_of`` does not become final, because of a fault of the
+            server.
         """
         raise self._no_past()
 
