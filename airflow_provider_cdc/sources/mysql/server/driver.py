@@ -334,11 +334,12 @@ class _Method:
         if not packet.is_auth_switch_request():
             raise _no_protocol(self._where, f"it sent x'{packet.get_all_data()[:8].hex()}' during the login")
         if self._name not in (_NATIVE, _CACHING, _SHA256, _CLEAR):
+            name = self._name[:64].decode(errors="replace")
             raise ConfigurationError(
-                f"the server requests the authentication method {self._name[:64].decode(errors='replace')}, which is "
-                "not supported",
+                f"the server requests the authentication method {name or 'with an empty name'}, which is not supported",
                 where=self._where,
-                hint="use an account that is identified with caching_sha2_password",
+                hint="use an account that is identified with caching_sha2_password"
+                + ("" if name else ". A proxy that answers in place of the server may cause an empty name"),
             )
         if self._name == _CLEAR:
             return self._show()
