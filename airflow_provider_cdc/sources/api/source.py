@@ -3,7 +3,7 @@
 Every kind of database implements `Source`. A method is abstract if every kind must have it. Other methods have a
 default, for what a database may lack:
 
-- If there is nothing to do, the default does nothing, or returns that there is nothing. For example, a server that
+- If there is nothing to do, the default does nothing, or returns an empty result. For example, a server that
   keeps no objects for runs has none to release.
 - If a user may request something that the database cannot do, the default raises `ConfigurationError`, or returns the
   reason. It never looks as if the request were fulfilled.
