@@ -406,6 +406,6 @@ def test_a_prepared_transaction_that_locks_a_table_is_named(
         server.restart()
     with pytest.raises(LockNotGranted) as refused:
         PostgresSource(settings_of(server, "postgres")).preflight(["public.*"], TableOptions())
-    what = "prepared transaction 'migration' of postgres holds the lock ACCESS EXCLUSIVE on public.stock for PT"
+    what = "prepared transaction 'migration' of postgres holds the lock ACCESS EXCLUSIVE on public.stock for "
     assert what in str(refused.value)
     server.query("ROLLBACK PREPARED 'migration'")
