@@ -25,8 +25,7 @@ airflow_version.check()
 
 from airflow.providers.common.compat.sdk import Asset, AssetAlias  # noqa: E402
 
-from airflow_provider_cdc.core.storage.target import lake_of  # noqa: E402
-from airflow_provider_cdc.core.storage.uri import LakeUri  # noqa: E402
+from airflow_provider_cdc.core.storage.uri import LakeUri, lake_of  # noqa: E402
 from airflow_provider_cdc.core.tables.selection import selection_of  # noqa: E402
 from airflow_provider_cdc.core.tables.table import CopyName, TableName  # noqa: E402
 from airflow_provider_cdc.errors import ConfigurationError  # noqa: E402

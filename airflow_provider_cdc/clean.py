@@ -13,8 +13,8 @@ from argparse import ArgumentParser
 from collections.abc import Sequence
 from dataclasses import MISSING
 
-from airflow_provider_cdc.core.options.clean import CleanOptions
 from airflow_provider_cdc.core.options.declare import declared_in
+from airflow_provider_cdc.core.options.lake import CleanOptions
 from airflow_provider_cdc.errors import CdcError
 
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from airflow_provider_cdc.core.liveness.proof import no_airflow
     from airflow_provider_cdc.hooks.storage import storage_access
     from airflow_provider_cdc.operators.clean import checked_clean, cleaner_of
-    from airflow_provider_cdc.operators.planning.airflow_api import states_by_api
+    from airflow_provider_cdc.operators.planning.dag_run_state import states_by_api
 
     try:
         options = checked_clean(values)

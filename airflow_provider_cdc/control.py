@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from airflow_provider_cdc.core.control import events
+from airflow_provider_cdc.core.control import acts as events
 from airflow_provider_cdc.core.control.acts import LIMIT, VERBS, Acts, act_on
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import duration

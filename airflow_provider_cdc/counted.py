@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 
-def counted(number: int, one: str, many: str = "") -> str:
+def format_count(number: int, one: str, many: str = "") -> str:
     """Format a count, such as ``1 table`` or ``2,000 tables``.
 
     :param many: the plural form. Empty: the plural is ``one`` plus an s.

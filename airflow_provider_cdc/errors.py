@@ -46,7 +46,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 
 
 class CdcError(Exception):
@@ -138,7 +138,7 @@ class PreflightError(TerminalError):
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1))
-        super().__init__(f"{counted(len(problems), 'problem')} found before any work began:\n{lines}")
+        super().__init__(f"{format_count(len(problems), 'problem')} found before any work began:\n{lines}")
         self.problems = tuple(problems)
 
 

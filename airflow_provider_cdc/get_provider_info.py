@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from airflow_provider_cdc.sinks.catalog import FIELDS, FORM
-from airflow_provider_cdc.sources.api.registry import KINDS, Kind
+from airflow_provider_cdc.sinks.registry import FIELDS, FORM
+from airflow_provider_cdc.sources.api.registry import KINDS, SourceKind
 
 _DOCUMENTATION = "https://airflow-provider-cdc.github.io/airflow-provider-cdc"
 _GUIDES = tuple(
@@ -75,8 +75,8 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_provider_cdc.operators.preflight",
                     "airflow_provider_cdc.operators.lock_and_record",
-                    "airflow_provider_cdc.operators.snapshot",
-                    "airflow_provider_cdc.operators.extract_delta",
+                    "airflow_provider_cdc.operators.copy_tasks",
+                    "airflow_provider_cdc.operators.copy_tasks",
                     "airflow_provider_cdc.operators.consolidate",
                 ],
             }
@@ -95,8 +95,8 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "CDC",
                 "python-modules": [
-                    "airflow_provider_cdc.triggers.pause",
-                    "airflow_provider_cdc.triggers.position",
+                    "airflow_provider_cdc.triggers.waiting",
+                    "airflow_provider_cdc.triggers.waiting",
                     "airflow_provider_cdc.triggers.published",
                     "airflow_provider_cdc.triggers.runway",
                 ],
@@ -121,7 +121,7 @@ def _option(setting: Mapping[str, Any]) -> dict[str, Any]:
     return {"version_added": "0.2.0", "type": "string", "default": None, **setting}
 
 
-def _connection_type(kind: Kind) -> dict[str, Any]:
+def _connection_type(kind: SourceKind) -> dict[str, Any]:
     return {
         "connection-type": kind.connection_types[0],
         "hook-class-name": kind.hook,

@@ -22,18 +22,15 @@ from pyarrow import dataset
 
 from airflow_provider_cdc.core.copies.history import history_in
 from airflow_provider_cdc.core.positions.as_of import parse_position, reaches
-from airflow_provider_cdc.core.run.feed import feed_schema
-from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
-from airflow_provider_cdc.core.storage.access import StorageSettings
+from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT, feed_schema
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.uri import LakeUri
+from airflow_provider_cdc.core.storage.uri import LakeUri, StorageSettings
 from airflow_provider_cdc.core.tables.selection import selection_of
 from airflow_provider_cdc.core.tables.table import CopyName, TableName
 from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, PositionError
 from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy, Sink
-from airflow_provider_cdc.sinks.catalog import CUTS_NAMESPACE
 from airflow_provider_cdc.sinks.feeds import LakeFeedGap, feeds_of, read_gap
-from airflow_provider_cdc.sinks.registry import open_sink
+from airflow_provider_cdc.sinks.registry import CUTS_NAMESPACE, open_sink
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from airflow_provider_cdc.core.control import events
+from airflow_provider_cdc.core.control import acts
 from airflow_provider_cdc.core.run.results import ConsolidateResult, DeltaResult, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 
@@ -93,7 +93,7 @@ def _numbers(run: Run) -> Iterator[tuple[str, float]]:
     yield "values_as_null", sum(count for columns in nulled for count in columns.values())
     yield "files_scrubbed", done.scrubbed
     yield "lock_seconds", read.lock_seconds
-    control = events.read(run.folder)
+    control = acts.read(run.folder)
     yield "paused_seconds", control.paused_seconds
     yield "slowed_seconds", control.slowed_seconds
     yield "snapshot_seconds", read.seconds

@@ -36,7 +36,7 @@ from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 from airflow_provider_cdc.sources.api.registry import KINDS
 from airflow_provider_cdc.sources.planning.patterns import Pattern
-from airflow_provider_cdc.yaml_file import Value, read_yaml
+from airflow_provider_cdc.yaml_file import YamlValue, read_yaml
 
 _KEYS = ("schedule", "timezone", "start_date", "deadline_minutes", "defaults", "sources")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
@@ -91,7 +91,7 @@ def read_nightly(path: Path) -> Nightly:
     return nightly
 
 
-def _sources(document: Value, given: Mapping[str, Value], problems: list[Problem]) -> list[NightlySource]:
+def _sources(document: YamlValue, given: Mapping[str, YamlValue], problems: list[Problem]) -> list[NightlySource]:
     if "sources" not in given:
         problems.append(document.place.problem("the file has no sources", "add the key sources, with a list"))
         return []
@@ -114,7 +114,7 @@ def _sources(document: Value, given: Mapping[str, Value], problems: list[Problem
     return list(sources.values())
 
 
-def _source(element: Value, defaults: Mapping[str, Value], problems: list[Problem]) -> NightlySource | None:
+def _source(element: YamlValue, defaults: Mapping[str, YamlValue], problems: list[Problem]) -> NightlySource | None:
     before = len(problems)
     option_values = element.mapping(problems)
     kinds = [kind.name for kind in KINDS]
@@ -159,7 +159,7 @@ def _preferred(kind: str, ours: Mapping[str, Option], given: Mapping[str, Any]) 
     return preferred | ({"refresh": "auto"} if "refresh" in ours else {})
 
 
-def _check_option(option: Option, value: Value, problems: list[Problem]) -> None:
+def _check_option(option: Option, value: YamlValue, problems: list[Problem]) -> None:
     # The value of a template is checked after rendering, when the run begins.
     if isinstance(value.plain, str) and "{{" in value.plain:
         return
@@ -179,7 +179,9 @@ def _check_option(option: Option, value: Value, problems: list[Problem]) -> None
         problems.append(value.place.problem(error.message, error.hint))
 
 
-def _check_unused(defaults: Mapping[str, Value], found: Mapping[str, NightlySource], problems: list[Problem]) -> None:
+def _check_unused(
+    defaults: Mapping[str, YamlValue], found: Mapping[str, NightlySource], problems: list[Problem]
+) -> None:
     option_names = {option.name for option in declared()}
     used = {key for source in found.values() for key in source.options}
     for key, value in defaults.items():
@@ -189,7 +191,7 @@ def _check_unused(defaults: Mapping[str, Value], found: Mapping[str, NightlySour
             )
 
 
-def _checked(value: Value | None, default: Any, holds: Any, what: str, problems: list[Problem]) -> Any:
+def _checked(value: YamlValue | None, default: Any, holds: Any, what: str, problems: list[Problem]) -> Any:
     if value is None:
         return default
     if not holds(value.plain):
@@ -198,7 +200,7 @@ def _checked(value: Value | None, default: Any, holds: Any, what: str, problems:
     return value.plain
 
 
-def _date(value: Value | None, problems: list[Problem]) -> datetime:
+def _date(value: YamlValue | None, problems: list[Problem]) -> datetime:
     if value is None:
         return _START
     if isinstance(value.plain, date) and not isinstance(value.plain, datetime):

@@ -23,8 +23,7 @@ from dataclasses import dataclass
 
 from airflow.configuration import conf
 
-from airflow_provider_cdc.core.storage.target import lake_of
-from airflow_provider_cdc.core.storage.uri import LakeUri, glob
+from airflow_provider_cdc.core.storage.uri import LakeUri, glob, lake_of
 from airflow_provider_cdc.errors import ConfigurationError
 
 VARIABLE = "AIRFLOW__CDC__PRODUCTION_TARGETS"

@@ -20,12 +20,10 @@ from typing import Any
 from airflow_provider_cdc.core.options.lake import FORMATS
 from airflow_provider_cdc.core.options.run import UNREPRESENTABLE
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.core.storage.access import install
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.target import lake_of
+from airflow_provider_cdc.core.storage.uri import install, lake_of
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, TerminalError
-from airflow_provider_cdc.jobs.verify.arguments import request_of
-from airflow_provider_cdc.jobs.verify.request import (
+from airflow_provider_cdc.jobs.verify.result_text import (
     DIFFERENT,
     FOLDER,
     MARKDOWN,
@@ -36,6 +34,7 @@ from airflow_provider_cdc.jobs.verify.request import (
     WHAT,
     Request,
     VerifyResult,
+    request_of,
 )
 
 SAME, TRANSIENT, TERMINAL, DIFFERS, UNVERIFIED = 0, 1, 2, 3, 4
@@ -60,10 +59,9 @@ def _verified(given: argparse.Namespace) -> VerifyResult:
     from airflow_provider_cdc.hooks import open_hook
     from airflow_provider_cdc.hooks.catalog import lake_settings
     from airflow_provider_cdc.hooks.storage import storage_settings
-    from airflow_provider_cdc.jobs.runtime.driver import driver_jvm, to_environment
-    from airflow_provider_cdc.jobs.runtime.session import open_session
+    from airflow_provider_cdc.jobs.runtime.driver import driver_jvm, open_session, to_environment
     from airflow_provider_cdc.jobs.verify.step import verify
-    from airflow_provider_cdc.operators.spark.scratch import scratch
+    from airflow_provider_cdc.operators.spark.launch import scratch
 
     install(storage_settings(given.storage_conn_id))
     request = _request(given)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 
 
 @pytest.mark.parametrize(
@@ -20,4 +20,4 @@ from airflow_provider_cdc.counted import counted
     ],
 )
 def test_a_number_has_its_noun(number: int, words: tuple[str, ...], told: str) -> None:
-    assert counted(number, *words) == told
+    assert format_count(number, *words) == told

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.run.feed import Feed, feed_schema
-from airflow_provider_cdc.core.run.plan import FeedGap
+from airflow_provider_cdc.core.run.manifest import Feed, FeedGap, feed_schema
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, ManifestError
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
-from airflow_provider_cdc.report.snippets import snippets_of
-from airflow_provider_cdc.sinks import latest, parquet
+from airflow_provider_cdc.report.facts import snippets_of
+from airflow_provider_cdc.sinks import parquet
+from airflow_provider_cdc.sinks import parquet as latest
 from airflow_provider_cdc.sinks.base import Publication
 from airflow_provider_cdc.sinks.feeds import next_order
 from harness.s3_server import s3_environment

@@ -9,16 +9,13 @@ from datetime import timedelta
 
 import pyarrow as pa
 
-from airflow_provider_cdc.cleaning.findings import Leftover, Removal, Report
+from airflow_provider_cdc.cleaning.findings import CleaningReport, Leftover, Removal
 from airflow_provider_cdc.cleaning.known_runs import KnownRuns, Rules
+from airflow_provider_cdc.cleaning.leftover_files import SinkOf, StrayFiles, Verifications, temporary_files
 from airflow_provider_cdc.cleaning.run_folders import RunFolders
 from airflow_provider_cdc.cleaning.server_objects import IsOfTarget, ServerObjects, leftovers_on_server
-from airflow_provider_cdc.cleaning.stray_files import SinkOf, StrayFiles
-from airflow_provider_cdc.cleaning.temporary_files import temporary_files
-from airflow_provider_cdc.cleaning.verifications import Verifications
 from airflow_provider_cdc.core.liveness.proof import StateOf, no_airflow
-from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.listing import clock_of
+from airflow_provider_cdc.core.storage.folder import Storage, clock_of
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
 from airflow_provider_cdc.sources.api.source import Source
 
@@ -52,7 +49,7 @@ class Cleaner:
     is_of_target: IsOfTarget = lambda one: False
     days: int = DAYS
 
-    def clean(self, *, dry_run: bool, say: Callable[[str], None] = _nothing) -> Report:
+    def clean(self, *, dry_run: bool, say: Callable[[str], None] = _nothing) -> CleaningReport:
         """Remove what can be removed, or with ``dry_run`` only find it.
 
         An error about one leftover does not stop the others.
@@ -78,7 +75,7 @@ class Cleaner:
                 continue
             removed.append(leftover)
             say(f"{'would remove' if dry_run else 'removed'} {leftover}")
-        return Report(tuple(removed), tuple(kept), dry_run)
+        return CleaningReport(tuple(removed), tuple(kept), dry_run)
 
     def _found(self) -> Iterator[Removal | Leftover]:
         rules = Rules(

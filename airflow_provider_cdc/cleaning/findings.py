@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 
 RUN, WORK_FILES, PLACED, FILE, VERIFICATION = "run", "work files", "half-placed copies", "file", "verification"
 """The kinds of leftovers in the lake. Those on the server are in `sources.api.starts`."""
@@ -32,7 +32,7 @@ class Leftover:
     why: str
 
     def __str__(self) -> str:
-        size = f", {counted(self.bytes, 'byte')}" if self.bytes else ""
+        size = f", {format_count(self.bytes, 'byte')}" if self.bytes else ""
         return f"{self.kind} {self.what}{size}: {self.why}"
 
 
@@ -46,7 +46,7 @@ class Removal:
 
 
 @dataclass(frozen=True)
-class Report:
+class CleaningReport:
     """The result of a clean-up. With ``dry_run``, ``removed`` are the leftovers that would have been removed."""
 
     removed: tuple[Leftover, ...]
@@ -67,9 +67,9 @@ class Report:
         """Return the report as text."""
         verb = "would be removed" if self.dry_run else "removed"
         return [
-            f"{counted(len(self.removed), 'leftover')} {verb}, {counted(self.bytes, 'byte')} in the lake",
+            f"{format_count(len(self.removed), 'leftover')} {verb}, {format_count(self.bytes, 'byte')} in the lake",
             *_listed(self.removed),
-            f"{counted(len(self.kept), 'leftover')} kept",
+            f"{format_count(len(self.kept), 'leftover')} kept",
             *_listed(self.kept),
         ]
 

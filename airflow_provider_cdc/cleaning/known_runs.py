@@ -9,12 +9,10 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from airflow_provider_cdc.core.copies.retention import UNTOLD
-from airflow_provider_cdc.core.liveness.dag_run import read_dag_run
-from airflow_provider_cdc.core.liveness.proof import StateOf, Verdict, judge
+from airflow_provider_cdc.core.liveness.proof import StateOf, Verdict, judge, read_dag_run
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.run import Run, was_told
-from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.listing import entries
+from airflow_provider_cdc.core.storage.folder import Storage, entries
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ManifestError
 

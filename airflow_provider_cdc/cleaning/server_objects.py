@@ -8,7 +8,7 @@ from functools import partial
 
 from airflow_provider_cdc.cleaning.findings import Leftover, Removal
 from airflow_provider_cdc.cleaning.known_runs import KnownRuns
-from airflow_provider_cdc.core.liveness.dag_run import DagRunNames
+from airflow_provider_cdc.core.liveness.proof import DagRunNames
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sources.api.source import Source
@@ -89,8 +89,8 @@ def _judged(one: KeptObject, known: KnownRuns, is_of_target: IsOfTarget) -> tupl
     names = DagRunNames(one.dag_id, one.dag_run_id, one.task_id)
     state = known.rules.state_of(names)
     if state.over:
-        return f"DAG run {names} {state.told}, and its run recorded nothing in this target", ""
-    return "", f"DAG run {names} {state.told}" if state.known else f"Airflow does not know the DAG run {names}"
+        return f"DAG run {names} {state.text}, and its run recorded nothing in this target", ""
+    return "", f"DAG run {names} {state.text}" if state.known else f"Airflow does not know the DAG run {names}"
 
 
 def _judged_by_run(run: Run, known: KnownRuns) -> tuple[str, str]:

@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.registry import Kind, kind_of, open_source
+from airflow_provider_cdc.sources.api.registry import SourceKind, kind_of, open_source
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.session.trust import warning
 
@@ -42,7 +42,7 @@ class CdcHook(BaseHook):
         self.source_conn_id = source_conn_id
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> SourceKind:
         return kind_of(self.conn_type)
 
     def settings(self) -> ConnectionSettings:

@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHo
 from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
-from airflow_provider_cdc.sinks.catalog import (
+from airflow_provider_cdc.sinks.registry import (
     CUTS_NAMESPACE,
     FIELDS,
     KINDS,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
 
-from airflow_provider_cdc.core.storage.access import AZURE, GCS, S3, StorageSettings, using
+from airflow_provider_cdc.core.storage.uri import AZURE, GCS, S3, StorageSettings, using
 from airflow_provider_cdc.errors import ConfigurationError, StorageUnavailable
 
 PARAMETER = "storage_conn_id"

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import Asset
 
 from airflow_provider_cdc.assets import copy_asset
-from airflow_provider_cdc.core.run.announced import Announced, Told, read_told
+from airflow_provider_cdc.core.run.results import Announced, Told, read_told
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.run.run import scratch_of
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.target import lake_of
-from airflow_provider_cdc.core.storage.uri import LakeUri, redacted
+from airflow_provider_cdc.core.storage.uri import LakeUri, lake_of, redacted
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators.arguments.templates import RendersClearly
 
@@ -98,7 +97,7 @@ def say_skipped(log: Any, skipped: Mapping[str, str]) -> None:
         log.warning("SKIPPED, not copied: %s (%s)", table, reason)
 
 
-def hand_on(context: Context, outputs: Mapping[str, Any]) -> None:
+def push_xcoms(context: Context, outputs: Mapping[str, Any]) -> None:
     """Push each output as an XCom under its own key.
 
     Operators with ``do_xcom_push=False`` use this function. Airflow's own ``multiple_outputs`` would store all outputs

@@ -6,15 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow_provider_cdc.core.liveness.proof import StateOf, no_airflow
-from airflow_provider_cdc.core.options.clean import CleanOptions
 from airflow_provider_cdc.core.options.declare import declared_in, made_of
-from airflow_provider_cdc.core.storage.target import lake_of
+from airflow_provider_cdc.core.options.lake import CleanOptions
+from airflow_provider_cdc.core.storage.uri import lake_of
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.arguments.types import TaskArguments
-from airflow_provider_cdc.operators.base import TargetOperator, hand_on, same_run, scratch_for
+from airflow_provider_cdc.operators.base import TargetOperator, push_xcoms, same_run, scratch_for
 from airflow_provider_cdc.operators.planning.dag_run_state import state_in
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sources.api.starts import KeptObject
@@ -89,7 +89,7 @@ class CleanOperator(TargetOperator):
         report = cleaner_of(options, state_in(context["ti"])).clean(dry_run=options.dry_run)
         self.log.info("%s", "\n".join(report.lines()))
         outputs = report.data()
-        hand_on(context, {name: outputs[name] for name in ("removed", "kept", "bytes")})
+        push_xcoms(context, {name: outputs[name] for name in ("removed", "kept", "bytes")})
         return outputs
 
 

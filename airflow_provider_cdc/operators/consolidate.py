@@ -6,23 +6,22 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.assets import announce
-from airflow_provider_cdc.core.certificate.sums import NAME as DEFINITION
-from airflow_provider_cdc.core.copies.removal_record import Removed, read_removed
-from airflow_provider_cdc.core.run.announced import Told
-from airflow_provider_cdc.core.run.plan import FeedGap
-from airflow_provider_cdc.core.run.results import ConsolidateResult
+from airflow_provider_cdc.core.certificate.totals import NAME as DEFINITION
+from airflow_provider_cdc.core.copies.removal import Removed, read_removed
+from airflow_provider_cdc.core.run.manifest import FeedGap
+from airflow_provider_cdc.core.run.results import ConsolidateResult, Told
 from airflow_provider_cdc.core.run.run import Run, read_is_latest
 from airflow_provider_cdc.core.shards.copy_tables import copies_of
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import digest_of
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.metrics import tell_published
 from airflow_provider_cdc.operators.announce import announcement_of, say_other_target
-from airflow_provider_cdc.operators.base import hand_on, say_skipped
+from airflow_provider_cdc.operators.base import push_xcoms, say_skipped
 from airflow_provider_cdc.operators.planning.missing_past import say_missed_past
 from airflow_provider_cdc.operators.spark.step import SparkStepOperator, dag_run_name
 from airflow_provider_cdc.operators.task_errors import failing
@@ -104,7 +103,7 @@ class ConsolidateOperator(SparkStepOperator):
         self._report(context, run)
         tell_published(run, context["ti"].dag_id, self.source_conn_id)
         more = {"latest": latest, "removed": {table: list(uris) for table, uris in removed.copies.items()}}
-        hand_on(context, more)
+        push_xcoms(context, more)
         self._note_told(run, announcement.told)
         return {**result, **more}
 
@@ -128,12 +127,12 @@ class ConsolidateOperator(SparkStepOperator):
     def _say_published(self, run: Run, found: Mapping[str, Any]) -> None:
         rows = run.found(ConsolidateResult).rows
         published = sorted(found["published"].items())
-        lines = [f"  {name}: {counted(rows[name], 'row')} in {uri}" for name, uri in published[:SHOWN_COPIES]]
+        lines = [f"  {name}: {format_count(rows[name], 'row')} in {uri}" for name, uri in published[:SHOWN_COPIES]]
         if len(published) > SHOWN_COPIES:
             lines.append(f"  and {len(published) - SHOWN_COPIES:,} more; the XCom `published` lists all of them")
         self.log.info(
             "%s published, exact at %s %s:\n%s",
-            counted(len(published), "copy", "copies"),
+            format_count(len(published), "copy", "copies"),
             run.manifest.position_key,
             run.position,
             "\n".join(lines),
@@ -176,7 +175,7 @@ def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) 
 def _digests(run: Run) -> dict[str, str]:
     # Import PyArrow late, because DAG files are parsed continually.
     from airflow_provider_cdc.core.run.commit_record import decision_of
-    from airflow_provider_cdc.core.shards.published import digests_of_copies
+    from airflow_provider_cdc.core.shards.union import digests_of_copies
 
     return digests_of_copies(run.manifest, decision_of(run)) if run.committed else {}
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow_provider_cdc.core.control.acts import LIMIT, act_on
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.target import SOURCE_PLACEHOLDER
-from airflow_provider_cdc.core.storage.uri import LakeUri
+from airflow_provider_cdc.core.storage.uri import SOURCE_PLACEHOLDER, LakeUri
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.operators.arguments.templates import RendersClearly

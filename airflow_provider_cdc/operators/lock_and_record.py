@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
 
-from airflow_provider_cdc.core.liveness.dag_run import note_dag_run
+from airflow_provider_cdc.core.liveness.proof import note_dag_run
 from airflow_provider_cdc.core.options.run import StepOptions
-from airflow_provider_cdc.core.run.plan import MissedPast, TablePlan
+from airflow_provider_cdc.core.run.manifest import MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.target import lake_of
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.core.storage.uri import lake_of
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.catalog import lake_settings
@@ -26,7 +26,7 @@ from airflow_provider_cdc.operators.arguments.types import TaskArguments, Xcom
 from airflow_provider_cdc.operators.base import (
     TargetOperator,
     group_of,
-    hand_on,
+    push_xcoms,
     run_folder,
     run_id_of,
     say_skipped,
@@ -41,9 +41,9 @@ from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.source import Source
-from airflow_provider_cdc.sources.planning.layouts import layouts
 from airflow_provider_cdc.sources.planning.point import record_point
 from airflow_provider_cdc.sources.planning.shards import lake_names
+from airflow_provider_cdc.sources.planning.survey import layouts
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -214,11 +214,11 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             plans, skipped, missed = found.plans, found.skipped, now_missed or missed
             say_skipped(self.log, skipped)
             say_missed_past(self.log, now_missed)
-            self.log.info("%s will be copied:\n%s", counted(len(plans), "table"), readable(plans))
+            self.log.info("%s will be copied:\n%s", format_count(len(plans), "table"), readable(plans))
         self._recording = False
         note_dag_run(run.folder, dag_run_of(context, self.task_id))
         outputs = {"run_uri": run.folder.uri, run.manifest.position_key: run.manifest.initial_position}
-        hand_on(context, outputs)
+        push_xcoms(context, outputs)
         return outputs
 
     def _planner(self, source: Source, places: Places) -> Planner | None:

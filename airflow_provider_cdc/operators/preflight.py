@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow_provider_cdc.core.options.run import RunOptions, checked, declared
 from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
-from airflow_provider_cdc.core.run.plan import MissedPast
+from airflow_provider_cdc.core.run.manifest import MissedPast
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import encode
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
@@ -33,8 +33,9 @@ from airflow_provider_cdc.operators.arguments.options import (
     taking_options,
 )
 from airflow_provider_cdc.operators.arguments.types import PreflightArguments
-from airflow_provider_cdc.operators.base import TargetOperator, hand_on, say_skipped
+from airflow_provider_cdc.operators.base import TargetOperator, push_xcoms, say_skipped
 from airflow_provider_cdc.operators.ended_runs import release_what_is_over
+from airflow_provider_cdc.operators.planning.dag_run_state import take_turn
 from airflow_provider_cdc.operators.planning.lake_checks import tell_leftovers, warn_of_readers
 from airflow_provider_cdc.operators.planning.missing_past import (
     may_miss_past,
@@ -49,7 +50,6 @@ from airflow_provider_cdc.operators.planning.plan_text import (
     view_of,
 )
 from airflow_provider_cdc.operators.planning.planner import Planner, Request
-from airflow_provider_cdc.operators.planning.turn import take_turn
 from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.spark.step import runs_where_spark_steps_run
 from airflow_provider_cdc.operators.task_errors import failing
@@ -198,8 +198,8 @@ class PreflightOperator(TargetOperator):
                 "Plan (nothing is copied, because plan_only is set):\n%s\n%s", readable(plans), outputs["summary"]
             )
         else:
-            self.log.info("%s will be copied:\n%s", counted(len(plans), "table"), readable(plans))
-        hand_on(context, outputs)
+            self.log.info("%s will be copied:\n%s", format_count(len(plans), "table"), readable(plans))
+        push_xcoms(context, outputs)
         return outputs
 
     def _tell_view(self, view: View | None) -> None:

@@ -14,7 +14,7 @@ from airflow.providers.common.compat.sdk import AirflowTaskTimeout
 from airflow_provider_cdc.compat import supervisor_channel
 from airflow_provider_cdc.core.run.release import release as release_what_is_kept
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.target import lake_of
+from airflow_provider_cdc.core.storage.uri import lake_of
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import conn_id_of, storage_access
 from airflow_provider_cdc.operators.arguments.templates import RendersClearly

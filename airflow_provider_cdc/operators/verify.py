@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.target import lake_of
+from airflow_provider_cdc.core.storage.uri import lake_of
 from airflow_provider_cdc.errors import CopyDiffers, ManifestError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.hooks.storage import accessing_storage
-from airflow_provider_cdc.jobs.verify.arguments import request_of
-from airflow_provider_cdc.jobs.verify.request import (
+from airflow_provider_cdc.jobs.verify.result_text import (
     DIFFERENT,
     FOLDER,
     MARKDOWN,
@@ -24,9 +23,10 @@ from airflow_provider_cdc.jobs.verify.request import (
     SOURCE,
     Request,
     VerifyResult,
+    request_of,
 )
 from airflow_provider_cdc.operators.arguments.types import SparkArguments
-from airflow_provider_cdc.operators.base import hand_on, run_id_of
+from airflow_provider_cdc.operators.base import push_xcoms, run_id_of
 from airflow_provider_cdc.operators.spark.client_mode import check_spark
 from airflow_provider_cdc.operators.spark.launch import driver_environment
 from airflow_provider_cdc.operators.spark.step import QUIET, SparkStepOperator
@@ -162,7 +162,7 @@ class VerifyOperator(SparkStepOperator):
         self.report_uri = folder.uri_of(MARKDOWN)
         self.log.info("Result: %s", self.report_uri)
         outputs = {"result_uri": folder.uri, "outcomes": {one.table: one.outcome for one in result.tables}}
-        hand_on(context, outputs)
+        push_xcoms(context, outputs)
         self._judge(result)
         return outputs
 

@@ -8,18 +8,71 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeAlias
 
-from airflow_provider_cdc.core.control import events
+from airflow_provider_cdc.core.control import acts as events
 from airflow_provider_cdc.core.control.acts import Acts
-from airflow_provider_cdc.core.copies.removal_record import Removed, read_removed
+from airflow_provider_cdc.core.copies.removal import Removed, read_removed
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.run.manifest import Restart
 from airflow_provider_cdc.core.run.results import RESULTS, ConsolidateResult, DeltaResult, SnapshotResult, StepResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.timeline import Bar, read_timeline
 from airflow_provider_cdc.core.shards.copy_tables import copies_of
-from airflow_provider_cdc.counted import counted, duration
-from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.report.snippets import Snippet, snippets_of
+from airflow_provider_cdc.core.storage.uri import LakeUri
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.counted import duration, format_count
+from airflow_provider_cdc.errors import CdcError, ConfigurationError
+
+# Code snippets that read a copy with common libraries. The snippets contain the real path of the copy.
+
+
+@dataclass(frozen=True)
+class Snippet:
+    """Code that the reader can copy and paste. ``title`` names the language. A line break in a name does not add a line
+    to ``code``."""
+
+    title: str
+    code: str
+
+
+def snippets_of(table: Table, lake: str, copy: str) -> Iterator[Snippet]:
+    """Yield snippets that read the latest copy of a table, and then snippets that read the given copy.
+
+    :param lake: the URI of the target, which has the copies of all tables.
+    :param copy: the URI of the folder of the given copy.
+    """
+    part = table.selection
+    arguments = [repr(lake), repr(str(table.lake_name))]
+    arguments += [f"where={part.condition!r}"] if part.condition else []
+    arguments += [f"columns={list(part.columns)!r}"] if part.columns else []
+    yield Snippet(
+        "The latest copy, published by any run (Python, with this package)",
+        "from airflow_provider_cdc.lake import open_dataset, read_latest\n\n"
+        f"rows = open_dataset(read_latest({', '.join(arguments)})).to_table()",
+    )
+    uri = LakeUri.parse(copy)
+    try:
+        plain = uri.plain
+    except ConfigurationError:
+        # Show no more snippets, because their libraries would interpret this path as a pattern.
+        return
+    if not plain.isprintable():
+        return
+    local = uri.scheme in ("", "file")
+    path = plain.removeprefix("file://") if local else plain
+    # Without ``hive_partitioning = false``, DuckDB would parse the name of the copy's folder and add a column.
+    quoted = path.replace("'", "''")
+    yield Snippet(
+        "This copy, with DuckDB (SQL)", f"SELECT * FROM read_parquet('{quoted}/*.parquet', hive_partitioning = false);"
+    )
+    yield Snippet("This copy, with Spark (Python)", f"rows = spark.read.parquet({plain!r})")
+    # PyArrow decodes percent-encoded characters in a URI, but not in a path.
+    place = path if local else copy
+    yield Snippet("This copy, with pandas (Python)", f"import pandas\n\nrows = pandas.read_parquet({place!r})")
+    yield Snippet(
+        "This copy, with PyArrow (Python)",
+        f"import pyarrow.dataset\n\nrows = pyarrow.dataset.dataset({place!r}, format='parquet').to_table()",
+    )
+
 
 Rows: TypeAlias = tuple[tuple[str, ...], ...]
 
@@ -95,7 +148,7 @@ def report_of(run: Run, dag_run: DagRunName) -> Report:
     if nulls := _nulls(read, done):
         note = "Values that no Arrow type can hold. They became null because `unrepresentable` is `null`."
         sections.append(Section("Null instead of a value", ("table", "column", "values"), nulls, note))
-    return Report(f"Copy of {counted(len(done.published), 'table')}, run {run.run_id}", tuple(sections))
+    return Report(f"Copy of {format_count(len(done.published), 'table')}, run {run.run_id}", tuple(sections))
 
 
 def report_of_failure(run: Run, dag_run: DagRunName, failed: Failed) -> Report:
@@ -141,7 +194,7 @@ def _run(run: Run, dag_run: DagRunName, done: ConsolidateResult | None) -> Secti
             "begun",
             "once"
             if run.generation == 1
-            else f"{counted(run.generation, 'time')}: it could not go on from its earlier initial position",
+            else f"{format_count(run.generation, 'time')}: it could not go on from its earlier initial position",
         ),
         *((f"read again at {restart.at}", why) for restart in manifest.restarts for why in _restarted(restart)),
         *((f"not read again at {restart.at}", why) for restart in manifest.restarts for why in _carried(restart)),
@@ -168,7 +221,7 @@ def _tables(run: Run, read: SnapshotResult, delta: DeltaResult, done: Consolidat
         if name not in done.published:
             continue
         if copy.merged:
-            merged = f"merged from {counted(len(copy.tables), 'shard')}"
+            merged = f"merged from {format_count(len(copy.tables), 'shard')}"
             counts = f"{done.rows[name]:,}", "", "", "", f"{done.rewound.get(name, 0):,}"
             rows.append((name, *counts, merged, done.published[name]))
         for entry in copy.tables:
@@ -216,7 +269,7 @@ def _removed(removed: Removed, options: StepOptions) -> Section:
     rows += [("", f"run {run_id}", "its folder was removed") for run_id in removed.runs]
     rows += [("", uri, f"kept: {why}") for uri, why in sorted(removed.left.items())]
     many = f"the newest {options.keep:,} copies are kept" if options.keep > 1 else "the newest copy is kept"
-    days = f", and all copies of the last {counted(options.keep_days, 'day')}" if options.keep_days else ""
+    days = f", and all copies of the last {format_count(options.keep_days, 'day')}" if options.keep_days else ""
     note = f"For each table, {many}{days}."
     return Section("Older copies", ("table", "copy", "result"), tuple(rows), note)
 
@@ -230,11 +283,11 @@ def _did(found: StepResult) -> str:
         size = sum(table_result.bytes for table_result in found.tables.values())
         rate = f", {found.rows / found.seconds:,.0f} rows/s" if found.seconds > 0 else ""
         lock = f"longest lock {found.lock_seconds * 1000:,.0f} ms"
-        return f"{counted(found.rows, 'row')}, {size / 2**20:,.1f} MiB{rate}; {lock}"
+        return f"{format_count(found.rows, 'row')}, {size / 2**20:,.1f} MiB{rate}; {lock}"
     if isinstance(found, DeltaResult):
-        images = f"{counted(found.row_images, 'row image')} in {counted(found.segments, 'segment')}"
-        return f"{counted(found.transactions, 'transaction')}, {images}"
-    return f"{counted(found.files_rewritten, 'file')} rewritten, {found.files_adopted:,} kept as written"
+        images = f"{format_count(found.row_images, 'row image')} in {format_count(found.segments, 'segment')}"
+        return f"{format_count(found.transactions, 'transaction')}, {images}"
+    return f"{format_count(found.files_rewritten, 'file')} rewritten, {found.files_adopted:,} kept as written"
 
 
 def _control(run: Run) -> Iterator[Section]:
@@ -266,7 +319,10 @@ def _timeline(run: Run) -> Iterator[Section]:
         for bar in slowest
     )
     lanes = len({bar.lane for bar in bars})
-    note = f"{counted(len(bars), 'part')}, read by {counted(lanes, 'worker')}. The table lists the slowest parts."
+    note = (
+        f"{format_count(len(bars), 'part')}, read by {format_count(lanes, 'worker')}. The table lists the slowest "
+        "parts."
+    )
     yield Section("Timeline", ("table", "part", "seconds", "rows", "MiB", "worker"), rows, note, tuple(bars))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from airflow_provider_cdc.core.shards.union import Member, Union, UnionResult
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.report.facts import DagRunName, Failed, Report, Section
 from airflow_provider_cdc.report.page import HTML, write_pages
 
@@ -24,8 +24,8 @@ def write_union(folder: Storage, union: Union, result: UnionResult, dag_run: Dag
         sections.append(Section("Left out", ("table", "reason"), why, note))
     if result.removed:
         sections.append(Section("Removed copies", ("copy",), tuple((uri,) for uri in result.removed)))
-    what = counted(len(result.published), "merged table")
-    return write_pages(folder, Report(f"{what} of {counted(len(union.members), 'source')}", tuple(sections)))
+    what = format_count(len(result.published), "merged table")
+    return write_pages(folder, Report(f"{what} of {format_count(len(union.members), 'source')}", tuple(sections)))
 
 
 def write_union_failure(folder: Storage, runs: dict[str, str], dag_run: DagRunName, failed: Failed) -> str:
@@ -82,7 +82,7 @@ def _tables(union: Union, result: UnionResult) -> Iterator[tuple[str, ...]]:
     """Yield a row for each merged table, and below it a row for each of its shards."""
     positions = union.positions
     for name, shards in result.shards.items():
-        merged = f"merged from {counted(len(shards), 'shard')}"
+        merged = f"merged from {format_count(len(shards), 'shard')}"
         yield name, f"{result.rows[name]:,}", merged, result.published[name]
         for shard, rows in shards.items():
             yield f"└ {shard}", f"{rows:,}", positions[shard.partition(":")[0]], ""

@@ -7,12 +7,12 @@ from dataclasses import asdict
 from typing import Any
 
 from airflow_provider_cdc.core.positions import as_of
-from airflow_provider_cdc.core.storage.target import SOURCE_PLACEHOLDER, lake_of
+from airflow_provider_cdc.core.storage.uri import SOURCE_PLACEHOLDER, lake_of
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.hooks.storage import storage_settings
 from airflow_provider_cdc.operators.base import TargetOperator
 from airflow_provider_cdc.sensors.waiting import WaitingSensor
-from airflow_provider_cdc.triggers.published import PublishedTrigger, Wanted, ask
+from airflow_provider_cdc.triggers.published import PublishedTrigger, WantedCopy, ask
 from airflow_provider_cdc.triggers.waiting import Answer
 
 
@@ -100,9 +100,9 @@ class PublishedSensor(TargetOperator, WaitingSensor):
         )
 
     @property
-    def _wanted(self) -> Wanted:
+    def _wanted(self) -> WantedCopy:
         position, after = (str(as_of.text_of(value) or "") for value in (self.position, self.published_after))
-        return Wanted(position, after, self.other_than_run or "")
+        return WantedCopy(position, after, self.other_than_run or "")
 
     @property
     def _lake(self) -> str:

@@ -15,7 +15,7 @@ from airflow.sdk import PokeReturnValue
 from airflow_provider_cdc.errors import TransientError
 from airflow_provider_cdc.operators.arguments.templates import RendersClearly
 from airflow_provider_cdc.operators.task_errors import airflow_error, failing
-from airflow_provider_cdc.triggers.waiting import Answer, Failure, Outage, WaitingTrigger
+from airflow_provider_cdc.triggers.waiting import Answer, Outage, WaitFailure, WaitingTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -85,6 +85,6 @@ class WaitingSensor(RendersClearly, BaseSensorOperator):
         :raises AirflowException: the trigger failed, and a retry may help.
         """
         if "failure" in event:
-            failure = Failure(**event["failure"])
+            failure = WaitFailure(**event["failure"])
             raise airflow_error(failure.type, failure.message, terminal=failure.terminal)
         return event["found"]

@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from airflow_provider_cdc.core.copies.head import Copy, position_of
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.feed import Feed
-from airflow_provider_cdc.core.run.place import Place
-from airflow_provider_cdc.core.run.plan import FeedGap
+from airflow_provider_cdc.core.run.manifest import Feed, FeedGap, Place
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri
-from airflow_provider_cdc.core.tables.layout import PLAIN, Layout
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.tables.table import PLAIN, Layout, TableName
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,12 +14,11 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
-from airflow_provider_cdc.core.run.feed import Feed
+from airflow_provider_cdc.core.run.manifest import Feed
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.names import folder_name
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.tables.table import TableName, folder_name
 from airflow_provider_cdc.errors import ManifestError
 from airflow_provider_cdc.sinks.base import LakeFeed, Publication, TableChange
 
@@ -67,7 +66,7 @@ class LakeFeedGap:
     reason: str
 
 
-def place_of(table: TableName, run_id: str) -> str:
+def feed_location(table: TableName, run_id: str) -> str:
     """Return the folder, relative to the lake, with the changes that a run published for a table."""
     return f"{feeds_of(table)}/{run_id}"
 
@@ -77,7 +76,7 @@ def feeds_of(table: TableName) -> str:
     return f"{folder_name(table)}/{FOLDER}"
 
 
-def told(publication: Publication, feed: Feed) -> dict[str, Any]:
+def feed_record(publication: Publication, feed: Feed) -> dict[str, Any]:
     """Return the contents of ``_feed.json`` for a feed."""
     return {
         "run_id": publication.run_id,
@@ -107,9 +106,9 @@ def told_gap(publication: Publication, change: TableChange) -> dict[str, Any]:
 
 def write_record(lake: Storage, publication: Publication, change: TableChange) -> None:
     """Write the record of the changes that lead to a copy, or of the gap before it."""
-    folder = place_of(change.table, publication.run_id)
+    folder = feed_location(change.table, publication.run_id)
     if change.feed is not None:
-        lake.write_json(f"{folder}/{RECORD}", told(publication, change.feed))
+        lake.write_json(f"{folder}/{RECORD}", feed_record(publication, change.feed))
     elif gap := told_gap(publication, change):
         lake.write_json(f"{folder}/{GAP}", gap)
 
@@ -131,7 +130,7 @@ def read_feed(lake: Storage, table: TableName, run_id: str) -> LakeFeed | None:
 
     :raises ManifestError: the record of the changes is damaged.
     """
-    folder = place_of(table, run_id)
+    folder = feed_location(table, run_id)
     where = lake.uri_of(f"{folder}/{RECORD}")
     try:
         data = lake.read_json(f"{folder}/{RECORD}")
@@ -151,7 +150,7 @@ def read_gap(lake: Storage, table: TableName, run_id: str) -> LakeFeedGap | None
 
     :raises ManifestError: the record of the gap is damaged.
     """
-    name = f"{place_of(table, run_id)}/{GAP}"
+    name = f"{feed_location(table, run_id)}/{GAP}"
     try:
         data = lake.read_json(name)
     except FileNotFoundError:
@@ -182,8 +181,8 @@ def remove_gap(lake: Storage, table: TableName, run_id: str) -> None:
     """Remove the record of the gap before a copy that is removed."""
     # Ignore a missing file: most copies have no gap, and another run may remove the same copy.
     with suppress(FileNotFoundError):
-        lake.delete_file(f"{place_of(table, run_id)}/{GAP}")
-        lake.delete_empty_folder(place_of(table, run_id))
+        lake.delete_file(f"{feed_location(table, run_id)}/{GAP}")
+        lake.delete_empty_folder(feed_location(table, run_id))
 
 
 def _known(kind: type[Any], data: Any) -> Any:

@@ -8,24 +8,40 @@ tables may see the new copy of one table and the old copy of another table.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
 import pyarrow as pa
+from pyarrow import fs
 
-from airflow_provider_cdc.core.copies.head import Copy
+from airflow_provider_cdc.core.copies.head import (
+    Copy,
+    decode_copy,
+    describe,
+    encode_copy,
+    is_newer,
+    is_of_another,
+    is_of_another_source,
+    known_source,
+    source_of,
+)
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.run.manifest import Place
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging, difference
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.names import folder_name
-from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.core.tables.table import TableName, folder_name
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import (
     CommitUnknown,
+    ConfigurationError,
     FileDamaged,
     ManifestError,
     PublishIncomplete,
@@ -43,9 +59,241 @@ from airflow_provider_cdc.sinks.base import (
     StrayFile,
     TableChange,
 )
-from airflow_provider_cdc.sinks.catalog import LakeSettings
 from airflow_provider_cdc.sinks.certificates import read_certificate, remove_certificate, write_certificate
-from airflow_provider_cdc.sinks.latest import LATEST, check_source, read_latest, replace_latest
+from airflow_provider_cdc.sinks.registry import LakeSettings
+
+# The head of a table, ``<target>/<schema>.<table>/_latest.json``. Only a newer copy of the same source replaces it.
+#
+# Two runs may publish at the same time. On a local disk, one run waits for the other run. On an object store with
+# conditional writes, a run replaces the head only if it is still the head that the run has read. Other object stores
+# have no such means, so on these stores, each run first writes a claim, and reads all claims again after it has written
+# the head. A slow run that overwrote a newer head finds the claim of the newer copy, and makes the newer copy the head
+# again.
+
+
+LATEST = "_latest.json"
+CLAIMS = "_claims"
+CLAIM_LIFE = timedelta(days=1)
+"""The time for which a claim is kept. No writer is expected to stall for longer between reading the head and writing
+it."""
+
+_ANSWER = ".answer.json"
+"""The end of the name of a claim with which a run with conditional writes answers the claims of others."""
+_LOCK_SECONDS = 60.0
+_ROUNDS = 20
+
+
+def read_latest(target: Storage, folder: str) -> Copy | None:
+    """Return the record of a table's latest copy; None: the table has no copy.
+
+    :raises ManifestError: the file exists and is not a valid record.
+    """
+    try:
+        return _read(target, f"{folder}/{LATEST}")
+    except FileNotFoundError:
+        return None
+
+
+def check_source(target: Storage, folder: str, source: Mapping[str, str], position: Position) -> None:
+    """Check that no copy in ``folder`` is known to be a copy of a source other than ``source``.
+
+    :param position: a position that the source has reached.
+    :raises ConfigurationError: a copy is a copy of another source.
+    """
+    current = read_latest(target, folder)
+    if current is None:
+        return
+    if not current.source:
+        current = replace(current, source=_recorded_source(target, current.run_id))
+    if is_of_another_source(current, source, position):
+        raise _another_source(target, folder, current, source)
+
+
+def replace_latest(target: Storage, folder: str, latest: Copy) -> bool:
+    """Make ``latest`` the table's latest copy, unless the table has a newer copy. Return whether ``latest`` is now the
+    latest copy.
+
+    :raises ConfigurationError: the existing copy is of another source.
+    :raises PublishIncomplete: other runs kept replacing the head; call this function again.
+    """
+    with _locked(target, folder) as alone:
+        if alone:
+            current = _checked(target, folder, latest)
+            if current is None or current.run_id == latest.run_id or is_newer(latest, current):
+                target.write_json(f"{folder}/{LATEST}", encode_copy(latest))
+                return True
+            return False
+        if not isinstance(target.filesystem, fs.LocalFileSystem) and target.has_conditional_writes:
+            return _replace_by_condition(target, folder, latest)
+        return _replace_by_claim(target, folder, latest)
+
+
+def _replace_by_condition(target: Storage, folder: str, latest: Copy) -> bool:
+    name, data = f"{folder}/{LATEST}", encode_copy(latest)
+    for _ in range(_ROUNDS):
+        present = target.read_versioned(name)
+        current, version = (None, None) if present is None else (_copy_in(target, name, present[0]), present[1])
+        _check_same_source(target, folder, current, latest)
+        if current is not None and current.run_id != latest.run_id and not is_newer(latest, current):
+            return False
+        if present is not None and present[0] == data:
+            break
+        if target.replace_json(name, data, version):
+            break
+    else:
+        raise _gave_up(target, folder)
+    # A run that found no conditional writes (of an earlier version of this package, or with other credentials) may have
+    # read an older head, and be about to overwrite this one. It wrote its claim before it read the head.
+    return not _others_claim(target, folder, name) or _replace_by_claim(target, folder, latest, _ANSWER)
+
+
+def _others_claim(target: Storage, folder: str, head: str) -> bool:
+    """Return whether a run without conditional writes publishes now. Remove old claims.
+
+    :param head: the name of the head, which was written a moment ago.
+    """
+    claims = {name: time for name, time in target.times(f"{folder}/{CLAIMS}").items() if not name.endswith(_ANSWER)}
+    if not claims:
+        return False
+    now = target.times(folder)[head]
+    for name, written in claims.items():
+        if now - written > CLAIM_LIFE:
+            target.delete_file(name)
+    return any(now - written <= CLAIM_LIFE for written in claims.values())
+
+
+def _replace_by_claim(target: Storage, folder: str, latest: Copy, suffix: str = ".json") -> bool:
+    claim_name = f"{folder}/{CLAIMS}/{latest.run_id}{suffix}"
+    target.write_json(claim_name, encode_copy(latest))
+    for _ in range(_ROUNDS):
+        current = _checked(target, folder, latest)
+        best = latest
+        # A run of another source that started at the same time may have written a claim before the run was rejected.
+        claims = [claim for claim in _claims(target, folder, claim_name) if not is_of_another(claim, latest)]
+        for claim in (*claims, *([current] if current else [])):
+            if claim.run_id != best.run_id and is_newer(claim, best):
+                best = claim
+        # Return only if the head was read after the last write. Such a read shows that the write has not replaced a
+        # newer head.
+        if current is not None and current.run_id == best.run_id:
+            return best.run_id == latest.run_id
+        target.write_json(f"{folder}/{LATEST}", encode_copy(best))
+    raise _gave_up(target, folder)
+
+
+def _gave_up(target: Storage, folder: str) -> PublishIncomplete:
+    return PublishIncomplete(
+        "could not replace the record of the latest copy, because other runs replaced it during each attempt",
+        where=target.uri_of(f"{folder}/{LATEST}"),
+        hint="run the task again: it completes the publication",
+    )
+
+
+def _claims(target: Storage, folder: str, own: str) -> Iterator[Copy]:
+    """Yield the claims of runs that publish now, or published recently. Remove older claims.
+
+    The ages of claims are computed from the store's clock only, because the clocks of machines differ, and a copy that
+    is published now may have been committed long ago.
+
+    :param own: the claim that this run has just written.
+    """
+    times = target.times(f"{folder}/{CLAIMS}")
+    for name, written in times.items():
+        if own in times and times[own] - written > CLAIM_LIFE:
+            target.delete_file(name)
+            continue
+        with suppress(FileNotFoundError):
+            yield _read(target, name)
+
+
+def _checked(target: Storage, folder: str, latest: Copy) -> Copy | None:
+    current = read_latest(target, folder)
+    _check_same_source(target, folder, current, latest)
+    return current
+
+
+def _check_same_source(target: Storage, folder: str, current: Copy | None, latest: Copy) -> None:
+    if current is not None and is_of_another(current, latest):
+        raise _another_source(target, folder, current, latest.source)
+
+
+def _another_source(target: Storage, folder: str, current: Copy, source: Mapping[str, str]) -> ConfigurationError:
+    return ConfigurationError(
+        f"this folder has copies of another source: {describe(known_source(current))}. The source of this run is "
+        f"{describe(source)}",
+        where=target.uri_of(folder),
+        hint="use a separate folder for each source, such as s3://bucket/lake/{source}: {source} stands for the id of "
+        f"the connection. If the same database was moved to another server, remove {LATEST} from this folder",
+    )
+
+
+def _recorded_source(target: Storage, run_id: str) -> dict[str, str]:
+    """Return the source that the manifest of a run names, for copies whose records do not name it."""
+    try:
+        data = target.read_json(f"_runs/{run_id}/manifest.json")
+    except FileNotFoundError:
+        return {}
+    if not isinstance(data, dict) or "kind" not in data:
+        return {}
+    return source_of(data["kind"], data.get("identity") or {}, data.get("source_conn_id", ""))
+
+
+def _read(target: Storage, name: str) -> Copy:
+    return _copy_in(target, name, target.read_json(name))
+
+
+def _copy_in(target: Storage, name: str, data: Any) -> Copy:
+    try:
+        copy = decode_copy(data, target.uri_of(name))
+        if not all(isinstance(file.get("name"), str) for file in copy.files):
+            raise ManifestError("a file in the record has no name", where=target.uri_of(name))
+        return copy
+    except ManifestError as error:
+        raise ManifestError(
+            f"the record of the latest copy is damaged: {error.message}",
+            where=target.uri_of(name),
+            hint="restore the file, or remove it: the next run that publishes writes a new one",
+        ) from None
+
+
+@contextmanager
+def _locked(target: Storage, folder: str) -> Iterator[bool]:
+    """Lock the folder's head against all other processes on all machines. Yield False if this store has no such lock.
+
+    The kernel releases the lock when its holder dies. The folder itself is locked, so no lock file is left behind.
+    """
+    if not isinstance(target.filesystem, fs.LocalFileSystem):
+        yield False
+        return
+    target.make_folder(folder)
+    descriptor = os.open(target.path(folder), os.O_RDONLY)
+    try:
+        yield _lock(descriptor, target.uri_of(folder))
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, where: str) -> bool:
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise PublishIncomplete(
+                    f"another run has been publishing here for {_LOCK_SECONDS:.0f} seconds",
+                    where=where,
+                    hint="run the task again when the other run has finished",
+                ) from None
+            time.sleep(0.02)
+        except OSError as error:
+            # Some network file systems cannot lock folders.
+            if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            return False
+        else:
+            return True
+
 
 _COPY = "snapshot="
 _REMOVED = "_removed="
@@ -110,7 +358,7 @@ class ParquetSink:
 
         def announce(change: TableChange) -> PublishedCopy:
             with naming(str(change.table)):
-                uri = self._lake.uri_of(place_of(change.table, publication.run_id))
+                uri = self._lake.uri_of(copy_location(change.table, publication.run_id))
                 return PublishedCopy(uri, self._announce(change.table, record_of(publication, change, uri)))
 
         # Use threads, because publishing a table waits for the store. No table is announced before all files of all
@@ -125,7 +373,7 @@ class ParquetSink:
         return {}
 
     def copy_folder(self, run_id: str, table: TableName) -> Storage:
-        return self._lake.folder(*place_of(table, run_id).split("/"))
+        return self._lake.folder(*copy_location(table, run_id).split("/"))
 
     def withdraw(self, copies: Sequence[tuple[str, TableName]]) -> None:
         """Do nothing, because readers find copies by ``_latest.json``, which names the latest copy."""
@@ -135,7 +383,7 @@ class ParquetSink:
         return folder.uri if folder.files() else ""
 
     def folders(self, run_id: str, table: TableName) -> tuple[Storage, ...]:
-        return self.copy_folder(run_id, table), self._lake.folder(*feeds.place_of(table, run_id).split("/"))
+        return self.copy_folder(run_id, table), self._lake.folder(*feeds.feed_location(table, run_id).split("/"))
 
     def clean(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> None:
         """Do nothing, because `Run.clean` removes the run's own folder, and `remove` removes published files."""
@@ -163,7 +411,7 @@ class ParquetSink:
         # Remove the changes first. Then, if the removal stops half-way, the remaining files of the copy show that some
         # changes may be left, too.
         errors = self.remove_feed(run_id, table, feed)
-        place = place_of(table, run_id)
+        place = copy_location(table, run_id)
         hidden = f"{folder_name(table)}/{_REMOVED}{run_id}"
         file_names = {file.base_name for file in files}
         if self._own(place, file_names) and not self._strange(place, file_names):
@@ -180,7 +428,7 @@ class ParquetSink:
     def remove_feed(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> list[str]:
         """Remove the changes that a run published for a table. Return the URIs of all other files in the folder of the
         changes."""
-        place, own = feeds.place_of(table, run_id), {file.base_name for file in files}
+        place, own = feeds.feed_location(table, run_id), {file.base_name for file in files}
         # A recreated run with this id has its own record in this folder, which must stay.
         if self._own(place, own):
             # Remove the record first, so that no reader mistakes the remaining files for the complete changes.
@@ -217,7 +465,7 @@ class ParquetSink:
     def unread(self, run_id: str, tables: Sequence[TableName]) -> list[str]:
         unread_files = []
         for table in tables:
-            place, head = place_of(table, run_id), read_latest(self._lake, folder_name(table))
+            place, head = copy_location(table, run_id), read_latest(self._lake, folder_name(table))
             if self._lake.exists(place) and (head is None or head.run_id != run_id):
                 unread_files.append(self._lake.uri_of(place))
         return unread_files
@@ -245,10 +493,10 @@ class ParquetSink:
 
     def _place(self, publication: Publication, change: TableChange) -> None:
         """Move the files of one table to their final folder. Afterwards, the folder has exactly these files."""
-        folder = place_of(change.table, publication.run_id)
+        folder = copy_location(change.table, publication.run_id)
         try:
             kept_paths = {f"{folder}/{file.base_name}": file for file in change.kept}
-            base = place_of(change.table, change.base) if change.base else ""
+            base = copy_location(change.table, change.base) if change.base else ""
             self._move(publication.staging, folder, change.added, kept_paths, base)
             write_certificate(self._lake, publication, change)
         except (OSError, pa.ArrowException) as error:
@@ -259,7 +507,7 @@ class ParquetSink:
 
     def place_feed(self, publication: Publication, change: TableChange) -> None:
         """Put the files of one table's feed, and its record, where readers will find them."""
-        folder = feeds.place_of(change.table, publication.run_id)
+        folder = feeds.feed_location(change.table, publication.run_id)
         try:
             if change.feed is not None:
                 self._move(publication.staging, folder, change.feed.files, {}, "")
@@ -306,7 +554,9 @@ class ParquetSink:
         present = self._lake.sizes(folder)
         for name, file in expected_paths.items():
             if present.get(name) != file.bytes:
-                what = f"has {counted(present[name], 'byte')}, not {file.bytes:,}" if name in present else "is gone"
+                what = (
+                    f"has {format_count(present[name], 'byte')}, not {file.bytes:,}" if name in present else "is gone"
+                )
                 raise FileDamaged(
                     f"the file {file.base_name} of this copy {what}", where=self._lake.uri_of(folder), hint=_DAMAGED
                 )
@@ -371,7 +621,7 @@ def _is_visible(name: str) -> bool:
     return not name.rpartition("/")[2].startswith(("_", "."))
 
 
-def place_of(table: TableName, run_id: str) -> str:
+def copy_location(table: TableName, run_id: str) -> str:
     """Return the folder of one copy of a table, relative to the lake."""
     return f"{folder_name(table)}/{_COPY}{run_id}"
 
@@ -391,7 +641,7 @@ def record_of(publication: Publication, change: TableChange, uri: str) -> Copy:
         columns=change.columns,
         published_at=publication.published_at,
         files=feeds.told_files(change),
-        changes={} if change.feed is None else feeds.told(publication, change.feed),
+        changes={} if change.feed is None else feeds.feed_record(publication, change.feed),
         feed_gap=feeds.told_gap(publication, change),
         history=dict(change.history),
         shards=change.told_shards,

@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import AssetAlias, TaskGroup, XComArg
 
 from airflow_provider_cdc.assets import copies_alias
 from airflow_provider_cdc.core.shards.union import SOURCES
-from airflow_provider_cdc.core.storage.target import SOURCE_PLACEHOLDER
+from airflow_provider_cdc.core.storage.uri import SOURCE_PLACEHOLDER
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators.merged.check import CheckMergedOperator
 from airflow_provider_cdc.operators.merged.publish import PublishMergedOperator

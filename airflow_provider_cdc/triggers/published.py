@@ -13,18 +13,17 @@ from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.errors import ConfigurationError, PositionError
-from airflow_provider_cdc.triggers.position import target_of
-from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger
+from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger, target_of
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.core.storage.access import StorageSettings
+    from airflow_provider_cdc.core.storage.uri import StorageSettings
     from airflow_provider_cdc.lake import LatestCopy
 
 _RUN_TIME = "%Y%m%dT%H%M%SZ"
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedCopy:
     """The conditions that the copy must meet, as text. An empty text means no condition. See `PublishedSensor`."""
 
     position: str = ""
@@ -72,7 +71,7 @@ class Wanted:
 def ask(
     target: str,
     table: str,
-    wanted: Wanted,
+    wanted: WantedCopy,
     where: str = "",
     columns: Sequence[str] = (),
     storage: StorageSettings | None = None,
@@ -90,10 +89,10 @@ def ask(
         return Answer(False, f"{table} has no copy{part} in {target}")
     if lacks := wanted.lacking(copy):
         return Answer(False, f"the latest copy of {table} was made by run {copy.run_id}: {lacks}")
-    return Answer(True, "", told(copy))
+    return Answer(True, "", sensor_result(copy))
 
 
-def told(copy: LatestCopy) -> dict[str, Any]:
+def sensor_result(copy: LatestCopy) -> dict[str, Any]:
     """Return the facts about a copy that are the result of the sensor. The list of files is left out, because the list
     may be long."""
     return {
@@ -141,7 +140,7 @@ class PublishedTrigger(WaitingTrigger):
 
     :param target: URI of the folder in which copies are published.
     :param table: ``schema.table``.
-    :param wanted: a `Wanted`, as JSON.
+    :param wanted: a `WantedCopy`, as JSON.
     :param where: together with ``columns``, the part of the table, as for `read_latest`.
     :param storage_conn_id: connection to the object store; empty: the settings in the environment.
     """
@@ -163,7 +162,7 @@ class PublishedTrigger(WaitingTrigger):
         super().__init__(poll_seconds=poll_seconds, outage_seconds=outage_seconds)
         self.target = target
         self.table = table
-        self.wanted = asdict(Wanted(**wanted))
+        self.wanted = asdict(WantedCopy(**wanted))
         self.where = where
         self.columns = list(columns)
         self.storage_conn_id = storage_conn_id
@@ -174,5 +173,5 @@ class PublishedTrigger(WaitingTrigger):
 
         storage = await storage_in_event_loop(self.storage_conn_id)
         return await asyncio.to_thread(
-            ask, self.target, self.table, Wanted(**self.wanted), self.where, self.columns, storage
+            ask, self.target, self.table, WantedCopy(**self.wanted), self.where, self.columns, storage
         )

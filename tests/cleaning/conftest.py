@@ -16,11 +16,9 @@ import pytest
 
 from airflow_provider_cdc.cleaning import cleaner
 from airflow_provider_cdc.cleaning.cleaner import Cleaner
-from airflow_provider_cdc.cleaning.findings import Report
-from airflow_provider_cdc.core.liveness.dag_run import DagRunNames, note_dag_run
-from airflow_provider_cdc.core.liveness.proof import NOT_KNOWN, DagRunState
-from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.listing import clock_of, entries
+from airflow_provider_cdc.cleaning.findings import CleaningReport
+from airflow_provider_cdc.core.liveness.proof import NOT_KNOWN, DagRunNames, DagRunState, note_dag_run
+from airflow_provider_cdc.core.storage.folder import Storage, clock_of, entries
 from airflow_provider_cdc.jobs.runtime.step import sink_of
 from harness.s3_server import s3_environment
 from tests.jobs.conftest import MakeRunner, Runner, _plain, here  # noqa: F401
@@ -74,7 +72,7 @@ class Target:
         }
         return Cleaner(**{**fields, **more})
 
-    def clean(self, *, dry_run: bool = False, **more: Any) -> Report:
+    def clean(self, *, dry_run: bool = False, **more: Any) -> CleaningReport:
         with self.clock():
             return self.cleaner(**more).clean(dry_run=dry_run)
 

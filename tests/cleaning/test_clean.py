@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.cleaning import run_folders
-from airflow_provider_cdc.cleaning.findings import PLACED, RUN, WORK_FILES, Report
+from airflow_provider_cdc.cleaning.findings import PLACED, RUN, WORK_FILES, CleaningReport
 from airflow_provider_cdc.core.run.run import Commit, Run, is_published
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError, StorageUnavailable
 from airflow_provider_cdc.sinks.parquet import ParquetSink
@@ -24,11 +24,11 @@ from tests.jobs.history_source import NAMES, Row
 HOUR, WEEK = timedelta(hours=1), timedelta(days=7, hours=1)
 
 
-def removed(report: Report) -> list[tuple[str, str]]:
+def removed(report: CleaningReport) -> list[tuple[str, str]]:
     return [(one.kind, one.run_id) for one in report.removed]
 
 
-def reason(report: Report, number: int) -> str:
+def reason(report: CleaningReport, number: int) -> str:
     (why,) = [one.why for one in report.kept if one.run_id == night_id(number)]
     return why
 
@@ -83,7 +83,7 @@ def test_a_zombie_of_a_cleaned_run_publishes_nothing(store: str, target_on: AnyT
     target = target_on(store)
     target.night(1)
     zombie, stalled = target.night(2, steps=2), target.night(3, steps=2)
-    decide = Run.decide
+    decide = Run.record_commit
 
     def after_cleaning(self: Run, commit: Commit) -> Commit:
         """The zombie stalls right before its commit, with all files staged."""
@@ -135,12 +135,12 @@ def test_a_commit_of_a_zombie_is_not_valid_once_the_fence_is_deleted(target: Tar
         with pytest.raises(Interrupted):
             target.clean()
     with pytest.raises(ManifestError, match="depends on an earlier version"):
-        zombie.decide(Commit("zombie", zombie.rests_on, "files.json"))
+        zombie.record_commit(Commit("zombie", zombie.rests_on, "files.json"))
 
 
 def test_a_run_that_commits_while_it_is_judged_stays_and_is_published(target: Target) -> None:
     late = target.night(1, steps=2)
-    decide = Run.decide
+    decide = Run.record_commit
 
     def after_the_run(self: Run, commit: Commit) -> Commit:
         if commit.abandoned and not is_published(Run.load(late.run)):

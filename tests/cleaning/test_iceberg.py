@@ -55,7 +55,7 @@ def test_data_files_of_a_failed_run_go_and_a_zombie_of_it_commits_nothing(target
     one = target.night(1, format="iceberg")
     target.night(2, steps=2, format="iceberg")
     zombie = target.night(3, steps=2, format="iceberg")
-    decide = Run.decide
+    decide = Run.record_commit
 
     def after_cleaning(self: Run, commit: Any) -> Any:
         if not commit.abandoned:

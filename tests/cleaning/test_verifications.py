@@ -6,10 +6,10 @@ from datetime import timedelta
 
 import pytest
 
-from airflow_provider_cdc.cleaning.findings import VERIFICATION, Report
+from airflow_provider_cdc.cleaning.findings import VERIFICATION, CleaningReport
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.core.storage.listing import entries
-from airflow_provider_cdc.jobs.verify.request import FOLDER, REQUEST, RESULT, CopyAsked, Request, VerifyResult
+from airflow_provider_cdc.core.storage.folder import entries
+from airflow_provider_cdc.jobs.verify.result_text import FOLDER, REQUEST, RESULT, CopyAsked, Request, VerifyResult
 from tests.cleaning.conftest import AnyTarget, Target, night_id
 
 HOUR, WEEK = timedelta(hours=1), timedelta(days=7, hours=1)
@@ -29,11 +29,11 @@ def verify(target: Target, number: int, *, result: bool = False, rows: bool = Tr
     return folder.uri
 
 
-def removed(report: Report) -> list[str]:
+def removed(report: CleaningReport) -> list[str]:
     return [one.run_id for one in report.removed if one.kind == VERIFICATION]
 
 
-def why(report: Report, number: int) -> str:
+def why(report: CleaningReport, number: int) -> str:
     (reason,) = [one.why for one in report.kept if one.run_id == night_id(number)]
     return reason
 

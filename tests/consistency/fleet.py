@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.shards.union import REQUEST, MemberAsked, Request, UnionResult, union_folder
+from airflow_provider_cdc.core.shards.union import REQUEST, MemberAsked, UnionRequest, UnionResult, union_folder
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.jobs.shards.unite import unite
@@ -56,7 +56,7 @@ class Fleet:
         union_id = f"202601{self.unions:02}T000000Z-ffffffff"
         folder = union_folder(self.target, union_id)
         asked = tuple(MemberAsked(source, run.run.uri) for source, run in runs.items())
-        records.write(folder, REQUEST, Request(union_id, self.target.uri, asked, **more))
+        records.write(folder, REQUEST, UnionRequest(union_id, self.target.uri, asked, **more))
         return unite(self._spark, folder)
 
     def night(self, refresh: str = "auto", **more: Any) -> tuple[UnionResult, Counter[Row]]:

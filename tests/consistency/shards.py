@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.options.merge import MergeOptions
+from airflow_provider_cdc.core.options.lake import MergeOptions
 from airflow_provider_cdc.core.storage.folder import Storage
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of

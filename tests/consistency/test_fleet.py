@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.options.merge import ORIGIN_IN_KEY
+from airflow_provider_cdc.core.options.lake import ORIGIN_IN_KEY
 from airflow_provider_cdc.core.shards.union import UNIONS
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import (
@@ -27,8 +27,8 @@ from airflow_provider_cdc.errors import (
     PublishIncomplete,
     UnionRefused,
 )
-from airflow_provider_cdc.jobs.verify.request import FILES, REQUEST, SOURCE, CopyAsked
-from airflow_provider_cdc.jobs.verify.request import Request as VerifyRequest
+from airflow_provider_cdc.jobs.verify.result_text import FILES, REQUEST, SOURCE, CopyAsked
+from airflow_provider_cdc.jobs.verify.result_text import Request as VerifyRequest
 from airflow_provider_cdc.jobs.verify.step import verify
 from airflow_provider_cdc.lake import open_dataset, read_latest
 from airflow_provider_cdc.sinks.base import Publication

@@ -13,14 +13,13 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.options.lake import LakeOptions
-from airflow_provider_cdc.core.options.merge import ORIGIN_IN_KEY
+from airflow_provider_cdc.core.options.lake import ORIGIN_IN_KEY, LakeOptions
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import FileDamaged, KeysCollide, PreflightError
-from airflow_provider_cdc.jobs.verify.request import REQUEST, CopyAsked, Request
+from airflow_provider_cdc.jobs.verify.result_text import REQUEST, CopyAsked, Request
 from airflow_provider_cdc.jobs.verify.step import verify
 from harness.pipeline import settings_of
 from tests.conftest import PostgresFactory

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.options.run import LockPolicy, TableOptions
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.chunk import Chunk

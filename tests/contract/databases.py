@@ -138,7 +138,7 @@ class Database(ABC):
         self._prepare(xid, *statements)
         self._prepared.add(xid)
 
-    def decide(self, xid: str, verb: str) -> None:
+    def record_commit(self, xid: str, verb: str) -> None:
         """``COMMIT`` or ``ROLLBACK`` a prepared transaction."""
         self._decide(xid, verb)
         self._prepared.discard(xid)
@@ -146,7 +146,7 @@ class Database(ABC):
     def close(self) -> None:
         """End what would keep the database from being dropped."""
         for xid in list(self._prepared):
-            self.decide(xid, "ROLLBACK")
+            self.record_commit(xid, "ROLLBACK")
         self.wait_for_no_session()
 
     def query(self, sql: str) -> list[Row]:

@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.control import effective, events
+from airflow_provider_cdc.core.control import acts as events
+from airflow_provider_cdc.core.control import effective
 from airflow_provider_cdc.core.control.acts import act_on
-from airflow_provider_cdc.core.options.limits import LimitOptions
+from airflow_provider_cdc.core.options.run import LimitOptions
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, RunStopped
 from airflow_provider_cdc.jobs.control import controller

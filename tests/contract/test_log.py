@@ -161,7 +161,7 @@ def test_a_prepared_transaction_counts_once_it_is_committed(shop: Database, begi
     before = Before(begin("orders", "visits"))
     shop.prepare("x1", "UPDATE orders SET note = 'x' WHERE id = 1", "INSERT INTO visits VALUES (8, 'x')")
     shop.execute("UPDATE orders SET note = 'y' WHERE id = 2")
-    shop.decide("x1", verb)
+    shop.record_commit("x1", verb)
     before.check()
     assert len(before.run.window().before["orders"]) == (2 if verb == "COMMIT" else 1)
 

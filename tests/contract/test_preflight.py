@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.options.run import TableOptions
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.errors import (
     ConfigurationError,

@@ -102,7 +102,7 @@ def test_every_table_is_published_as_it_was_at_the_initial_position_although_eac
     for moment, step in enumerate(steps, 1):
         write(bank, moment)
         if step == run.snapshot:
-            bank.decide("undecided", "COMMIT")
+            bank.record_commit("undecided", "COMMIT")
         found = step()
         write(bank, moment + 4)
         assert step() == found, "a step that is done is done"

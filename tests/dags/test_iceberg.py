@@ -8,8 +8,8 @@ import pytest
 from pyarrow import fs
 from pyiceberg.catalog import load_catalog
 
-from airflow_provider_cdc.core.storage.access import StorageSettings
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.uri import StorageSettings
 from airflow_provider_cdc.lake import read_cut
 from airflow_provider_cdc.sinks.iceberg.catalog import io_properties
 from harness.dag_runner import DagRunner

@@ -19,7 +19,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.control import effective, events
+from airflow_provider_cdc.core.control import acts as events
+from airflow_provider_cdc.core.control import effective
 from airflow_provider_cdc.core.control.acts import act_on
 from airflow_provider_cdc.core.storage.folder import Storage
 from harness.airflow_home import ROOT, AirflowHome

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.run.announced import Announced, Told
 from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.results import Announced, Told
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName

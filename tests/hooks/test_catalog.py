@@ -13,8 +13,8 @@ from airflow_provider_cdc.core.options.lake import LakeOptions
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.hooks.catalog import CdcCatalogHook, lake_settings
 from airflow_provider_cdc.jobs.runtime.driver import catalog_from_environment, to_environment
-from airflow_provider_cdc.sinks.catalog import CatalogSettings
 from airflow_provider_cdc.sinks.iceberg.catalog import properties_of
+from airflow_provider_cdc.sinks.registry import CatalogSettings
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 Connect = Callable[..., None]

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.storage.access import StorageSettings, check_fits, current, install, using
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.uri import StorageSettings, check_fits, current, install, using
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.hooks.storage import storage_access, storage_settings
 from airflow_provider_cdc.jobs.runtime.driver import storage_from_environment, to_environment
-from airflow_provider_cdc.sinks.catalog import CatalogSettings
 from airflow_provider_cdc.sinks.iceberg.catalog import properties_of
+from airflow_provider_cdc.sinks.registry import CatalogSettings
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 Connect = Callable[..., None]

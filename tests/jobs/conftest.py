@@ -17,13 +17,16 @@ import pytest
 
 from airflow_provider_cdc.core.parquet import writer
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.jobs.certificate import derive, scrub
+from airflow_provider_cdc.jobs.certificate import build, scrub
 from airflow_provider_cdc.jobs.consolidate import rewind, touched_rows
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
-from airflow_provider_cdc.jobs.extract_delta import change_feed, feed_slices, read_segment
+from airflow_provider_cdc.jobs.extract_delta import change_feed, read_segment
+from airflow_provider_cdc.jobs.extract_delta import change_feed as feed_slices
 from airflow_provider_cdc.jobs.extract_delta import step as extract_delta
-from airflow_provider_cdc.jobs.roll_forward import image_buffer, incoming_rows, merge
+from airflow_provider_cdc.jobs.roll_forward import merge
+from airflow_provider_cdc.jobs.roll_forward import merge as image_buffer
 from airflow_provider_cdc.jobs.roll_forward import plan as forward
+from airflow_provider_cdc.jobs.roll_forward import task as incoming_rows
 from airflow_provider_cdc.jobs.roll_forward import task as roll
 from airflow_provider_cdc.jobs.runtime import step, verify_files
 from airflow_provider_cdc.jobs.snapshot import step as snapshot
@@ -94,7 +97,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
             meanwhile()
         return results
 
-    for module in (snapshot, extract_delta, consolidate, change_feed, forward, merge, verify_files, derive, scrub):
+    for module in (snapshot, extract_delta, consolidate, change_feed, forward, merge, verify_files, build, scrub):
         monkeypatch.setattr(module, "run_tasks", run_here)
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(writer.ParquetWriter.__init__, "__defaults__", (300,))

@@ -20,7 +20,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, TableOptions
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.chunk import Chunk, partition
 from airflow_provider_cdc.core.tables.table import Column, Parts, Table, TableName, whole_tables

@@ -3,9 +3,9 @@
 import sys
 from importlib import import_module
 
-from airflow_provider_cdc.jobs.runtime import executors
+from airflow_provider_cdc.jobs.runtime import tasks
 from airflow_provider_cdc.jobs.runtime.app import main
 
-executors.LOST_SECONDS = 15.0
+tasks.LOST_SECONDS = 15.0
 step = sys.argv.pop(1)
 main(step, getattr(import_module(f"airflow_provider_cdc.jobs.{step}.step"), step))

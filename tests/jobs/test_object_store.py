@@ -11,10 +11,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.storage.access import StorageSettings, using
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.names import folder_name
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.storage.uri import StorageSettings, using
+from airflow_provider_cdc.core.tables.table import TableName, folder_name
 from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, StorageRefused
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
 from harness.http_faults import Faults, http_faults

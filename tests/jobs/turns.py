@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.sinks import latest
+from airflow_provider_cdc.sinks import parquet
 
 TOUCHES = (
     "write_json",
@@ -98,7 +98,7 @@ class Turns:
                 self._patch(monkeypatch, name)
         # A try that waits for the lock of a head lets the try that holds it go on.
         clock = SimpleNamespace(sleep=lambda seconds: self.touch(), monotonic=time.monotonic)
-        monkeypatch.setattr(latest, "time", clock)
+        monkeypatch.setattr(parquet, "time", clock)
 
     def _patch(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         original = getattr(Storage, name)

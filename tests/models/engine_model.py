@@ -108,7 +108,7 @@ class Server:
         hidden = [e for e in self.log if not e.visible]
         late = next((e for e in self.log if e.visible and not e.executed), None)
         acts = [act for act, possible in (
-            (self.commit, self.left), (self.commit, self.left), (self.decide, self.prepared),
+            (self.commit, self.left), (self.commit, self.left), (self.record_commit, self.prepared),
             (self.alter, self.ddl_left and not hidden and not self.prepared),  # DDL takes its table for itself
             (lambda: self.show(hidden[0] if self.mysql else rng.choice(hidden)), hidden and haste),
             (lambda: setattr(late, "executed", True), late and rng.random() < self.world.lag),
@@ -139,7 +139,7 @@ class Server:
             self.take(changes, self.tip)
     def take(self, changes, tables):
         for table, key, _, after in changes: put(tables[table], key, after)
-    def decide(self):
+    def record_commit(self):
         xid = self.rng.choice([*self.prepared])
         self.append("C", xid=xid)
         self.take(self.prepared.pop(xid), self.tip)

@@ -16,15 +16,14 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_cdc import clean
 from airflow_provider_cdc.cleaning import cleaner
-from airflow_provider_cdc.core.liveness.dag_run import DagRunNames, note_dag_run
+from airflow_provider_cdc.core.liveness.proof import DagRunNames, note_dag_run
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.results import RESULTS
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.listing import clock_of
-from airflow_provider_cdc.jobs.verify.request import FOLDER, REQUEST, CopyAsked, Request
+from airflow_provider_cdc.core.storage.folder import Storage, clock_of
+from airflow_provider_cdc.jobs.verify.result_text import FOLDER, REQUEST, CopyAsked, Request
 from airflow_provider_cdc.operators.base import run_id_for
 from airflow_provider_cdc.operators.clean import CleanOperator
 from airflow_provider_cdc.sources.postgres import PostgresSource

@@ -141,7 +141,7 @@ def test_what_others_keep_stays(
     """Another group of that DAG run, another deployment, another source of a mapped group; a slot that is to stay."""
     run = begin(**other)
     if "keep_slot" in other:
-        run.decide(Commit("try", run.rests_on))
+        run.record_commit(Commit("try", run.rests_on))
     preflight("success")
     assert kept(postgres, source) == (1, 1)
 

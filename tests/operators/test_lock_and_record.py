@@ -18,11 +18,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.run import Commit, Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import encode
-from airflow_provider_cdc.core.storage.target import lake_of
+from airflow_provider_cdc.core.storage.uri import lake_of
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone
 from airflow_provider_cdc.operators import lock_and_record
@@ -174,7 +174,7 @@ def test_published_run_is_kept_whatever_became_of_its_source(source: FakeSource,
     first = operator(tmp_path).execute(context())
     run = Storage(first["run_uri"])
     begun = Run.load(run)
-    begun.decide(Commit("t", begun.rests_on, "commit/files-0.json"))
+    begun.record_commit(Commit("t", begun.rests_on, "commit/files-0.json"))
     source.gone = True
     assert operator(tmp_path).execute(context(try_number=2)) == first
     assert len(source.calls) == 1
@@ -197,7 +197,7 @@ def test_a_dag_run_that_is_deleted_and_made_again_does_not_end_well_with_the_cop
     first = task("").execute(context())
     assert first["initial_gtid_set"] == str(position(9))
     # What is decided is still to be put in place.
-    begun.decide(Commit("t", begun.rests_on, "commit/files-0.json"))
+    begun.record_commit(Commit("t", begun.rests_on, "commit/files-0.json"))
     assert task("").execute(context()) == first
     begun.finish_step("consolidate", consolidate_result())
     for as_of in ("", noon):

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.options.limits import LimitOptions
-from airflow_provider_cdc.core.options.merge import MergeOptions
-from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions, checked
+from airflow_provider_cdc.core.options.lake import MergeOptions
+from airflow_provider_cdc.core.options.run import LimitOptions, LockPolicy, StepOptions, TableOptions, checked
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 

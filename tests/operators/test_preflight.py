@@ -18,18 +18,16 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import RunTable, TablePlan
 from airflow_provider_cdc.core.run.run import Commit, Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.names import NAME_BYTES, folder_name
-from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.tables.table import NAME_BYTES, Table, TableName, folder_name
 from airflow_provider_cdc.errors import PreflightError
+from airflow_provider_cdc.operators.copy_tasks import SnapshotOperator
 from airflow_provider_cdc.operators.planning import plan_text
 from airflow_provider_cdc.operators.planning.lake_checks import check_names, find_leftovers, tell_leftovers
 from airflow_provider_cdc.operators.preflight import PreflightOperator
-from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_result
@@ -334,7 +332,7 @@ def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog
     assert find_leftovers(lake.folder("_runs")) == []
     begun = begin(lake, RUN, long_ago)
     assert [found.folders for found in find_leftovers(lake.folder("_runs"))] == [(f"{lake.uri}/_runs/{RUN}",)]
-    begun.decide(Commit("a", begun.rests_on, "commit/files-0.json"))
+    begun.record_commit(Commit("a", begun.rests_on, "commit/files-0.json"))
     lake.make_folder(f"shop.orders/snapshot={RUN}")
     with caplog.at_level(logging.WARNING):
         tell_leftovers(lake.folder("_runs"))

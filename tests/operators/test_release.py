@@ -30,9 +30,8 @@ from airflow_provider_cdc.errors import LogGone
 from airflow_provider_cdc.jobs.begin.initial_position import begin
 from airflow_provider_cdc.operators.base import run_id_for, run_id_of
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
-from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
+from airflow_provider_cdc.operators.copy_tasks import ExtractDeltaOperator, SnapshotOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
-from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.slots import transaction_waits
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
@@ -372,7 +371,7 @@ def test_a_slot_that_is_to_be_kept_stays_when_the_dag_run_fails_after_it_was_dec
     if reached == "record":
         begun.finish_step("consolidate", consolidate_result())
     if reached:
-        begun.decide(Commit("try", begun.rests_on, abandoned=reached == "abandoned"))
+        begun.record_commit(Commit("try", begun.rests_on, abandoned=reached == "abandoned"))
     release(context)
     assert kept(postgres) == left
     source.discard(begun.manifest.identity)
@@ -428,7 +427,7 @@ def test_a_kill_while_the_position_is_recorded_leaves_no_slot(
     operator = recording(source, tmp_path)
     operator.on_kill()
     # Airflow calls it from a signal handler, which interrupts the task at any point.
-    settle = "airflow_provider_cdc.sources.postgres.slots.transaction_waits.settle"
+    settle = "airflow_provider_cdc.sources.postgres.slots.transaction_waits.wait_until_visible"
     seen: list[int] = []
 
     def be_killed(*arguments: Any) -> None:

@@ -17,10 +17,10 @@ from airflow_provider_cdc.core.liveness.turns import FOLDER
 from airflow_provider_cdc.core.run.results import CONSOLIDATE
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.operators.planning import turn
+from airflow_provider_cdc.operators.planning import dag_run_state
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
-from airflow_provider_cdc.triggers.pause import PauseTrigger
+from airflow_provider_cdc.triggers.waiting import PauseTrigger
 from harness.mysql_server import MysqlServer
 from harness.s3_server import s3_environment
 from tests.runs import consolidate_result
@@ -89,7 +89,7 @@ def airflow(mysql: MysqlServer, schema: str, tmp_path: Path, monkeypatch: pytest
     monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "local[1]"}))
     for name in ("a1", "a2", "b"):
         mysql.query(f"CREATE TABLE {schema}.{name} (id int PRIMARY KEY)")
-    monkeypatch.setattr(turn, "POLL_SECONDS", 0.05)
+    monkeypatch.setattr(dag_run_state, "POLL_SECONDS", 0.05)
     return Deployment(schema, tmp_path.as_uri())
 
 
@@ -128,7 +128,7 @@ def test_a_second_run_waits_until_the_first_one_has_ended(
             airflow.tasks["first"] = {"g.snapshot": "failed", "g.extract_delta": "upstream_failed"}
 
     # Only this module: other threads sleep, too.
-    monkeypatch.setattr("airflow_provider_cdc.operators.planning.turn.time", SimpleNamespace(sleep=nap))
+    monkeypatch.setattr("airflow_provider_cdc.operators.planning.dag_run_state.time", SimpleNamespace(sleep=nap))
     surveys: list[int] = []
     survey = PreflightOperator._survey
 

@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.control import events
+from airflow_provider_cdc.core.control import acts as events
 from airflow_provider_cdc.core.control.acts import act_on
-from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.plan import FeedGap, MissedPast
+from airflow_provider_cdc.core.run.manifest import FeedGap, MissedPast, RunTable
 from airflow_provider_cdc.core.run.results import TableRead
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.timeline import Bar, write_timeline
@@ -21,9 +20,8 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.selection import selection_of
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import LogGone, ManifestError
-from airflow_provider_cdc.report.facts import SLOWEST, DagRunName, Failed, Report, Section
+from airflow_provider_cdc.report.facts import SLOWEST, DagRunName, Failed, Report, Section, snippets_of
 from airflow_provider_cdc.report.page import to_html, write_failure, write_report
-from airflow_provider_cdc.report.snippets import snippets_of
 from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_result
 
 ODD = TableName("shop", "<script>alert('1')</script>|`a`\n*b*")

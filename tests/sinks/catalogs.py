@@ -9,7 +9,7 @@ from pathlib import Path
 from pyiceberg.catalog import Catalog, load_catalog
 
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.sinks.catalog import CatalogSettings
+from airflow_provider_cdc.sinks.registry import CatalogSettings
 from harness.s3_server import ADMIN
 
 PAGE = Path(__file__).parents[2] / "docs/iceberg.md"

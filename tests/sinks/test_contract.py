@@ -22,10 +22,9 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.run import SCRATCH
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage import durable
+from airflow_provider_cdc.core.storage.conditional import ObstoreObjects
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.obstore_objects import ObstoreObjects
-from airflow_provider_cdc.core.tables.names import folder_name
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.tables.table import TableName, folder_name
 from airflow_provider_cdc.errors import (
     CommitUnknown,
     ConfigurationError,
@@ -34,8 +33,7 @@ from airflow_provider_cdc.errors import (
     StorageUnavailable,
 )
 from airflow_provider_cdc.sinks.base import Prepared, Publication, Sink, TableChange
-from airflow_provider_cdc.sinks.catalog import LakeSettings
-from airflow_provider_cdc.sinks.registry import open_sink
+from airflow_provider_cdc.sinks.registry import LakeSettings, open_sink
 from tests.interrupting import Interrupted, commits_fail, interrupt_at
 from tests.sinks.catalogs import plain_catalog, settings_of_catalog
 

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.core.storage import conditional, obstore_objects
+from airflow_provider_cdc.core.storage import conditional
+from airflow_provider_cdc.core.storage import conditional as obstore_objects
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import TransientError
 from harness.http_faults import HANGS, LATE, LOST, REFUSED, Faults, http_faults
@@ -36,7 +37,7 @@ def proxies(
 ) -> Iterator[list[Faults]]:
     monkeypatch.setattr(conditional, "_PAUSE_SECONDS", 0.02)
     if HANGS in request.node.name:
-        monkeypatch.setattr("airflow_provider_cdc.sinks.iceberg.rest.ANSWER_SECONDS", 5.0)
+        monkeypatch.setattr("airflow_provider_cdc.sinks.iceberg.catalog.ANSWER_SECONDS", 5.0)
         monkeypatch.setitem(obstore_objects._CLIENT, "timeout", timedelta(seconds=5))
     with ExitStack() as stack:
         proxies = [stack.enter_context(http_faults(s3))]

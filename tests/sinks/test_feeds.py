@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.run.feed import INSERT, Feed, feed_schema
+from airflow_provider_cdc.core.run.manifest import INSERT, Feed, feed_schema
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.names import folder_name
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.tables.table import TableName, folder_name
 from airflow_provider_cdc.errors import FileDamaged
 from airflow_provider_cdc.sinks.base import Publication
 from tests.interrupting import Interrupted, interrupt_at

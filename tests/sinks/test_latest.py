@@ -20,8 +20,8 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError, PublishIncomplete
-from airflow_provider_cdc.sinks import latest
-from airflow_provider_cdc.sinks.latest import check_source
+from airflow_provider_cdc.sinks import parquet
+from airflow_provider_cdc.sinks.parquet import check_source
 from airflow_provider_cdc.sinks.registry import open_sink
 from harness.s3_server import s3_environment
 from tests.seeds import some
@@ -46,7 +46,7 @@ def copy(number: int, published_at: datetime | None = None) -> dict[str, Any]:
 
 
 def replace_latest(target: Storage, folder: str, copy: dict[str, Any]) -> bool:
-    return latest.replace_latest(target, folder, decode_copy(copy, ""))
+    return parquet.replace_latest(target, folder, decode_copy(copy, ""))
 
 
 @contextmanager
@@ -61,7 +61,7 @@ def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
             monkeypatch.setenv(name, value)
         return Storage(f"s3://lake/{tmp_path.name}")
     if request.param == "claims":
-        monkeypatch.setattr(latest, "_locked", no_lock)
+        monkeypatch.setattr(parquet, "_locked", no_lock)
     return Storage(tmp_path.as_uri())
 
 
@@ -149,7 +149,7 @@ def test_whoever_overwrote_a_newer_copy_puts_it_back(
 ) -> None:
     """Without a lock: the newer run publishes between the older run's read and its write. The newer run may have been
     committed days before, or by a machine whose clock is wrong."""
-    monkeypatch.setattr(latest, "_locked", no_lock)
+    monkeypatch.setattr(parquet, "_locked", no_lock)
     target = Storage(tmp_path.as_uri())
     write = Storage.write_json
     met: list[bool] = []
@@ -168,7 +168,7 @@ def test_whoever_overwrote_a_newer_copy_puts_it_back(
 
 
 def test_claims_of_runs_long_past_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(latest, "_locked", no_lock)
+    monkeypatch.setattr(parquet, "_locked", no_lock)
     target = Storage(tmp_path.as_uri())
     replace_latest(target, FOLDER, copy(5))
     (claim,) = target.files(f"{FOLDER}/_claims")
@@ -180,10 +180,10 @@ def test_claims_of_runs_long_past_are_removed(tmp_path: Path, monkeypatch: pytes
 
 def test_a_lock_ends_with_its_holder_and_leaves_nothing(tmp_path: Path) -> None:
     target = Storage(tmp_path.as_uri())
-    with latest._locked(target, FOLDER) as alone:
+    with parquet._locked(target, FOLDER) as alone:
         assert alone
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(latest, "_LOCK_SECONDS", 0.05)
+            patch.setattr(parquet, "_LOCK_SECONDS", 0.05)
             with pytest.raises(PublishIncomplete, match="another run"):
                 replace_latest(target, FOLDER, copy(1))
     assert replace_latest(target, FOLDER, copy(1))

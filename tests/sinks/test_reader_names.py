@@ -21,8 +21,7 @@ from pyspark.sql import functions as f
 
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.names import folder_name
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.tables.table import TableName, folder_name
 from airflow_provider_cdc.lake import LatestCopy, open_dataset, read_latest
 from airflow_provider_cdc.sinks.base import Publication, TableChange
 from airflow_provider_cdc.sinks.reader_warnings import RESERVED, reader_warnings

@@ -23,10 +23,9 @@ from airflow_provider_cdc.sensors.position import PositionSensor
 from airflow_provider_cdc.sensors.published import PublishedSensor
 from airflow_provider_cdc.sensors.runway import RunwaySensor
 from airflow_provider_cdc.triggers import waiting
-from airflow_provider_cdc.triggers.position import PositionTrigger
-from airflow_provider_cdc.triggers.published import PublishedTrigger, Wanted
+from airflow_provider_cdc.triggers.published import PublishedTrigger, WantedCopy
 from airflow_provider_cdc.triggers.runway import RunwayTrigger
-from airflow_provider_cdc.triggers.waiting import Answer, Outage, WaitingTrigger
+from airflow_provider_cdc.triggers.waiting import Answer, Outage, PositionTrigger, WaitingTrigger
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import SUPERUSER, PostgresServer
 from harness.server_process import free_port
@@ -314,6 +313,10 @@ def test_a_position_that_cannot_be_compared_ends_the_waiting(lake: Lake) -> None
 
 
 def test_all_that_is_wanted_has_to_hold() -> None:
-    for wanted in (Wanted(position="soon"), Wanted(published_after="1/2"), Wanted(position="1/2", published_after=",")):
+    for wanted in (
+        WantedCopy(position="soon"),
+        WantedCopy(published_after="1/2"),
+        WantedCopy(position="1/2", published_after=","),
+    ):
         with pytest.raises(Exception, match="parameter"):
             wanted.check()

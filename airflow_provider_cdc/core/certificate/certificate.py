@@ -10,9 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from airflow_provider_cdc.core.certificate.files import total_of
-from airflow_provider_cdc.core.certificate.proof import Column, Derivation, Proof
-from airflow_provider_cdc.core.certificate.sums import NAME
+from airflow_provider_cdc.core.certificate.totals import NAME, CertificateColumn, Derivation, Proof, total_of
 from airflow_provider_cdc.core.parquet.writer import StagedFile
 from airflow_provider_cdc.core.run.commit_record import Decision
 from airflow_provider_cdc.core.run.manifest import RunTable
@@ -99,7 +97,7 @@ class Certificate:
     history: dict[str, Any]
     made: Making
     key: tuple[str, ...]
-    columns: tuple[Column, ...]
+    columns: tuple[CertificateColumn, ...]
     rows: int
     digest: str
     files: tuple[File, ...]

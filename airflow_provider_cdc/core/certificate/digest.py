@@ -60,7 +60,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.certificate import row_hash
 from airflow_provider_cdc.core.certificate.row_hash import UInt64s
-from airflow_provider_cdc.core.certificate.sums import NAME, Digest
+from airflow_provider_cdc.core.certificate.totals import NAME, Digest
 from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, bytes_of
 
 Lanes = tuple[UInt64s, UInt64s]

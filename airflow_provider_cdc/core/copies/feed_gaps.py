@@ -9,7 +9,7 @@ from typing import Protocol
 
 from airflow_provider_cdc.core.copies.head import Copy, position_of
 from airflow_provider_cdc.core.options.run import StepOptions
-from airflow_provider_cdc.core.run.plan import FeedGap, TablePlan
+from airflow_provider_cdc.core.run.manifest import FeedGap, TablePlan
 from airflow_provider_cdc.core.tables.table import Evolution, TableName
 from airflow_provider_cdc.errors import ManifestError
 
@@ -19,7 +19,7 @@ IF_LATEST = ", if its copy becomes the latest copy of the table"
 """Added if the run copies the past: such a copy ends no feed if a later copy is published."""
 
 
-class Heads(Protocol):
+class FeedHeads(Protocol):
     """The lake; see ``sinks.base.Sink``."""
 
     def head(self, table: TableName) -> Copy | None: ...
@@ -32,7 +32,7 @@ def feeds_gapless(options: StepOptions) -> bool:
 
 def with_feed_gaps(
     plans: Sequence[TablePlan],
-    copies: Heads,
+    copies: FeedHeads,
     refused: Mapping[TableName, str],
     new: Collection[TableName],
     options: StepOptions,
@@ -60,7 +60,7 @@ def with_gap(plan: TablePlan, gap: FeedGap, *, past: bool = False) -> TablePlan:
     return replace(plan, feed_gap=gap, reason=plan.reason + BEGINS_ANEW + (IF_LATEST if past else ""))
 
 
-def _gap(plan: TablePlan, copies: Heads, refused: Mapping[TableName, str]) -> FeedGap | None:
+def _gap(plan: TablePlan, copies: FeedHeads, refused: Mapping[TableName, str]) -> FeedGap | None:
     if plan.base:
         why = carried_over(plan.evolution)
         return FeedGap(plan.base, plan.base_position, f"the table was altered: {why}") if why else None

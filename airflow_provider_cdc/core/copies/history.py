@@ -24,7 +24,7 @@ KEPT = 10
 may be a long text."""
 
 
-class Relation(StrEnum):
+class HistoryRelation(StrEnum):
     """How the server's present history relates to the history of an earlier copy."""
 
     SAME = "same"
@@ -48,7 +48,7 @@ class Trace:
 class Finding:
     """The source's decision about the history of a trace, and the reason as text."""
 
-    relation: Relation
+    relation: HistoryRelation
     why: str = ""
 
 
@@ -91,7 +91,7 @@ class History:
         return self.superseded[-1] if self.superseded and self.superseded[-1].found_by == run_id else None
 
 
-def told(history: History | None, mark: str) -> dict[str, Any]:
+def history_fields(history: History | None, mark: str) -> dict[str, Any]:
     """Return the history and the mark as the JSON data of a copy's record."""
     if history is None:
         return {}

@@ -32,7 +32,7 @@ from airflow_provider_cdc.core.filters.syntax import (
     Literal,
     Term,
 )
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import Problem
 
 PLAIN, LABEL, UUID = "plain", "label", "uuid"
@@ -154,7 +154,7 @@ def _decimal(literal: Literal, kind: pa.DataType) -> pa.Scalar:
         if abs(scaled) >= Decimal(10) ** kind.precision:
             raise NotComparable(
                 f"{literal} is outside the column's range",
-                f"write at most {counted(kind.precision - kind.scale, 'digit')} before the decimal point",
+                f"write at most {format_count(kind.precision - kind.scale, 'digit')} before the decimal point",
             )
         return pa.scalar(scaled.to_integral_value().scaleb(-kind.scale), kind)
 

@@ -11,8 +11,47 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
-from airflow_provider_cdc.core.liveness.dag_run import DagRunNames
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.counted import format_count
+from airflow_provider_cdc.errors import ManifestError
+
+# The names by which Airflow identifies the DAG run of a run. The record is in the run's folder.
+#
+# The id of a run is a digest of these names. Airflow can be asked for the state of a DAG run only by its names.
+
+
+FILE = "dag_run.json"
+
+
+@dataclass(frozen=True)
+class DagRunNames:
+    """The names of a DAG run.
+
+    :param task_id: the run's task `lock_and_record`; empty: unknown.
+    :param map_index: the index of the run in a mapped task group; -1: the group is not mapped.
+    """
+
+    dag_id: str
+    dag_run_id: str
+    task_id: str = ""
+    map_index: int = -1
+
+    def __str__(self) -> str:
+        return f"{self.dag_run_id} of the DAG {self.dag_id}"
+
+
+def note_dag_run(folder: Storage, names: DagRunNames) -> None:
+    """Record the DAG run of the run in ``folder``."""
+    records.write(folder, FILE, names)
+
+
+def read_dag_run(folder: Storage) -> DagRunNames | None:
+    """Return the DAG run of the run in ``folder``; None: an earlier version began the run, or the record is damaged."""
+    try:
+        return records.read(DagRunNames, folder, FILE) if folder.exists(FILE) else None
+    except ManifestError:
+        return None
 
 
 @dataclass(frozen=True)
@@ -26,7 +65,7 @@ class DagRunState:
 
     known: bool
     over: bool = False
-    told: str = ""
+    text: str = ""
 
 
 NOT_KNOWN = DagRunState(False)
@@ -61,7 +100,7 @@ def judge(names: DagRunNames | None, written: datetime, now: datetime, state_of:
 
     state = state_of(names) if names is not None else NOT_KNOWN
     silent, last = now - written, f"{written:%Y-%m-%d %H:%M:%S} UTC"
-    told = f"DAG run {names} {state.told}" if state.known else "Airflow does not know its DAG run"
+    told = f"DAG run {names} {state.text}" if state.known else "Airflow does not know its DAG run"
     if state.known and not state.over:
         return Verdict(False, told)
     needed = wait if state.known else max(wait, LIFELESS)
@@ -73,4 +112,4 @@ def judge(names: DagRunNames | None, written: datetime, now: datetime, state_of:
 
 
 def _days(time: timedelta) -> str:
-    return counted(time.days, "day") if time.days else f"{time.total_seconds():.0f} s"
+    return format_count(time.days, "day") if time.days else f"{time.total_seconds():.0f} s"

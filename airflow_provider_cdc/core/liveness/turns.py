@@ -17,12 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 
-from airflow_provider_cdc.core.liveness.dag_run import DagRunNames, read_dag_run
-from airflow_provider_cdc.core.liveness.proof import StateOf, Verdict, judge
+from airflow_provider_cdc.core.liveness.proof import DagRunNames, StateOf, Verdict, judge, read_dag_run
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.listing import clock_of
+from airflow_provider_cdc.core.storage.folder import Storage, clock_of
 from airflow_provider_cdc.errors import ManifestError
 
 FOLDER = "_turns"
@@ -30,7 +28,7 @@ _READERS = 8
 
 
 @dataclass(frozen=True)
-class Turn:
+class TableTurn:
     """The turn of a run.
 
     :param tables: the names of the copies.
@@ -61,7 +59,7 @@ class Turns:
         self._state_of = state_of
         self._published: set[str] = set()
 
-    def take(self, turn: Turn) -> int:
+    def take(self, turn: TableTurn) -> int:
         """Return the number of a run. An earlier try may have taken it."""
         while True:
             taken = self._read()
@@ -72,7 +70,7 @@ class Turns:
             if self._scratch.create_json(_name(number), records.encode(turn)):
                 return number
 
-    def give_up(self, number: int, turn: Turn) -> None:
+    def give_up(self, number: int, turn: TableTurn) -> None:
         """Record that a run gives up before it begins."""
         records.write(self._scratch, _name(number), replace(turn, over=True))
 
@@ -82,7 +80,7 @@ class Turns:
         # Another deployment of Airflow, which does not know this DAG run, takes it for dead after some days.
         return clock_of(self._scratch) - taken_at if taken_at is not None else timedelta.max
 
-    def before(self, number: int, turn: Turn) -> list[Other]:
+    def before(self, number: int, turn: TableTurn) -> list[Other]:
         """Return the runs that are under way with some of the same tables, and that go first."""
         now, times = clock_of(self._scratch), self._scratch.times(FOLDER)
         taken = self._read()
@@ -100,21 +98,21 @@ class Turns:
         known = {other.run_id for other in taken.values()} | {turn.run_id}
         return [*others, *self._without_turn(known, turn, now)]
 
-    def _read(self) -> Mapping[int, Turn]:
-        turns: dict[int, Turn] = {}
+    def _read(self) -> Mapping[int, TableTurn]:
+        turns: dict[int, TableTurn] = {}
         for name in self._scratch.files(FOLDER):
             stem = name.rpartition("/")[2].removesuffix(".json")
             if not stem.isdecimal():
                 continue
             try:
-                turns[int(stem)] = records.read(Turn, self._scratch, name)
+                turns[int(stem)] = records.read(TableTurn, self._scratch, name)
             except ManifestError:
                 # Another run may have deleted the record of an ended run.
                 if self._scratch.exists(name):
                     raise
         return turns
 
-    def _verdict(self, turn: Turn, taken_at: datetime, now: datetime) -> Verdict:
+    def _verdict(self, turn: TableTurn, taken_at: datetime, now: datetime) -> Verdict:
         folder = self._scratch.folder(turn.run_id)
         try:
             if not Run.exists(folder):
@@ -129,7 +127,7 @@ class Turns:
         # A run that began again is loaded with its last manifest. It is abandoned only until it has begun again.
         return judge(names, run.folder.newest_time(), now, self._state_of, timedelta(0))
 
-    def _without_turn(self, known: Collection[str], turn: Turn, now: datetime) -> Iterator[Other]:
+    def _without_turn(self, known: Collection[str], turn: TableTurn, now: datetime) -> Iterator[Other]:
         names = [name for name in self._scratch.folders() if name not in {FOLDER, *known, *self._published}]
         with ThreadPoolExecutor(_READERS) as readers:
             runs = [run for run in readers.map(self._load, names) if run is not None]
@@ -150,7 +148,7 @@ class Turns:
             return None
 
 
-def _shared(turn: Turn, tables: Collection[str]) -> tuple[str, ...]:
+def _shared(turn: TableTurn, tables: Collection[str]) -> tuple[str, ...]:
     return tuple(name for name in turn.tables if name in tables)
 
 

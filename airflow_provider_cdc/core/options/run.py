@@ -7,7 +7,7 @@ derived from the declaration. Only `SnapshotTaskGroup` (for editors) and ``opera
 checkers) list arguments; tests compare them.
 
 To add an option, declare it here: in `TableOptions` if it is about how tables are read and published, in `StepOptions`
-if steps after preflight need it, and in `RunOptions` otherwise. ``core/options/author.py`` has the options that the
+if steps after preflight need it, and in `RunOptions` otherwise. ``core/options/run.py`` has the options that the
 DAG's author sets for all runs of the DAG.
 """
 
@@ -16,9 +16,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Annotated, Any
 
-from airflow_provider_cdc.core.options.concurrency import ConcurrencyOptions
+import msgspec
+
 from airflow_provider_cdc.core.options.declare import (
     AS_OF,
     COLUMNS,
@@ -28,6 +29,8 @@ from airflow_provider_cdc.core.options.declare import (
     COUNT_OR_NONE,
     FLAG,
     FOLDED,
+    GIB,
+    PATTERNS,
     PROPERTIES,
     SECONDS,
     SLOT_NAME,
@@ -35,6 +38,7 @@ from airflow_provider_cdc.core.options.declare import (
     URI,
     URI_OR_EMPTY,
     WHOLE_SECONDS,
+    Accepted,
     Option,
     declared_in,
     made_of,
@@ -42,13 +46,229 @@ from airflow_provider_cdc.core.options.declare import (
     option,
 )
 from airflow_provider_cdc.core.options.feeds import FeedOptions
-from airflow_provider_cdc.core.options.lake import LakeOptions
-from airflow_provider_cdc.core.options.limits import LimitOptions
-from airflow_provider_cdc.core.options.lock import LockPolicy as LockPolicy
-from airflow_provider_cdc.core.options.log import LogOptions
-from airflow_provider_cdc.core.options.merge import MergeOptions
-from airflow_provider_cdc.core.options.scrub import ScrubOptions as ScrubOptions
+from airflow_provider_cdc.core.options.lake import LakeOptions, MergeOptions
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import PreflightError, Problem
+
+# The options of the short lock.
+
+
+@dataclass(frozen=True)
+class LockPolicy:
+    """Settings for the short lock. Each try waits at most ``wait_seconds`` for the lock. After a failed try, the
+    sessions that wait behind it go first.
+
+    ``through_read`` holds the lock until the table is read, because some servers' read views need that.
+    ``slot_wait_seconds`` is how long slot creation may wait for open write transactions; it blocks no other session.
+    """
+
+    wait_seconds: int = option(
+        5,
+        name="lock_wait_seconds",
+        accepts=WHOLE_SECONDS,
+        help="Seconds for which one attempt to take a lock may block other sessions.",
+        example="a number such as 5",
+    )
+    tries: int = option(
+        12,
+        name="lock_tries",
+        accepts=COUNT,
+        help="Number of times that a run tries to take a lock.",
+        example="a number such as 12",
+    )
+    pause_seconds: float = option(
+        2.0,
+        name="lock_pause_seconds",
+        accepts=SECONDS,
+        help="Seconds between two tries.",
+        example="a number such as 2",
+    )
+    through_read: bool = option(
+        False,
+        name="lock_through_read",
+        accepts=FLAG,
+        feature="lock_through_read",
+        help="Hold the lock until the table is read. Some servers need this for a consistent read view.",
+        example="true or false",
+    )
+    slot_wait_seconds: int = option(
+        600,
+        accepts=WHOLE_SECONDS,
+        feature="slots",
+        help="Seconds to wait for open write transactions at slot creation. The wait does not block other sessions.",
+        example="a number such as 600",
+    )
+
+
+# Options of scrubbing: how often runs read unchanged files of copies again, to find damage.
+
+
+@dataclass(frozen=True)
+class ScrubOptions:
+    """How often a run reads unchanged files of the last copies again, and how many of them."""
+
+    scrub_days: int = option(
+        7,
+        accepts=COUNT_OR_NONE,
+        title="Days between checks of a file",
+        section=FOLDED,
+        help="A copy that is rolled forward takes over unchanged files from the last copy. Within this number of days, "
+        "runs read each of these files once, and compare it with its checksum. A damaged file is reported, and its "
+        "table is then read in full. 0: unchanged files are not read.",
+        example="a number such as 7",
+    )
+    scrub_gib: float = option(
+        0.0,
+        accepts=GIB,
+        title="GiB to check per run",
+        section=FOLDED,
+        help="The most GiB of unchanged files that a run reads to check them; the files that have been due the longest "
+        "come first. 0: all files that are due.",
+        example="a number such as 50",
+    )
+
+
+# The options that limit the load of a run on its source. An operator can change these limits while the run works.
+
+
+_Threshold = Annotated[float, msgspec.Meta(ge=0, le=1e18)]
+THRESHOLDS = Accepted(
+    "an object with a threshold, a number of at least 0, for each signal or SELECT; or null",
+    dict[Annotated[str, msgspec.Meta(pattern=r"\S")], _Threshold] | None,
+    {"type": ["object", "null"], "additionalProperties": {"type": "number", "minimum": 0}},
+    lambda value: {str(name): float(threshold) for name, threshold in (value or {}).items()},
+)
+
+
+@dataclass(frozen=True)
+class LimitOptions:
+    """The limits with which a run begins."""
+
+    max_reads: int = option(
+        0,
+        accepts=COUNT_OR_NONE,
+        title="Concurrent reads",
+        section=FOLDED,
+        help="Maximum number of tasks that read the source at the same time. 0: as many as Spark has slots. It can be "
+        "changed while the run works.",
+        example="a number such as 2",
+    )
+    max_rows_per_second: int = option(
+        0,
+        accepts=COUNT_OR_NONE,
+        title="Rows per second",
+        section=FOLDED,
+        help="Maximum number of rows that all tasks together read from the tables per second, on average. A task "
+        "pauses between two chunks, so the chunks of the run are smaller with this option. 0: no limit. It can be "
+        "changed while the run works.",
+        example="a number such as 50000",
+    )
+    governor: Mapping[str, float] | None = option(
+        None,
+        accepts=THRESHOLDS,
+        help="Numbers of the source to watch, each with a threshold. While a number is above its threshold, the run "
+        "reads more and more slowly, and then pauses. The names are `threads_running`, `replica_lag_seconds`, "
+        "`history_list_length` (MySQL) and `oldest_xmin_age` (PostgreSQL). A key that begins with `SELECT` is a query "
+        "that returns one number.",
+        example='an object such as {"threads_running": 40, "SELECT seconds_behind FROM ops.heartbeat": 5}',
+    )
+
+    @property
+    def thresholds(self) -> dict[str, float]:
+        """The thresholds of the governor, by signal."""
+        return dict(self.governor or {})
+
+    def text(self) -> str:
+        """Return the limits in words; empty: there are none."""
+        told = [
+            *([f"at most {format_count(self.max_reads, 'read')} at a time"] if self.max_reads else []),
+            *(
+                [f"at most {format_count(self.max_rows_per_second, 'row')} per second"]
+                if self.max_rows_per_second
+                else []
+            ),
+            *(f"slower while {signal} is above {threshold:g}" for signal, threshold in self.thresholds.items()),
+        ]
+        return ", ".join(told)
+
+
+def chunk_rows_within(limits: LimitOptions, chunk_rows: int) -> int:
+    """Return the number of rows per chunk with which a limit of rows per second is kept without long pauses."""
+    if not limits.max_rows_per_second:
+        return chunk_rows
+    return min(chunk_rows, max(FEWEST_ROWS, limits.max_rows_per_second * PACED_SECONDS))
+
+
+FEWEST_ROWS = 100
+"""The least number of rows per chunk to which a limit of rows per second leads."""
+PACED_SECONDS = 2
+"""A chunk has about as many rows as the limit allows in this number of seconds."""
+
+
+# The options for the log that a run needs. `core.options.run.StepOptions` includes them.
+
+
+AUTO, OFF = "auto", "off"
+STOP, WARN = "stop", "warn"
+
+
+@dataclass(frozen=True)
+class LogOptions:
+    """How a run reads the log, and what it does if the source will not keep the log for long enough."""
+
+    spool: str = option(
+        AUTO,
+        accepts=one_of((AUTO, OFF), ("auto: read the log beside the tables", "off: read the log at the end")),
+        help="Whether the run reads the log in pieces while it reads the tables. `auto`: it does, if it takes longer "
+        "than 30 seconds and if the way in which the tables are read allows it. The source then need not keep the log "
+        "until the reads end, and the run ends sooner. `off`: the run reads the log after the tables.",
+        example="auto or off",
+    )
+    on_short_log: str = option(
+        STOP,
+        accepts=one_of((STOP, WARN), ("stop: stop the run early", "warn: only warn, until the log is gone")),
+        help="What a run does if the source will remove the log before the run has read it, according to the source's "
+        "settings, the growth of the log and the progress of the run. The run warns in any case. `stop` stops the run "
+        "if the log would be gone in less than a third of the time that the run still needs, and 30 minutes of "
+        "warnings have not changed this. `warn` lets the run go on until the log is gone.",
+        example="stop or warn",
+    )
+
+
+# The options for runs that share tables of a target.
+
+
+ALLOW, WAIT, REFUSE = "allow", "wait", "refuse"
+
+
+@dataclass(frozen=True)
+class ConcurrencyOptions:
+    """What a run does if another run of the same tables and the same target is under way."""
+
+    concurrent_runs: str = option(
+        ALLOW,
+        accepts=one_of(
+            (ALLOW, WAIT, REFUSE),
+            (
+                "allow: run beside it",
+                "wait: wait until it has ended",
+                "refuse: stop, and name it",
+            ),
+        ),
+        help="What `preflight` does if another run of the same `target` and `scratch` copies some of the same tables, "
+        "and is under way. `allow`: the run works beside it. Both copies are exact, and the one with the later "
+        "position becomes the latest one. `wait`: `preflight` waits until the other run is published or has failed. "
+        "`refuse`: the run stops, and names the other run. A run that died holds up no other run.",
+        example="allow, wait or refuse",
+    )
+    concurrent_wait_seconds: float = option(
+        0.0,
+        accepts=SECONDS,
+        help="With `concurrent_runs` = `wait`: seconds after which the run stops waiting, and is refused. 0: it waits "
+        "for as long as the `execution_timeout` of `preflight` allows.",
+        example="a number such as 3600",
+    )
+
 
 CONSISTENCIES = ("auto", "watermark", "lock", "exported", "again")
 UNREPRESENTABLE = ("error", "null", "string")
@@ -398,3 +618,39 @@ def checked(values: Mapping[str, Any]) -> RunOptions:
         what, hint = "no copy is ever removed, because keep is 0", "give keep, too: 1 if only the days should count"
         raise PreflightError([Problem("parameter keep_days", what, hint)])
     return options
+
+
+# Options that only the DAG's author can set. A DAG run cannot override them.
+
+
+@dataclass(frozen=True)
+class AuthorOptions:
+    """The options that limit the sources and targets of a DAG's runs, and that say how strictly the conf of a run is
+    checked."""
+
+    source_conn_ids: Sequence[str] | None = option(
+        None,
+        accepts=PATTERNS,
+        fixed=True,
+        help="The connections that `source_conn_id` may name. `*` matches any run of characters. None: any connection. "
+        "Every user who may trigger the DAG can set its params, but the tasks run with Airflow's rights. So set "
+        "`source_conn_ids` and `targets` if `source_conn_id` or `target` is a template.",
+        example='a list such as ["cdc_*"]',
+    )
+    targets: Sequence[str] | None = option(
+        None,
+        accepts=PATTERNS,
+        fixed=True,
+        help="The allowed folders for `target` and `scratch`. Their subfolders are allowed, too. Paths are compared "
+        "part by part, and `*` matches any run of characters in one part. `*` alone matches any target. None: any "
+        "target.",
+        example='a list such as ["s3://bucket/lake"]',
+    )
+    strict_conf: bool = option(
+        False,
+        accepts=FLAG,
+        fixed=True,
+        help="Reject a DAG run if its conf has keys that are not params of the DAG. If false, misspelt keys are "
+        "ignored.",
+        example="true or false",
+    )

@@ -8,6 +8,7 @@ of other partitions. So if a partition value was wrong, readers would miss rows.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
@@ -16,7 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, bytes_of, inner, kernel, load8
-from airflow_provider_cdc.core.tables.layout import BUCKET, IDENTITY, PERIODS, TRUNCATE, PartitionField
+from airflow_provider_cdc.core.parquet.file_stats import FileStats
+from airflow_provider_cdc.core.parquet.writer import ROW_GROUP_BYTES, ParquetWriter, StagedFile
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import BUCKET, IDENTITY, PERIODS, TRUNCATE, PartitionField
 from airflow_provider_cdc.errors import ConfigurationError
 
 PartitionValue = int | str | bool | bytes | Decimal | None
@@ -193,3 +197,74 @@ def _murmur(data: Bytes, offsets: Int64s, count: int, out: Int64s) -> None:
         hashed = (hashed * 0xC2B2AE35) & 0xFFFFFFFF
         hashed ^= hashed >> 16
         out[row] = (hashed & 0x7FFFFFFF) % count
+
+
+# Writes rows of a partitioned table: each file has rows of one partition.
+
+
+MOST_PARTITIONS = 200
+"""The maximum number of partitions whose rows one task writes. Each has an open file."""
+PENDING_BYTES = 2 * ROW_GROUP_BYTES
+"""The maximum size, in Arrow bytes, of the rows that are not written yet, in all partitions together."""
+
+
+class PartitionedWriter(ParquetWriter):
+    """A `ParquetWriter` that writes the rows of each partition to separate files.
+
+    :param run: the folder that ``name`` is relative to.
+    :param name: the prefix of the names of the files.
+    :param schema: the schema of the files.
+    :param fields: the partitioning, by columns of ``schema``.
+    :param digests: and ``key``: as in `ParquetWriter`.
+    """
+
+    def __init__(
+        self,
+        run: Storage,
+        name: str,
+        schema: pa.Schema,
+        fields: Sequence[PartitionField],
+        *,
+        digests: bool = False,
+        key: str = "",
+    ) -> None:
+        super().__init__(run, name, schema, digests=digests, key=key)
+        self._fields = fields
+        self._writers: dict[tuple[PartitionValue, ...], ParquetWriter] = {}
+
+    def write(self, rows: pa.RecordBatch | pa.Table) -> None:
+        if isinstance(rows, pa.RecordBatch):
+            rows = pa.Table.from_batches([rows])
+        for values, part in divided(rows.cast(self._schema), self._fields):
+            self._writer(values).write(part)
+            while sum(writer.pending_bytes for writer in self._writers.values()) > PENDING_BYTES:
+                max(self._writers.values(), key=lambda writer: writer.pending_bytes).flush()
+
+    def _writer(self, values: tuple[PartitionValue, ...]) -> ParquetWriter:
+        if values not in self._writers:
+            if len(self._writers) == MOST_PARTITIONS:
+                raise ConfigurationError(
+                    f"a task has rows of more than {MOST_PARTITIONS} partitions (partition_by: "
+                    f"{described(self._fields)}), and each needs a file",
+                    where=self._run.uri,
+                    hint="choose fewer partitions: month(…) or year(…) in place of day(…), or fewer buckets",
+                )
+            name = f"{self._name}-p{len(self._writers)}"
+            self._writers[values] = ParquetWriter(
+                self._run, name, self._schema, self._file_bytes, digests=self._digests, key=self._key
+            )
+        return self._writers[values]
+
+    def close(self) -> None:
+        for values, writer in self._writers.items():
+            writer.close()
+            self.files += [_in_partition(file, values) for file in writer.files]
+
+    def abort(self) -> None:
+        for writer in self._writers.values():
+            writer.abort()
+
+
+def _in_partition(file: StagedFile, values: Sequence[PartitionValue]) -> StagedFile:
+    stats = FileStats.decoded(file.stats)
+    return replace(file, stats=replace(stats, partition=encode_partition(values)).encoded())

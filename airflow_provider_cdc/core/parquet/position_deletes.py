@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.parquet.lake_types import FIELD_ID
 from airflow_provider_cdc.core.parquet.writer import StagedFile
-from airflow_provider_cdc.core.storage.errors import told
+from airflow_provider_cdc.core.storage.filesystems import convert_store_errors
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import FileDamaged
 
@@ -55,7 +55,7 @@ def read_positions(folder: Storage, data_file: StagedFile, hint: str) -> Int64s:
         return np.empty(0, np.int64)
     where = folder.uri_of(file.name)
     try:
-        with told(where), folder.filesystem.open_input_stream(folder.path(file.name)) as stream:
+        with convert_store_errors(where), folder.filesystem.open_input_stream(folder.path(file.name)) as stream:
             data = stream.read()
     except FileNotFoundError:
         data = b""

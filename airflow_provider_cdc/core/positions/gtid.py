@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import PositionError
 
 GNO_END = 2**63 - 1
@@ -205,7 +205,7 @@ class GtidSet(Position):
     def shortfall(self, wanted: GtidSet) -> str:
         """Describe the transactions of ``wanted`` that this set lacks; empty: none."""
         missing = wanted - self
-        return f"it lacks {counted(len(missing), 'transaction')}: {str(missing)[:200]}" if missing else ""
+        return f"it lacks {format_count(len(missing), 'transaction')}: {str(missing)[:200]}" if missing else ""
 
     def __bool__(self) -> bool:
         return bool(self._entries)

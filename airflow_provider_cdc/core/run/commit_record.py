@@ -10,12 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from airflow_provider_cdc.core.certificate.files import total_of
-from airflow_provider_cdc.core.certificate.proof import Proof
-from airflow_provider_cdc.core.run.feed import Feed
-from airflow_provider_cdc.core.run.manifest import Base
-from airflow_provider_cdc.core.run.place import Place
-from airflow_provider_cdc.core.run.plan import FeedGap
+from airflow_provider_cdc.core.certificate.totals import Proof, total_of
+from airflow_provider_cdc.core.run.manifest import Base, Feed, FeedGap, Place
 from airflow_provider_cdc.core.run.results import Nulled, Skipped
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.core.run.staging import StagedFile
@@ -104,7 +100,7 @@ def published_run(scratch: Storage, run_id: str) -> Run:
     return run
 
 
-def place_of(scratch: Storage, run_id: str, table: TableName) -> Place | None:
+def recorded_place(scratch: Storage, run_id: str, table: TableName) -> Place | None:
     """Return the place of the data files of a table in a run that published its copies. None: the format of the lake
     has no places.
 

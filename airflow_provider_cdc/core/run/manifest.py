@@ -5,17 +5,240 @@ The results of the steps are in separate records (`core.run.results`). A manifes
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
 
 from airflow_provider_cdc.core.copies.head import source_of
-from airflow_provider_cdc.core.copies.history import MARK, History, told
+from airflow_provider_cdc.core.copies.history import MARK, History, history_fields
 from airflow_provider_cdc.core.kinds import parse_position
-from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.options.run import TEXT, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.place import Place
-from airflow_provider_cdc.core.run.plan import FeedGap, MissedPast
-from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
+from airflow_provider_cdc.core.tables.table import CopyName, Evolution, PartitionField, Shard, Table, TableName
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+# The place where a run writes the data files of one table's copy, if the lake's format has its own metadata.
+
+
+@dataclass(frozen=True)
+class Place:
+    """A table of the lake, with the facts that tasks need to write its data files. The manifest contains places, so a
+    place must not contain a secret.
+
+    ``folder`` is the URI of the folder of the data files. ``field_ids`` has the field ids of the table's columns, by
+    the column's name. ``element_ids`` has the field ids of the elements of list columns. The catalog assigned these
+    ids. Without the field ids in the files, readers would see values of a dropped column in a new column of the same
+    name. ``partition`` is the partitioning of the table. ``details`` has all other facts that the sink needs to
+    publish. ``location`` is the location of the data files, as the table's metadata writes it. Position deletes name a
+    data file by this location. It is empty if the format has no position deletes, or if a version of this package
+    without position deletes began the run.
+    """
+
+    folder: str
+    field_ids: dict[str, int]
+    element_ids: dict[str, int] = field(default_factory=dict)
+    details: dict[str, str] = field(default_factory=dict)
+    location: str = ""
+    partition: tuple[PartitionField, ...] = ()
+
+    def schema(self, published: pa.Schema) -> pa.Schema:
+        """Return the schema of the data files of a table with the published schema ``published``."""
+        # Import PyArrow late, because the import is slow, and manifests are also read where DAGs are parsed.
+        from airflow_provider_cdc.core.parquet.lake_types import file_schema
+
+        return file_schema(published, self.field_ids, self.element_ids)
+
+
+# The format in which a run publishes. This module has only the facts that are needed to begin a run and to write its
+# manifest.
+
+
+def _no_places(tables: Sequence[Table], selections: Mapping[TableName, Selection]) -> dict[TableName, Place]:
+    return {}
+
+
+@dataclass(frozen=True)
+class LakeFormat:
+    """The format of the copies.
+
+    The function ``prepare`` prepares the lake for the given tables and the selected part of each table. The function
+    returns the places of the data files, by the name of the copy; see `sinks.base.Sink.prepare`.
+    """
+
+    name: str
+    prepare: Callable[[Sequence[Table], Mapping[TableName, Selection]], dict[TableName, Place]] = _no_places
+
+
+PLAIN_PARQUET = LakeFormat("parquet")
+
+
+# A table's change feed: the files with every row change between the previous copy and the run's copy, in commit order.
+#
+# The files have the columns of `feed_schema`. The numbers in the column ``order`` continue from one feed to the next.
+
+
+INSERT, UPDATE, DELETE = "insert", "update", "delete"
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The feed of a table in a run. It has all changes after the position ``start``. The copy of the run ``base`` is
+    exact at this position.
+
+    ``first`` is the order number of the first change. ``files`` are in the run's folder, sorted by the order of their
+    changes.
+    """
+
+    base: str
+    start: str
+    first: int
+    files: tuple[StagedFile, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def next(self) -> int:
+        """The order number of the first change of the next feed."""
+        return self.first + self.rows
+
+
+def feed_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the columns of a feed.
+
+    :param schema: the columns of the table's copies.
+    """
+    # Before an insert and after a delete, there is no row, so every column may be null.
+    row = pa.struct([field.with_nullable(True) for field in schema])
+    return pa.schema(
+        [
+            pa.field("operation", pa.string(), nullable=False),
+            pa.field("position", pa.string(), nullable=False),
+            pa.field("order", pa.int64(), nullable=False),
+            pa.field("commit_time", pa.timestamp("us", "UTC")),
+            pa.field("before", row),
+            pa.field("after", row),
+        ]
+    )
+
+
+# The plan of a run. It says how to read each table, and at which point the run begins.
+
+
+FEW_KEYS = 10_000
+"""If a table has at most this number of touched keys, they are looked up only in the exported snapshot. This number of
+lookups takes about a second, so an earlier pass is not worthwhile."""
+
+
+@dataclass(frozen=True)
+class FeedGap:
+    """The feed of a table ends at the copy of the run ``base``, which is exact at ``start``, and begins anew at the
+    copy of the run that has this record. ``reason`` says why, with the statement and its place in the log if they are
+    known. ``base`` and ``start`` are empty if the record of the last copy cannot be read.
+
+    ``first`` is the order number of the first change of the new feed. It is 0 until the run's commit fixes it.
+    """
+
+    base: str
+    start: str
+    reason: str
+    first: int = 0
+
+    def with_reason(self, reason: str) -> FeedGap:
+        """Return the gap with another reason in addition to its own."""
+        return replace(self, reason=f"{self.reason}; {reason}")
+
+    def described(self, position: str) -> str:
+        """Describe the gap in words.
+
+        :param position: the position at which the copy of the run is exact.
+        """
+        ended = f"{self.start} (run {self.base})" if self.base else "the last copy"
+        return f"the feed ended at {ended}, and begins anew at {position}: {self.reason}"
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """The decision of preflight for one table, with the reason. ``unrepresentable`` is one of
+    `core.options.run.UNREPRESENTABLE`. ``arrays`` is the option of this name.
+
+    ``at_upper`` says whether the table is published at the position where its reads end, and not at the initial
+    position. The snapshot step determines the position where the reads end. ``at_upper`` is the same for all tables of
+    a run. ``base`` is the id of the run whose copy is rolled forward. It is empty if the table is read.
+    ``base_position`` is the position of that copy, as text because a plan is stored as a record. ``selection`` is the
+    part of the table that is copied. ``evolution`` has the schema changes since that copy; None: there are none.
+    ``shard`` is set if the rows are published in a merged table. ``feed_gap`` is set if the run publishes row changes,
+    but none of this table, although the table has a copy.
+    """
+
+    table: TableName
+    consistency: str
+    reason: str
+    rows: int = 0
+    bytes: int = 0
+    unrepresentable: str = "error"
+    at_upper: bool = False
+    base: str = ""
+    base_position: str = ""
+    selection: Selection = WHOLE
+    arrays: str = TEXT
+    evolution: Evolution | None = None
+    shard: Shard | None = None
+    feed_gap: FeedGap | None = None
+
+    @property
+    def lake_name(self) -> TableName:
+        """The name of the table of the lake, as in `Table.lake_name`."""
+        return self.table if self.shard is None else self.shard.merged
+
+    @property
+    def copy_name(self) -> TableName:
+        """The name of the table's copies in the lake."""
+        return CopyName.of(self.lake_name, self.selection)
+
+    @property
+    def locked(self) -> bool:
+        """Whether the table must be locked for a moment."""
+        return self.consistency == "lock" and not self.base
+
+    @property
+    def options(self) -> TableOptions:
+        """The options with which the table is read and published."""
+        return TableOptions(self.consistency, self.unrepresentable, self.arrays)
+
+
+@dataclass(frozen=True)
+class MissedPast:
+    """A point of the past that a run cannot reach. ``as_of`` is the value of the option, and ``why`` is the reason. The
+    run copies the present state of the tables instead."""
+
+    as_of: str
+    why: str
+
+
+@dataclass(frozen=True)
+class InitialPoint:
+    """The initial position, the schemas of the tables at that position, and the identity of the server.
+
+    ``lock_seconds`` is how long a lock was held; 0.0 without a lock. ``superseded`` has the identities that earlier
+    tries of the run recorded. The slots and publications with these identities are dropped once the manifest contains
+    this initial position.
+    """
+
+    position: Position
+    identity: Mapping[str, str]
+    tables: tuple[Table, ...]
+    lock_seconds: float
+    superseded: tuple[Mapping[str, str], ...] = ()
+
 
 FORMAT = 5
 LAKE_FORMAT = "parquet"
@@ -177,4 +400,4 @@ class Manifest:
         shards = (str(entry.table.name) for entry in self.tables if entry.table.copy_name == table)
         names = [str(table), *shards]
         history = next((self.histories[name] for name in names if name in self.histories), None)
-        return told(history, self.identity.get(MARK, ""))
+        return history_fields(history, self.identity.get(MARK, ""))

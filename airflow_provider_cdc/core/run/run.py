@@ -22,10 +22,9 @@ from typing import Any, TypeVar
 
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.announced import FILE as TOLD
-from airflow_provider_cdc.core.run.announced import Told
 from airflow_provider_cdc.core.run.manifest import FORMAT, Manifest
-from airflow_provider_cdc.core.run.results import CONSOLIDATE, RESULTS, SnapshotResult, StepResult
+from airflow_provider_cdc.core.run.results import CONSOLIDATE, RESULTS, SnapshotResult, StepResult, Told
+from airflow_provider_cdc.core.run.results import FILE as TOLD
 from airflow_provider_cdc.core.run.spool_chain import spooling_identity
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -157,7 +156,7 @@ class Run:
         self._load(task_id)
         return self.found(type(found))
 
-    def decide(self, commit: Commit) -> Commit:
+    def record_commit(self, commit: Commit) -> Commit:
         """Record the commit, unless a commit is already recorded. Return the recorded commit. A commit never changes.
 
         :raises CommitUnknown: it is unknown whether the commit was recorded, because the store failed.
@@ -258,7 +257,7 @@ class Run:
             return cls.load(folder)
         following = records.write_named(folder, _FOLLOWING, manifest)
         was_abandoned = instead_of.abandoned
-        commit = instead_of.decide(Commit(uuid.uuid4().hex, instead_of.rests_on, following, abandoned=True))
+        commit = instead_of.record_commit(Commit(uuid.uuid4().hex, instead_of.rests_on, following, abandoned=True))
         if commit.abandoned and not instead_of.begin_following() and was_abandoned:
             # The run was stopped or cleaned up before, and is now started again. If it is stopped at this moment, it
             # stays stopped.

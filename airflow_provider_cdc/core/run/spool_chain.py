@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from airflow_provider_cdc.core.options.log import OFF
+from airflow_provider_cdc.core.options.run import OFF
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage

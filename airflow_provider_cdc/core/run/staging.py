@@ -19,10 +19,10 @@ import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.parquet.splice import SplicedFile
 from airflow_provider_cdc.core.parquet.writer import COMPRESSION, ParquetWriter, StagedFile, write_empty
-from airflow_provider_cdc.core.storage.errors import told
+from airflow_provider_cdc.core.storage.filesystems import convert_store_errors
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.layout import PartitionField
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.core.tables.table import PartitionField
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import FileDamaged
 
 __all__ = ["StagedFile", "Staging", "difference"]
@@ -68,7 +68,7 @@ class Staging:
         :raises ConfigurationError: the rows belong to too many partitions.
         """
         # Import the compiled kernels late, because readers of a lake import this module, too.
-        from airflow_provider_cdc.core.parquet.partitioned_writer import PartitionedWriter
+        from airflow_provider_cdc.core.parquet.partitions import PartitionedWriter
 
         yield from _written(
             self.folder, name, PartitionedWriter(self.folder, _own(name), schema, fields, digests=True, key=key)
@@ -83,7 +83,7 @@ class Staging:
 
         :raises UnknownFooter: the source file cannot be spliced; nothing was written.
         """
-        with told(self.folder.uri_of(name)):
+        with convert_store_errors(self.folder.uri_of(name)):
             file = SplicedFile(self.folder, f"{_own(name)}-0.parquet", schema, folder, source, key)
             try:
                 yield file
@@ -122,7 +122,7 @@ def _written(folder: Storage, name: str, writer: ParquetWriter) -> Iterator[Parq
     try:
         # The caller may read rows from the source in this context. The source raises CdcErrors. `told` does not convert
         # these errors.
-        with told(folder.uri_of(name)):
+        with convert_store_errors(folder.uri_of(name)):
             yield writer
             writer.close()
     except BaseException:
@@ -146,17 +146,17 @@ def difference(folder: Storage, name: str, file: StagedFile) -> str:
 
 def _difference(storage: Storage, name: str, file: StagedFile) -> str:
     crc = size = 0
-    with told(storage.uri_of(name)):
+    with convert_store_errors(storage.uri_of(name)):
         with storage.filesystem.open_input_stream(storage.path(name), buffer_size=0) as stream:
             while block := stream.read(_CHECKED_BYTES):
                 crc = zlib.crc32(block, crc)
                 size += len(block)
         if size != file.bytes:
-            return f"it has {counted(size, 'byte')}, not {file.bytes:,}"
+            return f"it has {format_count(size, 'byte')}, not {file.bytes:,}"
         if f"{crc:08x}" != file.checksum:
             return f"its checksum is {crc:08x}, not {file.checksum}"
         try:
             rows = pq.read_metadata(storage.path(name), filesystem=storage.filesystem).num_rows
         except pa.ArrowException as error:
             return f"it is not a Parquet file: {error}"
-    return "" if rows == file.rows else f"it has {counted(rows, 'row')}, not {file.rows:,}"
+    return "" if rows == file.rows else f"it has {format_count(rows, 'row')}, not {file.rows:,}"

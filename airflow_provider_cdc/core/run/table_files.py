@@ -13,20 +13,16 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.certificate.files import with_more
-from airflow_provider_cdc.core.certificate.sums import Digest
-from airflow_provider_cdc.core.filters.apply import published_schema
+from airflow_provider_cdc.core.certificate.totals import Digest, with_more
+from airflow_provider_cdc.core.filters.evaluator import published_schema
 from airflow_provider_cdc.core.parquet import position_deletes
 from airflow_provider_cdc.core.parquet.position_deletes import Int64s
 from airflow_provider_cdc.core.parquet.splice import SplicedFile, UnknownFooter
 from airflow_provider_cdc.core.parquet.writer import ParquetWriter, StagedFile
-from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.run.manifest import Place, RunTable
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.layout import PartitionField
-from airflow_provider_cdc.core.tables.names import folder_name
-from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.core.tables.table import PartitionField, Table, folder_name
 
 
 @dataclass(frozen=True)

@@ -10,19 +10,19 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from airflow_provider_cdc.core.copies.head import Copy
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import TableName
 
 _SHOWN = 5
 
 
-class Heads(Protocol):
+class ShardHeads(Protocol):
     """The lake; see ``sinks.base.Sink``."""
 
     def head(self, table: TableName) -> Copy | None: ...
 
 
-def vanished(heads: Heads, plans: Sequence[TablePlan], confirmed: Collection[str]) -> dict[TableName, str]:
+def vanished(heads: ShardHeads, plans: Sequence[TablePlan], confirmed: Collection[str]) -> dict[TableName, str]:
     """Return the merged tables whose latest copy has shards that the run does not copy, each with the reason why it
     cannot be published.
 

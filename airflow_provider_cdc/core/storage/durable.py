@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.core.lazy import LazyModule
+from airflow_provider_cdc.core.kinds import LazyModule
 
 if TYPE_CHECKING:
     from pyarrow import fs
@@ -279,7 +279,7 @@ def _elect(filesystem: fs.FileSystem, path: str, data: bytes, settle: float) -> 
     return _read(filesystem, path) == data
 
 
-def stays(filesystem: fs.FileSystem, path: str, data: bytes, settle: float | None = None) -> bool:
+def is_stable(filesystem: fs.FileSystem, path: str, data: bytes, settle: float | None = None) -> bool:
     """Return whether a file that was created by a conditional write keeps its content.
 
     Another writer may have found that the store has no conditional writes, because it uses an earlier version of this

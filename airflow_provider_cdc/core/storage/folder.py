@@ -7,18 +7,17 @@ import errno
 import json
 import posixpath
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from datetime import datetime
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow_provider_cdc.core.lazy import LazyModule
+from airflow_provider_cdc.core.kinds import LazyModule
 from airflow_provider_cdc.core.storage import durable
-from airflow_provider_cdc.core.storage.access import StorageSettings, current
 from airflow_provider_cdc.core.storage.conditional import Conditional, conditional_in, key_of
-from airflow_provider_cdc.core.storage.errors import told
-from airflow_provider_cdc.core.storage.filesystems import Opened
-from airflow_provider_cdc.core.storage.uri import LakeUri
+from airflow_provider_cdc.core.storage.filesystems import Opened, convert_store_errors
+from airflow_provider_cdc.core.storage.uri import LakeUri, StorageSettings, current
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError, StorageRefused
 
 if TYPE_CHECKING:
@@ -62,7 +61,7 @@ class Storage:
         if self._opened is None:
             try:
                 # Creating the file system may contact the store, to find its region.
-                with told(self.uri):
+                with convert_store_errors(self.uri):
                     self._opened = Opened(self._lake, self._settings or current())
             except (pa.ArrowException, ValueError, ImportError) as error:
                 raise ConfigurationError(
@@ -130,7 +129,7 @@ class Storage:
         storage._batch = durable.Batch()
         try:
             yield storage
-            with told(self.uri):
+            with convert_store_errors(self.uri):
                 storage._batch.settle()
         finally:
             storage._batch.drop()
@@ -138,16 +137,16 @@ class Storage:
     def settle(self) -> None:
         """Inside `together`: make everything durable and visible that was written so far."""
         if self._batch is not None:
-            with told(self.uri):
+            with convert_store_errors(self.uri):
                 self._batch.settle()
 
     def exists(self, name: str) -> bool:
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             return bool(self._filesystem.get_file_info(self.path(name)).type != fs.FileType.NotFound)
 
     def size(self, name: str) -> int:
         """Return the size of the file ``name`` in bytes."""
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             return int(self._filesystem.get_file_info(self.path(name)).size)
 
     def files(self, name: str = "") -> list[str]:
@@ -164,7 +163,7 @@ class Storage:
     def times(self, name: str = "") -> dict[str, datetime]:
         """Return when each file directly in ``name`` was written, by the store's clock. The result is empty if the
         folder does not exist."""
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
         return {posixpath.join(name, info.base_name): info.mtime for info in infos if info.type == fs.FileType.File}
 
@@ -173,7 +172,7 @@ class Storage:
 
         :raises FileNotFoundError: there is no file.
         """
-        with told(self.uri):
+        with convert_store_errors(self.uri):
             infos = self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True, recursive=True))
         times = [info.mtime for info in infos if info.type == fs.FileType.File]
         if not times:
@@ -187,12 +186,12 @@ class Storage:
         return self._entries(name, fs.FileType.Directory)
 
     def _entries(self, name: str, kind: fs.FileType) -> list[str]:
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
         return sorted(posixpath.join(name, info.base_name) for info in infos if info.type == kind)
 
     def make_folder(self, name: str = "") -> None:
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             durable.make_folder(self._filesystem, self.path(name), self._batch)
 
     def move_to(self, name: str, other: Storage, new_name: str) -> str:
@@ -201,7 +200,7 @@ class Storage:
         If ``other`` is in another store or on another disk, the file is copied, and the original file stays. In this
         case, return the CRC-32 of the copied bytes, in hexadecimal digits. Otherwise, return an empty text.
         """
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             if self._filesystem.equals(other._filesystem):
                 try:
                     durable.move(self._filesystem, self.path(name), other.path(new_name))
@@ -216,29 +215,29 @@ class Storage:
         """Give a file a second name in an existing folder. The content of the file must never change. It is no error if
         the name exists. On a disk with hard links, both names share one content.
         """
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             durable.adopt(self._filesystem, self.path(name), self.path(new_name))
 
     def delete_folder(self, name: str) -> None:
         # On Google Cloud Storage, if a folder has no marker object, pyarrow.fs deletes all files in the folder and then
         # raises FileNotFoundError.
         if self.exists(name):
-            with told(self.uri_of(name)), suppress(FileNotFoundError):
+            with convert_store_errors(self.uri_of(name)), suppress(FileNotFoundError):
                 self._filesystem.delete_dir(self.path(name))
 
     def delete_empty_folder(self, name: str) -> bool:
         """Remove a folder if it is empty; return whether it no longer exists."""
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             return durable.delete_empty_folder(self._filesystem, self.path(name))
 
     def rename_folder(self, name: str, new_name: str) -> bool:
         """Rename a folder atomically. Return False if this store cannot do that, or if the name is taken."""
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             return durable.rename_folder(self._filesystem, self.path(name), self.path(new_name))
 
     def delete_file(self, name: str) -> None:
         if self.exists(name):
-            with told(self.uri_of(name)):
+            with convert_store_errors(self.uri_of(name)):
                 self._filesystem.delete_file(self.path(name))
 
     def read_json(self, name: str) -> Any:
@@ -258,7 +257,7 @@ class Storage:
                     raise
 
     def _read(self, name: str) -> bytes:
-        with told(self.uri_of(name)), self._filesystem.open_input_stream(self.path(name)) as stream:
+        with convert_store_errors(self.uri_of(name)), self._filesystem.open_input_stream(self.path(name)) as stream:
             return bytes(stream.read())
 
     def _json(self, data: bytes, name: str) -> Any:
@@ -276,7 +275,7 @@ class Storage:
     def write_json(self, name: str, data: Any) -> None:
         """Write a file atomically: readers see all of it or nothing. The file survives a crash once this method has
         returned."""
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             if self._batch is None:
                 durable.write(self._filesystem, self.path(name), _json_bytes(data))
             else:
@@ -286,12 +285,12 @@ class Storage:
     def note_json(self, name: str, data: Any) -> None:
         """Write JSON data that no other step depends on. Unlike with `write_json`, readers see the file at once, even
         inside `together`."""
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             durable.write(self._filesystem, self.path(name), _json_bytes(data))
 
     def write_text(self, name: str, text: str) -> None:
         """Like `write_json`, for text."""
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             durable.write(self._filesystem, self.path(name), text.encode())
 
     def create_json(self, name: str, data: Any, settle: float | None = None) -> bool:
@@ -300,11 +299,11 @@ class Storage:
         :param settle: see `durable.create`, which describes the guarantees of each kind of store.
         """
         data, path = _json_bytes(data), self.path(name)
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             conditional = self._conditional()
             if conditional is None:
                 return durable.create(self._filesystem, path, data, settle)
-            return conditional.create(self._key(name), data) and durable.stays(self._filesystem, path, data, settle)
+            return conditional.create(self._key(name), data) and durable.is_stable(self._filesystem, path, data, settle)
 
     @property
     def has_conditional_writes(self) -> bool:
@@ -312,7 +311,7 @@ class Storage:
 
         The first call of a process for a bucket writes and deletes a probe.
         """
-        with told(self.uri):
+        with convert_store_errors(self.uri):
             return self._conditional() is not None
 
     def read_versioned(self, name: str) -> tuple[Any, Any] | None:
@@ -321,14 +320,14 @@ class Storage:
 
         :raises ManifestError: the file is not JSON.
         """
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             present = self._with_conditions().read(self._key(name))
         return None if present is None else (self._json(present[0], name), present[1])
 
     def replace_json(self, name: str, data: Any, version: Any) -> bool:
         """Write JSON data to a file if the file still has ``version``. If ``version`` is None, write it if the file
         does not exist. Return whether the file now contains ``data``. Only for stores with conditional writes."""
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             return self._with_conditions().replace(self._key(name), _json_bytes(data), version)
 
     def _conditional(self) -> Conditional | None:
@@ -344,7 +343,7 @@ class Storage:
 
     def sync(self, name: str = "") -> None:
         """Make the content of a file, or the entries of a folder, durable."""
-        with told(self.uri_of(name)):
+        with convert_store_errors(self.uri_of(name)):
             if self._batch is None:
                 durable.sync(self._filesystem, self.path(name))
             else:
@@ -387,3 +386,59 @@ def _no_number(name: str) -> NoReturn:
 
 def _json_bytes(data: Any) -> bytes:
     return json.dumps(data, indent=2, ensure_ascii=False).encode()
+
+
+# Lists files with their sizes and times, and reads the clock of a store.
+
+
+fs = LazyModule("pyarrow.fs")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file. ``name`` is relative to the listed folder. ``written`` is a time of the store's clock."""
+
+    name: str
+    bytes: int
+    written: datetime
+
+
+def entries(folder: Storage, name: str = "", *, recursive: bool = False) -> list[Entry]:
+    """Return the files in the folder ``name``; empty: the folder does not exist."""
+    with convert_store_errors(folder.uri_of(name)):
+        selector = fs.FileSelector(folder.path(name), allow_not_found=True, recursive=recursive)
+        infos = folder.filesystem.get_file_info(selector)
+    prefix = len(folder.path()) + 1
+    return [
+        Entry(info.path[prefix:], int(info.size), info.mtime.astimezone(UTC))
+        for info in infos
+        if info.type == fs.FileType.File
+    ]
+
+
+def folder_times(folder: Storage) -> list[datetime]:
+    """Return when entries of a folder were last added or removed; empty: the store does not have this time."""
+    with convert_store_errors(folder.uri):
+        info = folder.filesystem.get_file_info(folder.path())
+    return [info.mtime.astimezone(UTC)] if info.type == fs.FileType.Directory and info.mtime is not None else []
+
+
+def total(files: Sequence[Entry]) -> int:
+    """Return the size of files in bytes."""
+    return sum(file.bytes for file in files)
+
+
+def clock_of(folder: Storage) -> datetime:
+    """Return the present time by the clock of the folder's store, by which the times of files are, too.
+
+    Writes and removes a probe file.
+    """
+    probe = f"_probe-{uuid.uuid4().hex}"
+    folder.write_json(probe, {})
+    try:
+        # Do not list the folder, which may have the folders of thousands of runs.
+        with convert_store_errors(folder.uri_of(probe)):
+            written: datetime = folder.filesystem.get_file_info(folder.path(probe)).mtime
+        return written.astimezone(UTC)
+    finally:
+        folder.delete_file(probe)

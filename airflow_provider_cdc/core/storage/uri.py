@@ -8,10 +8,18 @@ the environment, where pyarrow.fs finds them.
 
 from __future__ import annotations
 
+import json
 import re
-from dataclasses import dataclass, replace
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any
 from urllib.parse import quote, unquote
 
+from airflow_provider_cdc.core.tables.table import safe_name
 from airflow_provider_cdc.errors import ConfigurationError
 
 _HINT = "give a URI such as file:///data/lake, s3://bucket/lake or hdfs://name/lake"
@@ -206,3 +214,243 @@ def _check_authority(text: str, scheme: str, authority: str) -> None:
 
 def _refused(text: str, why: str, hint: str = _HINT) -> ConfigurationError:
     return ConfigurationError(f"{redacted(text)!r} cannot be used as a folder: {why}", hint=hint)
+
+
+# The target of a run. A DAG sets the target to the URI of a folder in the lake. The URI may contain a placeholder for
+# the source.
+
+
+SOURCE_PLACEHOLDER = "{source}"
+
+
+def lake_of(target: str, source_conn_id: str, parameter: str = "target") -> str:
+    """Return the URI of the folder to publish in: ``target``, with ``{source}`` replaced by the id of the connection.
+
+    The id is encoded like parts of table names, so it is one part of the path: bytes other than ASCII letters, digits,
+    ``_ - $`` become ``~`` and two hexadecimal digits.
+
+    :raises ConfigurationError: ``target`` is not a valid folder.
+    """
+    uri = target.replace(SOURCE_PLACEHOLDER, safe_name(source_conn_id))
+    if match := re.search(r"\{[^/]*\}", redacted(uri)):
+        raise ConfigurationError(
+            f"the {parameter} has an unknown placeholder {match[0]}",
+            where=f"parameter {parameter}",
+            hint=f"use only {SOURCE_PLACEHOLDER}, which stands for the id of the connection to the source",
+        )
+    return str(LakeUri.parse(uri))
+
+
+# The settings for access to an object store: credentials, endpoint and region, as an Airflow connection names them.
+#
+# A process has at most one set of settings at a time. The settings apply to all folders in stores of one kind. For
+# folders in other stores, and for all folders of a process without settings, the store's own library finds the settings
+# in the environment: in variables, in files, and in the role of the machine.
+#
+# The settings may contain secrets. `Storage` is pickled without the settings, and Spark tasks get the settings
+# separately from their work (`jobs.runtime.tasks`).
+
+
+S3, GCS, AZURE = "s3", "gcs", "azure"
+_STORES = {"s3": S3, "gs": GCS, "gcs": GCS, "abfs": AZURE, "abfss": AZURE}
+
+
+@dataclass(frozen=True)
+class StorageSettings:
+    """The settings for one kind of object store (``s3``, ``gcs`` or ``azure``). If a setting is missing, the
+    environment is searched for it.
+
+    ``options`` of S3: ``access_key``, ``secret_key``, ``session_token``, ``region``, ``endpoint``, ``addressing``
+    (``path`` or ``virtual``), ``role_arn``, ``external_id``. Of GCS: ``key`` (the key of a service account, as JSON),
+    ``endpoint``, ``anonymous``. Of Azure: ``account``, ``key``, ``sas_token``, ``tenant_id``, ``client_id``,
+    ``client_secret``, ``endpoint``.
+    """
+
+    store: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    def get(self, name: str) -> str:
+        """Return the value of an option, or an empty text if the option is not set."""
+        return self.options.get(name, "")
+
+
+_current: StorageSettings | None = None
+
+
+def current() -> StorageSettings | None:
+    """Return the settings of this process. Return None if everything comes from the environment."""
+    return _current
+
+
+def install(settings: StorageSettings | None) -> None:
+    """Set the settings of this process."""
+    global _current
+    _current = settings
+
+
+@contextmanager
+def using(settings: StorageSettings | None) -> Iterator[None]:
+    """Set the settings of this process for the duration of the block. A `Storage` that the block creates keeps the
+    settings after the block."""
+    before = current()
+    install(settings)
+    try:
+        yield
+    finally:
+        install(before)
+
+
+def store_of(uri: LakeUri) -> str:
+    """Return the kind of object store that a URI names. The result is empty for a disk and for HDFS."""
+    return _STORES.get(uri.scheme, "")
+
+
+def fitting(settings: StorageSettings | None, uri: LakeUri) -> StorageSettings | None:
+    """Return the settings if they are for the kind of store that ``uri`` names; otherwise None."""
+    return settings if settings is not None and settings.store == store_of(uri) else None
+
+
+def check_fits(settings: StorageSettings | None, uris: Mapping[str, str]) -> None:
+    """Check that at least one of a run's folders is in a store of the kind that the settings are for.
+
+    :param uris: the folders, by the name of the parameter.
+    :raises ConfigurationError: none of the folders would use the settings.
+    """
+    if settings is None or any(fitting(settings, LakeUri.parse(uri)) for uri in uris.values()):
+        return
+    raise ConfigurationError(
+        f"the connection is for {settings.store}, and neither {' nor '.join(uris)} is in such a store",
+        where="parameter storage_conn_id",
+        hint="name a connection of type aws for s3://, google_cloud_platform for gs://, wasb or adls for abfs://",
+    )
+
+
+# Google Cloud Storage: tokens, and conditional writes by the JSON API.
+#
+# The XML API, which obstore uses, is not complete in emulators. In the JSON API, an upload of the type ``media``
+# ignores the condition in emulators, so uploads are of the type ``multipart``.
+
+
+ENDPOINT = "https://storage.googleapis.com"
+SCOPE = "https://www.googleapis.com/auth/devstorage.read_write"
+TIMEOUT_SECONDS = (10.0, 60.0)
+
+
+def token_of(settings: StorageSettings) -> tuple[str, datetime]:
+    """Return a token for the service account whose key is in the settings, and the time at which the token expires.
+
+    :raises ConfigurationError: the key is invalid, or a package is missing.
+    """
+    credentials = credentials_of(settings)
+    _refresh(credentials)
+    return credentials.token, credentials.expiry.replace(tzinfo=UTC)
+
+
+def credentials_of(settings: StorageSettings | None) -> Any:
+    """Return Google's credentials: of the key in the settings, or those in the environment.
+
+    :raises ConfigurationError: the key is invalid, there are no credentials, or a package is missing.
+    """
+    try:
+        import google.auth
+        from google.oauth2 import service_account
+    except ImportError as error:
+        raise ConfigurationError(
+            f"a package for Google Cloud Storage is not installed: {error}",
+            where="parameter storage_conn_id",
+            hint="pip install \"airflow-provider-cdc[gcs]\", where Airflow's tasks and Spark's executors run",
+        ) from None
+    try:
+        if settings is not None and settings.get("key"):
+            kind: Any = service_account.Credentials
+            return kind.from_service_account_info(json.loads(settings.get("key")), scopes=[SCOPE])
+        return google.auth.default(scopes=[SCOPE])[0]
+    except Exception as error:
+        # The message may show a part of the key.
+        raise ConfigurationError(
+            f"Google's credentials cannot be used ({type(error).__name__})",
+            where="parameter storage_conn_id",
+            hint="give the connection the key of a service account (Keyfile JSON), or correct the environment",
+        ) from None
+
+
+def _refresh(credentials: Any) -> None:
+    import requests
+    from google.auth.transport.requests import Request
+
+    with requests.Session() as session:
+        credentials.refresh(Request(session))
+
+
+class GoogleRecords:
+    """The objects of one bucket, written only under a condition."""
+
+    def __init__(self, bucket: str, settings: StorageSettings | None, endpoint: str) -> None:
+        self._bucket = quote(bucket, safe="")
+        self._settings = settings
+        self._endpoint = endpoint or ENDPOINT
+        self._anonymous = bool(settings and settings.get("anonymous")) or endpoint.startswith("http://")
+
+    @cached_property
+    def _session(self) -> Any:
+        if self._anonymous:
+            import requests
+
+            return requests.Session()
+        credentials = credentials_of(self._settings)
+        from google.auth.transport import requests as google_requests
+
+        transport: Any = google_requests
+        return transport.AuthorizedSession(credentials)
+
+    def read(self, key: str) -> tuple[bytes, str] | None:
+        place = f"{self._endpoint}/storage/v1/b/{self._bucket}/o/{quote(key, safe='')}"
+        for _ in range(5):
+            answer = self._ask("GET", place)
+            if answer.status_code == 404:
+                return None
+            generation = str(_checked(answer).json()["generation"])
+            # The generation makes sure that the content and the condition of a later write belong together.
+            data = self._ask("GET", f"{place}?alt=media&generation={generation}")
+            if data.status_code != 404:
+                return bytes(_checked(data).content), generation
+        raise OSError("the object kept changing while it was read")
+
+    def write(self, key: str, data: bytes, version: Any) -> bool:
+        boundary = uuid.uuid4().hex
+        head = json.dumps({"name": key, "contentType": "application/json"})
+        body = (
+            f"--{boundary}\r\nContent-Type: application/json; charset=UTF-8\r\n\r\n{head}\r\n"
+            f"--{boundary}\r\nContent-Type: application/json\r\n\r\n"
+        ).encode()
+        answer = self._ask(
+            "POST",
+            f"{self._endpoint}/upload/storage/v1/b/{self._bucket}/o?uploadType=multipart"
+            f"&ifGenerationMatch={version or 0}",
+            data=body + data + f"\r\n--{boundary}--".encode(),
+            headers={"Content-Type": f"multipart/related; boundary={boundary}"},
+        )
+        if answer.status_code in (412, 409):
+            return False
+        _checked(answer)
+        return True
+
+    def delete(self, key: str) -> None:
+        answer = self._ask("DELETE", f"{self._endpoint}/storage/v1/b/{self._bucket}/o/{quote(key, safe='')}")
+        if answer.status_code != 404:
+            _checked(answer)
+
+    def _ask(self, method: str, url: str, **more: Any) -> Any:
+        try:
+            return self._session.request(method, url, timeout=TIMEOUT_SECONDS, **more)
+        except ConfigurationError:
+            raise
+        except Exception as error:
+            # Google's transport raises errors of several classes.
+            raise OSError(f"{type(error).__name__}: {error}") from None
+
+
+def _checked(answer: Any) -> Any:
+    if answer.status_code >= 400:
+        raise OSError(f"HTTP status {answer.status_code}: {answer.text[:300]}")
+    return answer

@@ -59,7 +59,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CopyMismatch
 
 Key = TypeVar("Key", bound=Hashable)
@@ -176,8 +176,8 @@ def bring_counts(rows: Mapping[Row, int], counts: Mapping[Row, int]) -> dict[Row
         remaining = result.pop(row, 0) + count
         if remaining < 0:
             raise CopyMismatch(
-                f"according to the log, a row was removed {counted(-count, 'time')}, but the run read this row only "
-                f"{counted(remaining - count, 'time')}",
+                f"according to the log, a row was removed {format_count(-count, 'time')}, but the run read this "
+                f"row only {format_count(remaining - count, 'time')}",
                 hint="trigger a new run; if it recurs, report it with the server's version",
             )
         if remaining:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import hashlib
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from typing import Any
+
+import pyarrow as pa
 
 from airflow_provider_cdc.core.options.run import AS_DECLARED, TableOptions
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
@@ -280,3 +284,131 @@ Parts = Callable[[TableName], Selection]
 def whole_tables(table: TableName) -> Selection:
     """Select the whole table. A run that copies whole tables uses this function as `Parts`."""
     return WHOLE
+
+
+# Names of folders, which are safe in every file system, in URIs and in Hadoop paths.
+
+
+NAME_BYTES = 255
+"""The maximum number of bytes that file systems accept in one part of a path."""
+
+
+def folder_name(table: TableName) -> str:
+    """Return the folder name of a table. The name is safe in file systems, URIs and Hadoop paths, and is different for
+    each table.
+
+    The name is ``schema.table``. Bytes other than ASCII letters, digits, ``_ - $`` are written as ``~`` and two
+    hexadecimal digits. A name that is too long for a file system is shortened, and ends in ``~~`` and a digest of the
+    whole name. No other name has this ending. For copies of a part of a table, ``~part-`` and the part's digest follow
+    the name. This is unambiguous, because no encoded table name has a ``p`` after a ``~``.
+    """
+    name, more = f"{safe_name(table.schema)}.{safe_name(table.name)}", f"~part-{table.part}" if table.part else ""
+    if len(name) + len(more) <= NAME_BYTES:
+        return name + more
+    digest = hashlib.sha256(name.encode()).hexdigest()[:32]
+    # Remove an incomplete ~XX at the end.
+    shortened = re.sub(r"~.?$", "", name[: NAME_BYTES - len(digest) - 2 - len(more)])
+    return f"{shortened}~~{digest}{more}"
+
+
+def safe_name(name: str) -> str:
+    """Encode ``name`` in ASCII letters, digits, ``_ - $``; other bytes become ``~`` and two hexadecimal digits."""
+    return "".join(
+        chr(byte) if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "_-$") else f"~{byte:02X}"
+        for byte in name.encode()
+    )
+
+
+# Values of rows as Python objects, to show them.
+
+
+def plain_value(scalar: pa.Scalar) -> Any:
+    """Return a value as a Python object.
+
+    Dates and times before the year 1 or after the year 9999 become text, because Python cannot hold them.
+    """
+    try:
+        return scalar.as_py()
+    except (OverflowError, ValueError):
+        if pa.types.is_nested(scalar.type):
+            return [plain_value(element) for element in scalar.values]
+        return f"{scalar.value:,} {'days' if pa.types.is_date(scalar.type) else 'microseconds'} after 1970-01-01"
+
+
+# The layout of a table of the lake: its partitioning, and the order of its rows.
+
+
+IDENTITY, BUCKET, TRUNCATE = "identity", "bucket", "truncate"
+PERIODS = ("year", "month", "day", "hour")
+
+_PARTITION_EXAMPLE = "write country, day(created), bucket(16, id) or truncate(4, name)"
+_WITH_COLUMN = re.compile(rf"\s*({'|'.join((IDENTITY, *PERIODS))})\s*\((.+)\)\s*", re.DOTALL)
+_WITH_NUMBER = re.compile(rf"\s*({BUCKET}|{TRUNCATE})\s*\(\s*([1-9]\d{{0,8}})\s*,(.+)\)\s*", re.DOTALL)
+_SORT = re.compile(r"\s*(.+?)(?:\s+(asc|desc))?\s*", re.DOTALL | re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class PartitionField:
+    """One field of a partitioning: a transform of a column. ``number`` is the argument of ``bucket`` and
+    ``truncate``."""
+
+    transform: str
+    column: str
+    number: int = 0
+
+    def __str__(self) -> str:
+        if self.transform == IDENTITY:
+            return self.column
+        number = f"{self.number}, " if self.number else ""
+        return f"{self.transform}({number}{self.column})"
+
+
+@dataclass(frozen=True)
+class SortField:
+    """One column of a table's sort order."""
+
+    column: str
+    descending: bool = False
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layout of a table. If ``partition`` is empty, the table is not partitioned. If ``sort`` is empty, the rows
+    have no order."""
+
+    partition: tuple[PartitionField, ...] = ()
+    sort: tuple[SortField, ...] = ()
+
+
+PLAIN = Layout()
+
+
+def layout_of(partition_by: Sequence[str], sort_by: Sequence[str]) -> Layout:
+    """Parse the values of the options ``partition_by`` and ``sort_by`` for one table.
+
+    :raises ConfigurationError: a text is not a valid partition field or sort field, or two texts name the same field.
+    """
+    partition = tuple(map(_partition_field, partition_by))
+    if len({str(field) for field in partition}) < len(partition):
+        raise ConfigurationError("it names a field twice", hint="name each field once")
+    sort = tuple(map(_sort_field, sort_by))
+    if len({field.column for field in sort}) < len(sort):
+        raise ConfigurationError("it names a column twice", hint="name each column once")
+    return Layout(partition, sort)
+
+
+def _partition_field(text: str) -> PartitionField:
+    if found := _WITH_NUMBER.fullmatch(text):
+        return PartitionField(found[1], found[3].strip(), int(found[2]))
+    if found := _WITH_COLUMN.fullmatch(text):
+        return PartitionField(found[1], found[2].strip())
+    if re.match(r"\s*\w+\s*\(", text):
+        raise ConfigurationError(f"{text!r} is not a transform of a column", hint=_PARTITION_EXAMPLE)
+    return PartitionField(IDENTITY, text.strip())
+
+
+def _sort_field(text: str) -> SortField:
+    found = _SORT.fullmatch(text)
+    if found is None:
+        raise ConfigurationError(f"{text!r} does not name a column", hint="write created, or created desc")
+    return SortField(found[1], (found[2] or "").lower() == "desc")

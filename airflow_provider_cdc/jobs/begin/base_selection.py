@@ -10,18 +10,16 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.copies.damage_note import damage_of
 from airflow_provider_cdc.core.copies.feed_gaps import feeds_gapless, with_feed_gaps
-from airflow_provider_cdc.core.copies.removal_marks import check_not_removed
+from airflow_provider_cdc.core.copies.removal import check_not_removed, damage_of
 from airflow_provider_cdc.core.options.run import CHANGES, FULL, StepOptions
 from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.run.commit_record import Decision, base_of, decision_of, published_run
-from airflow_provider_cdc.core.run.manifest import Base, RunTable
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import Base, InitialPoint, RunTable, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import difference
 from airflow_provider_cdc.core.run.table_files import base_schema
-from airflow_provider_cdc.core.storage.errors import told
+from airflow_provider_cdc.core.storage.filesystems import convert_store_errors
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Evolution, Table, TableName
 from airflow_provider_cdc.errors import (
@@ -287,7 +285,10 @@ def _check_files(folder: Storage, decision: Decision, name: str, schema: pa.Sche
     if wrong:
         raise _NotFit(f"files of the last copy are missing or have other sizes: {', '.join(wrong[:3])}")
     try:
-        with told(folder.uri_of(files[0].name)), folder.filesystem.open_input_file(folder.path(files[0].name)) as file:
+        with (
+            convert_store_errors(folder.uri_of(files[0].name)),
+            folder.filesystem.open_input_file(folder.path(files[0].name)) as file,
+        ):
             file_schema = pq.read_schema(file)
     except (CdcError, pa.ArrowException) as error:
         # Arrow raises the same error for a damaged footer and for a store that does not answer.

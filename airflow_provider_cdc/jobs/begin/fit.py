@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from airflow_provider_cdc.core.options.merge import BY_NAME, MergeOptions
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.options.lake import BY_NAME, MergeOptions
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import ORIGIN, MergedColumn, Shard, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.api.source import Source
@@ -33,7 +33,7 @@ def with_shards(
     if not shards:
         return initial
     # These modules are imported only here, because they import Arrow, which is slow and not needed without shards.
-    from airflow_provider_cdc.core.shards.rows import columns_of, differences, shard_of
+    from airflow_provider_cdc.core.shards.union import columns_of, differences, shard_of
 
     found: dict[TableName, list[tuple[Table, tuple[MergedColumn, ...]]]] = {}
     for table in initial.tables:

@@ -26,7 +26,7 @@ from airflow_provider_cdc.core.copies.history import (
     MARK,
     Finding,
     History,
-    Relation,
+    HistoryRelation,
     Superseded,
     history_in,
     number_in,
@@ -34,7 +34,7 @@ from airflow_provider_cdc.core.copies.history import (
 from airflow_provider_cdc.core.copies.retention import copy_of, tables_of
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.commit_record import published_run
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
@@ -48,10 +48,11 @@ _RENAME = "use another target, or give the merged table another name"
 _DIGITS = 16
 _READERS = 8
 _TAKEN_OVER = Finding(
-    Relation.UNKNOWN, "the copy was made from another server, and this server has all transactions of the other server"
+    HistoryRelation.UNKNOWN,
+    "the copy was made from another server, and this server has all transactions of the other server",
 )
 """If a server took over from another server, the same position means the same rows on both servers."""
-_PROMOTED = Finding(Relation.UNKNOWN, "a standby was promoted after the copy was made, and has another timeline")
+_PROMOTED = Finding(HistoryRelation.UNKNOWN, "a standby was promoted after the copy was made, and has another timeline")
 """A promoted standby has another timeline, and positions on different timelines are not comparable."""
 
 _log = logging.getLogger(__name__)
@@ -88,7 +89,7 @@ def histories_of(
         if copy is not None and copy.shards and plan.shard is None:
             raise PreflightError([Problem(str(plan.table), _IS_MERGED, _RENAME, str(plan.table))])
         finding = by_trace[shown[plan.table]] if plan.table in shown else _TAKEN_OVER
-        if copy is not None and finding.relation is Relation.SAME and _is_of_another_timeline(copy, present):
+        if copy is not None and finding.relation is HistoryRelation.SAME and _is_of_another_timeline(copy, present):
             finding = _PROMOTED
         if copy is not None and plan.base == copy.run_id and _is_lost(copy, finding):
             what = f"its copy can no longer be rolled forward: {finding.why}"
@@ -102,7 +103,9 @@ def histories_of(
 def _is_lost(copy: Copy, finding: Finding) -> bool:
     # Copies that were made by earlier versions of this package have no mark. Whether a copy without a mark can be
     # rolled forward depends on the server's identity.
-    return finding.relation is Relation.OTHER or (finding.relation is Relation.UNKNOWN and bool(trace_of(copy).mark))
+    return finding.relation is HistoryRelation.OTHER or (
+        finding.relation is HistoryRelation.UNKNOWN and bool(trace_of(copy).mark)
+    )
 
 
 def _history(copy: Copy | None, finding: Finding, mark: str, run_id: str, begun_at: str) -> History:
@@ -111,10 +114,10 @@ def _history(copy: Copy | None, finding: Finding, mark: str, run_id: str, begun_
         return History(new_id, begun_by=run_id)
     last, number = history_in(copy.history), number_in(copy.history)
     ended = last.superseded if last else ()
-    if finding.relation is Relation.OTHER:
+    if finding.relation is HistoryRelation.OTHER:
         one = Superseded(last.id if last else "", copy.run_id, position_of(copy), finding.why, run_id, begun_at)
         return History(new_id, number + 1, run_id, superseded=(*ended, one)[-KEPT:])
-    if finding.relation is Relation.SAME and last is not None:
+    if finding.relation is HistoryRelation.SAME and last is not None:
         return last
     # Keep the history number, so that the positions of earlier and later copies are still compared. The comparison is
     # safe, because the server has all transactions up to the copy's position.

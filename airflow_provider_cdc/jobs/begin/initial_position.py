@@ -7,14 +7,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 
-from airflow_provider_cdc.core.copies.damage_note import damage_of
 from airflow_provider_cdc.core.copies.head import source_of
+from airflow_provider_cdc.core.copies.removal import damage_of
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.declare import values_of
 from airflow_provider_cdc.core.options.run import StepOptions
-from airflow_provider_cdc.core.run.lake_format import PLAIN_PARQUET, LakeFormat
-from airflow_provider_cdc.core.run.manifest import Manifest
-from airflow_provider_cdc.core.run.plan import InitialPoint, MissedPast, TablePlan
+from airflow_provider_cdc.core.run.manifest import (
+    PLAIN_PARQUET,
+    InitialPoint,
+    LakeFormat,
+    Manifest,
+    MissedPast,
+    TablePlan,
+)
 from airflow_provider_cdc.core.run.run import Run, scratch_of
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage

@@ -6,14 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
-from airflow_provider_cdc.core.filters.apply import published_schema
-from airflow_provider_cdc.core.run.lake_format import PLAIN_PARQUET, LakeFormat
-from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.place import Place
-from airflow_provider_cdc.core.run.plan import TablePlan
-from airflow_provider_cdc.core.tables.layout import PLAIN, Layout
+from airflow_provider_cdc.core.filters.evaluator import published_schema
+from airflow_provider_cdc.core.run.manifest import PLAIN_PARQUET, LakeFormat, Place, RunTable, TablePlan
 from airflow_provider_cdc.core.tables.selection import Selection
-from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.tables.table import PLAIN, Layout, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sinks.base import Prepared, Sink
 from airflow_provider_cdc.sources.api.source import Source

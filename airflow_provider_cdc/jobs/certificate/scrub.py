@@ -18,17 +18,16 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 
 from airflow_provider_cdc.core.certificate.digest import Digest, digest
-from airflow_provider_cdc.core.certificate.proof import Seen
+from airflow_provider_cdc.core.certificate.totals import CheckedFile
 from airflow_provider_cdc.core.run.commit_record import Decision, read_bases
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, difference
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import FileDamaged
-from airflow_provider_cdc.jobs.roll_forward.hints import DAMAGED
 from airflow_provider_cdc.jobs.roll_forward.plan import BaseFile, base_folders, note
-from airflow_provider_cdc.jobs.roll_forward.rolled_file import RolledFile
-from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.roll_forward.rolled_file import DAMAGED, RolledFile
+from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.sources.api.source import Source
@@ -39,7 +38,7 @@ TASKS_PER_SLOT = 4
 
 
 @dataclass(frozen=True)
-class Checked:
+class ScrubbedFiles:
     """A file that was checked, with its digest, and how it differs from its record; empty: it does not differ."""
 
     base: BaseFile
@@ -53,31 +52,31 @@ class Scrubbed:
     the step leaves such tables out."""
 
     bases: dict[int, list[BaseFile]]
-    seen: dict[int, dict[str, Seen]] = field(default_factory=dict)
+    seen: dict[int, dict[str, CheckedFile]] = field(default_factory=dict)
     checked: dict[int, list[StagedFile]] = field(default_factory=dict)
     refused: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
-class CheckFiles:
+class ScrubFiles:
     """A task that checks files. Spark sends this object to executors."""
 
     source: Source
     folders: Mapping[int, Storage]
     tables: tuple[RunTable, ...]
 
-    def __call__(self, files: tuple[BaseFile, ...]) -> list[Checked]:
+    def __call__(self, files: tuple[BaseFile, ...]) -> list[ScrubbedFiles]:
         return [self._checked(base) for base in files]
 
-    def _checked(self, base: BaseFile) -> Checked:
+    def _checked(self, base: BaseFile) -> ScrubbedFiles:
         folder = self.folders[base.table]
         for part in base.file.parts:
             if what := difference(folder, part.name, part):
-                return Checked(base, what)
+                return ScrubbedFiles(base, what)
         deletes = base.file.deletes
         if base.file.digest and (deletes is None or deletes.digest):
-            return Checked(base)
-        return Checked(replace(base, file=self._with_digest(base, folder)))
+            return ScrubbedFiles(base)
+        return ScrubbedFiles(replace(base, file=self._with_digest(base, folder)))
 
     def _with_digest(self, base: BaseFile, folder: Storage) -> StagedFile:
         schema = self.source.arrow_schema(self.tables[base.table].table)
@@ -113,12 +112,12 @@ def scrub(step: Step, bases: Mapping[int, Sequence[BaseFile]]) -> Scrubbed:
     found = {(one.base.table, one.base.file.name): one for one in outcomes}
     at = now.isoformat(timespec="seconds")
     for one in outcomes:
-        seen[one.base.table][one.base.file.name] = Seen(at, checked=True)
+        seen[one.base.table][one.base.file.name] = CheckedFile(at, checked=True)
     if outcomes:
         size = sum(part.bytes for one in outcomes for part in one.base.file.parts)
-        say(
-            f"consolidate: {counted(len(outcomes), 'unchanged file')} of the last copies ({size / 2**20:,.1f} MiB) "
-            "read again and compared with their checksums"
+        log(
+            f"consolidate: {format_count(len(outcomes), 'unchanged file')} of the last copies "
+            f"({size / 2**20:,.1f} MiB) read again and compared with their checksums"
         )
     return Scrubbed(
         {
@@ -136,7 +135,7 @@ def now_utc() -> datetime:
     return datetime.now(UTC)
 
 
-def due_at(file: StagedFile, seen: Seen, days: int) -> datetime:
+def due_at(file: StagedFile, seen: CheckedFile, days: int) -> datetime:
     """Return the time at which a file is to be checked.
 
     The name of a file decides after which part of ``days`` its first check is due. Each later check is due after at
@@ -154,11 +153,11 @@ def _drawn(text: str) -> float:
     return (zlib.crc32(text.encode()) % 1000) / 1000
 
 
-def _seen(entry: RunTable, decisions: Mapping[str, Decision], files: Sequence[BaseFile]) -> dict[str, Seen]:
+def _seen(entry: RunTable, decisions: Mapping[str, Decision], files: Sequence[BaseFile]) -> dict[str, CheckedFile]:
     decision = decisions[entry.base]
     proof = decision.proofs.get(str(entry.table.name))
     earlier = proof.seen if proof is not None else {}
-    return {one.file.name: earlier.get(one.file.name, Seen(decision.published_at)) for one in files}
+    return {one.file.name: earlier.get(one.file.name, CheckedFile(decision.published_at)) for one in files}
 
 
 def _within(due: Sequence[tuple[datetime, BaseFile]], most_gib: float) -> list[BaseFile]:
@@ -172,18 +171,18 @@ def _within(due: Sequence[tuple[datetime, BaseFile]], most_gib: float) -> list[B
     return chosen
 
 
-def _check(step: Step, files: Sequence[BaseFile]) -> list[Checked]:
+def _check(step: Step, files: Sequence[BaseFile]) -> list[ScrubbedFiles]:
     if not files:
         return []
     size = sum(one.file.bytes for one in files)
     tasks = min(len(files), step.slots * TASKS_PER_SLOT, 1 + size // TASK_BYTES)
     largest_first = sorted(files, key=lambda one: -one.file.bytes)
     orders = [tuple(largest_first[task::tasks]) for task in range(tasks)]
-    work = CheckFiles(step.source, base_folders(step), step.tables)
+    work = ScrubFiles(step.source, base_folders(step), step.tables)
     return [one for checked in run_tasks(step.spark, "check unchanged files", orders, work) for one in checked]
 
 
-def _refused(step: Step, damaged: Sequence[Checked]) -> dict[str, str]:
+def _refused(step: Step, damaged: Sequence[ScrubbedFiles]) -> dict[str, str]:
     """Note the damaged base copies, so that no run rolls them forward again."""
     folders, refused = base_folders(step), {}
     for one in sorted(damaged, key=lambda one: one.base.file.name):

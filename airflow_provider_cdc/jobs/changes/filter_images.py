@@ -6,15 +6,19 @@ condition is applied before, all later code can treat the copied part as a table
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.filters.apply import matching, published_keys
-from airflow_provider_cdc.core.shards.rows import merged_rows
-from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.core.filters.evaluator import matching, published_keys
+from airflow_provider_cdc.core.shards.union import merged_rows
+from airflow_provider_cdc.core.tables.table import Column, Table
+from airflow_provider_cdc.core.tables.value_range import ValueRange
+from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import TrackedTable
@@ -146,3 +150,81 @@ def _parts(rows: pa.Table) -> list[pa.Table]:
 def _array(column: pa.ChunkedArray) -> pa.Array:
     combined = column.combine_chunks()
     return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined
+
+
+# Turns row images in recorded pieces of the log into images of the present tables (`jobs.restart.carried_pieces`).
+
+
+_ROWS = 16_384
+"""Number of images that are carried at a time. New columns make them larger, and an array holds at most 2 GiB."""
+
+
+@dataclass(frozen=True)
+class CarriedImages:
+    """The earlier columns of tables in segments of the log. Spark sends this object to executors.
+
+    ``tables`` has the present tables, by their indices in the run. ``columns`` has, for each segment, the columns of
+    the tables whose columns were others."""
+
+    source: Source
+    tables: Mapping[int, Table]
+    columns: Mapping[int, Mapping[int, tuple[Column, ...]]]
+
+    def of_present(self, rows: pa.Table, segment: int) -> pa.Table:
+        """Return the changes of a segment with images of the present tables.
+
+        :param rows: changes of `net_change_files.NET_SCHEMA`, with the indices in the run.
+        """
+        for index, columns in self.columns.get(segment, {}).items():
+            is_own = pc.equal(rows["table"], index)
+            own = rows.filter(is_own)
+            for name in ("before", "after"):
+                place = own.schema.get_field_index(name)
+                parts = [part.slice(at, _ROWS) for part in own[name].chunks for at in range(0, len(part), _ROWS)]
+                chunks = [self.source.carry_images(self.tables[index], columns, part) for part in parts]
+                own = own.set_column(place, own.schema.field(place), pa.chunked_array(chunks, pa.binary()))
+            rows = pa.concat_tables([rows.filter(pc.invert(is_own)), own])
+        return rows
+
+
+# Tells which rows belong to a range of a keyless table (`core.tables.value_range`), from the rows' values.
+
+
+def mask(within: ValueRange, values: pa.Array) -> pa.BooleanArray:
+    """Return a mask of the ``values`` that are in a range. The values have the Arrow type of the column."""
+    result = pa.array([True] * len(values), pa.bool_())
+    if within.least is not None:
+        result = pc.greater_equal(values, _scalar(within.least, values.type))
+    if within.beyond is not None:
+        result = pc.and_(result, pc.less(values, _scalar(within.beyond, values.type)))
+    return pc.fill_null(result, within.least is None)
+
+
+def images_within(source: Source, table: Table, images: pa.Array, ranges: Sequence[ValueRange]) -> pa.BooleanArray:
+    """Return a mask of the row images from the log that are in one of several ranges of one column.
+
+    :raises ValueNotRepresentable: no Arrow type holds a value of the column, so its range is not known.
+    """
+    column = ranges[0].column
+    odd: list[OddValue] = []
+    values = source.decode_images(table, images, None, [column], odd).column(column)
+    if odd:
+        raise (
+            odd[0].error
+            if odd[0].stops
+            else ValueNotRepresentable(
+                "the table was read in ranges of this column, and the log has a value that no Arrow type holds",
+                where=f"{table.name}.{column}",
+                hint="trigger a new run",
+            )
+        )
+    result = mask(ranges[0], values)
+    for within in ranges[1:]:
+        result = pc.or_(result, mask(within, values))
+    return result
+
+
+def _scalar(edge: int | str, kind: pa.DataType) -> pa.Scalar:
+    if isinstance(edge, int):
+        return pa.scalar(edge, kind)
+    return pa.scalar(date.fromisoformat(edge) if pa.types.is_date32(kind) else datetime.fromisoformat(edge), kind)

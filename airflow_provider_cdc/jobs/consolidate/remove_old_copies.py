@@ -12,8 +12,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.copies.removal_marks import check_not_removed, mark, marked_since
-from airflow_provider_cdc.core.copies.removal_record import Removed, note_removed
+from airflow_provider_cdc.core.copies.removal import Removed, check_not_removed, mark, marked_since, note_removed
 from airflow_provider_cdc.core.copies.retention import (
     Expired,
     Runs,
@@ -30,9 +29,9 @@ from airflow_provider_cdc.core.copies.retention import (
 )
 from airflow_provider_cdc.core.run.run import Commit, Run, read_is_latest
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.step import sink_of
 from airflow_provider_cdc.sinks.base import Sink
 from airflow_provider_cdc.sources.api.source import Source
@@ -41,14 +40,14 @@ SHOWN = 5
 _MAY_FAIL = (CdcError, OSError, pa.ArrowException)
 
 
-def retain(run: Run, source: Source) -> None:
+def prune_old_copies(run: Run, source: Source) -> None:
     """Remove the older copies that the options of the published ``run`` do not keep."""
     if not run.manifest.options.keep:
         return
     try:
         _Retention(run, source).done()
     except _MAY_FAIL as error:
-        say(f"consolidate: WARNING: could not remove older copies; the next run tries again: {error}")
+        log(f"consolidate: WARNING: could not remove older copies; the next run tries again: {error}")
 
 
 def check_own_copies(run: Run) -> None:
@@ -144,7 +143,7 @@ class _Retention:
 
     def _remove_lifeless(self, run: Run) -> None:
         # After this commit, no try of the run can publish anything.
-        if not run.decide(Commit(uuid.uuid4().hex, run.rests_on, abandoned=True)).abandoned:
+        if not run.record_commit(Commit(uuid.uuid4().hex, run.rests_on, abandoned=True)).abandoned:
             if not is_stuck(run, self._sink):
                 return
             # Some files may have been moved to the copy's folder already. No reader uses these files, because no record
@@ -165,15 +164,15 @@ class _Retention:
         options, folders = self._run.manifest.options, len(removed.runs)
         limits = f"keep = {options.keep}" + (f", keep_days = {options.keep_days}" if options.keep_days else "")
         if count or folders:
-            copies = counted(count, "older copy", "older copies")
-            say(f"consolidate: {limits}: removed {copies} and {counted(folders, 'run folder')}")
+            copies = format_count(count, "older copy", "older copies")
+            log(f"consolidate: {limits}: removed {copies} and {format_count(folders, 'run folder')}")
         if self._waiting:
-            copies = counted(self._waiting, "older copy", "older copies")
-            say(f"consolidate: {limits}: {copies} can no longer be found by readers; a later run removes the files")
+            copies = format_count(self._waiting, "older copy", "older copies")
+            log(f"consolidate: {limits}: {copies} can no longer be found by readers; a later run removes the files")
         for uri, why in sorted(removed.left.items())[:SHOWN]:
-            say(f"consolidate: WARNING: did not remove {uri}: {why}")
+            log(f"consolidate: WARNING: did not remove {uri}: {why}")
         if len(removed.left) > SHOWN:
-            say(
+            log(
                 f"consolidate: WARNING: {len(removed.left) - SHOWN:,} more files or folders were not removed; the "
                 "run's report lists all of them"
             )

@@ -14,12 +14,17 @@ from airflow_provider_cdc.core.run.table_files import TableFiles
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.jobs.changes import net_change_files
-from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
+from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles
 from airflow_provider_cdc.jobs.consolidate.rewind import Rewind
 
 
 def rows_again(
-    run: Storage, files: TableFiles, change: NetChange, layers: Sequence[Rewind], key: Sequence[str], batch_rows: int
+    run: Storage,
+    files: TableFiles,
+    change: NetChangeFiles,
+    layers: Sequence[Rewind],
+    key: Sequence[str],
+    batch_rows: int,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of one table that were read again, in batches of up to ``batch_rows``. For each key, only the last
     layer that covers the key counts.
@@ -41,7 +46,7 @@ def rows_again(
                     yield rows
 
 
-def _touched_after(run: Storage, change: NetChange, layer: Rewind) -> pa.ChunkedArray:
+def _touched_after(run: Storage, change: NetChangeFiles, layer: Rewind) -> pa.ChunkedArray:
     """Return the keys that were touched after the layer was read."""
     changes = net_change_files.read(run, change.files, ["key", "order"], table=layer.table)
     found = [batch.filter(pc.greater(batch["order"], layer.since))["key"] for batch in changes]

@@ -21,10 +21,10 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import decode_published
-from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
+from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles
 from airflow_provider_cdc.jobs.consolidate.touched_rows import MarkedFile, TouchedKeys, in_portions, mark
-from airflow_provider_cdc.jobs.roll_forward.altered_file import AlteredFile, base_columns
-from airflow_provider_cdc.jobs.runtime.skipped import reason
+from airflow_provider_cdc.jobs.roll_forward.rolled_file import AlteredFile, base_columns
+from airflow_provider_cdc.jobs.runtime.driver import reason
 from airflow_provider_cdc.sources.api.source import Source
 
 TOUCHED_ROWS = 1_000_000
@@ -54,7 +54,7 @@ class Restore:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RewindOutcome:
     """The result of an order.
 
     The ``adopted`` files stay as they are. The ``written`` files are new. ``replaced`` is the number of files that the
@@ -82,22 +82,22 @@ class RewindTask:
     staging: Staging
     source: Source
     tables: tuple[RunTable, ...]
-    change: NetChange
+    change: NetChangeFiles
     skips: bool = False
 
-    def __call__(self, order: Rewind | Restore) -> Outcome:
+    def __call__(self, order: Rewind | Restore) -> RewindOutcome:
         with self.staging.reading():
             try:
                 return self._done(order)
             except ValueNotRepresentable as error:
                 if not self.skips:
                     raise
-                return Outcome(order.table, refused=reason(error))
+                return RewindOutcome(order.table, refused=reason(error))
 
-    def _done(self, order: Rewind | Restore) -> Outcome:
+    def _done(self, order: Rewind | Restore) -> RewindOutcome:
         if isinstance(order, Restore):
             written, nulled = self._restore(order.table, order.buckets)
-            return Outcome(order.table, written=written, nulled=nulled)
+            return RewindOutcome(order.table, written=written, nulled=nulled)
         outcome = self._take_out(order)
         if not self._table(order.table).keyless:
             return outcome
@@ -111,7 +111,7 @@ class RewindTask:
         entry = self.tables[index]
         return table_files(self.staging, entry, self.source.arrow_schema(entry.table))
 
-    def _take_out(self, order: Rewind) -> Outcome:
+    def _take_out(self, order: Rewind) -> RewindOutcome:
         table = self._table(order.table)
         table_writer = self._files(order.table)
         schema = table_writer.published
@@ -135,7 +135,7 @@ class RewindTask:
                     for rows in file.unmarked():
                         writer.write(rows)
                 written += writer.files
-        return Outcome(
+        return RewindOutcome(
             order.table,
             tuple(file.staged for file in files if not file.marks and altered is None),
             tuple(written),

@@ -24,28 +24,32 @@ from airflow_provider_cdc.core.run.commit_record import Decision, decision_of
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, ConsolidateResult, DeltaResult
 from airflow_provider_cdc.core.run.run import Commit, Run
 from airflow_provider_cdc.core.run.staging import StagedFile
-from airflow_provider_cdc.core.shards.copy_tables import copy_names, rows_of_shards, sums, with_merged, with_siblings
-from airflow_provider_cdc.core.shards.published import published_copies
+from airflow_provider_cdc.core.shards.copy_tables import (
+    copy_names,
+    rows_of_shards,
+    skip_whole_merged_tables,
+    totals_by_copy,
+    with_merged,
+)
+from airflow_provider_cdc.core.shards.union import published_copies
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import ManifestError, naming
-from airflow_provider_cdc.jobs.certificate.prove import prove, versions
+from airflow_provider_cdc.jobs.certificate.build import build_certificates, versions
 from airflow_provider_cdc.jobs.certificate.scrub import scrub
-from airflow_provider_cdc.jobs.changes.net_change_files import NetChange, bucket_ranges
-from airflow_provider_cdc.jobs.consolidate.after_publishing import record_copies, release_past, release_slot
-from airflow_provider_cdc.jobs.consolidate.publish import publish
-from airflow_provider_cdc.jobs.consolidate.remove_old_copies import check_own_copies, retain
-from airflow_provider_cdc.jobs.consolidate.rewind import Outcome, Restore, Rewind, RewindTask
-from airflow_provider_cdc.jobs.control.controller import look
+from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles, bucket_ranges
+from airflow_provider_cdc.jobs.consolidate.publish import publish, record_copies, release_past, release_slot
+from airflow_provider_cdc.jobs.consolidate.remove_old_copies import check_own_copies, prune_old_copies
+from airflow_provider_cdc.jobs.consolidate.rewind import Restore, Rewind, RewindOutcome, RewindTask
+from airflow_provider_cdc.jobs.control.controller import check_interrupts
 from airflow_provider_cdc.jobs.extract_delta.change_feed import stage_feeds
 from airflow_provider_cdc.jobs.extract_delta.feed_gaps import feed_gaps, gaps_of_latest, say_feed_gaps
 from airflow_provider_cdc.jobs.extract_delta.step import read_net_change
 from airflow_provider_cdc.jobs.extract_delta.window_changes import read_changes
-from airflow_provider_cdc.jobs.roll_forward.plan import BaseFile, look_at_bases, noting_damage, roll_forward
-from airflow_provider_cdc.jobs.runtime.nulled import add_nulled, say_nulled
-from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say, table
-from airflow_provider_cdc.jobs.runtime.skipped import check_some_left, say_skipped
+from airflow_provider_cdc.jobs.roll_forward.plan import BaseFile, look_at_bases, record_damage_on_error, roll_forward
+from airflow_provider_cdc.jobs.runtime.driver import add_nulled, check_some_left, say_nulled, say_skipped
+from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log, table
 from airflow_provider_cdc.jobs.runtime.step import Step, clean, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
@@ -90,7 +94,7 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
         # Advance the standing slot only if this run's copies are recorded. Otherwise, the server might drop log that
         # the next run needs.
         release_past(run, settings)
-    retain(run, open_source(settings))
+    prune_old_copies(run, open_source(settings))
     return result
 
 
@@ -113,8 +117,8 @@ def _consolidate(step: Step) -> ConsolidateResult:
     own = published_copies(run.manifest, decision)
     result = ConsolidateResult(
         published={str(name): copy.uri for name, copy in copies.items()},
-        rows=sums(own, decision.rows),
-        rewound=sums(own, decision.rewound),
+        rows=totals_by_copy(own, decision.rows),
+        rewound=totals_by_copy(own, decision.rewound),
         nulled=decision.nulled,
         files_rewritten=decision.files_rewritten,
         files_adopted=decision.files_adopted,
@@ -131,23 +135,26 @@ def _consolidate(step: Step) -> ConsolidateResult:
         (name, decision.rows[name], decision.rewound[name], len(decision.files_of(name))) for name in decision.files
     ]
     say_skipped(result.skipped)
-    say(table(("table", "rows", "keys touched", "files"), rows))
+    log(table(("table", "rows", "keys touched", "files"), rows))
     say_nulled("consolidate: restored as null", result.nulled)
-    say(f"consolidate: {counted(result.files_rewritten, 'file')} rewritten, {result.files_adopted:,} kept as written")
+    log(
+        f"consolidate: {format_count(result.files_rewritten, 'file')} rewritten, {result.files_adopted:,} kept "
+        "as written"
+    )
     for name, why in result.superseded.items():
-        say(f"consolidate: WARNING: {name}: this copy begins a new history, and supersedes all earlier copies: {why}")
+        log(f"consolidate: WARNING: {name}: this copy begins a new history, and supersedes all earlier copies: {why}")
     say_feed_gaps(result)
     for name, count in result.changes.items():
         if count is None and name in decision.feed_gaps:
             continue
         if count is None:
-            say(
+            log(
                 f"consolidate: {name}: this is the first copy, so there is no change feed yet. The feed of the next "
                 "run begins at this copy"
             )
         else:
             start = decision.feeds[name].start
-            say(f"consolidate: {name}: {counted(count, 'row change')}, from {start} to {result.position}")
+            log(f"consolidate: {name}: {format_count(count, 'row change')}, from {start} to {result.position}")
     return result
 
 
@@ -176,15 +183,15 @@ def _commit(step: Step) -> Commit:
         step.run.refresh()
         if step.run.commit is None:
             raise
-        say(
+        log(
             "consolidate: a concurrent attempt has committed; this attempt completes its commit "
             f"({type(error).__name__}: {error})"
         )
         return step.run.commit
-    look()
-    commit = step.run.decide(Commit(step.token, rests_on, record))
+    check_interrupts()
+    commit = step.run.record_commit(Commit(step.token, rests_on, record))
     if commit.record != record:
-        say("consolidate: a concurrent attempt has committed; this attempt completes its commit")
+        log("consolidate: a concurrent attempt has committed; this attempt completes its commit")
         step.folder.delete_file(record)
     return commit
 
@@ -214,7 +221,7 @@ def stage(step: Step) -> Decision:
     change = read_net_change(step.run)
     read = read_table_files(step.run)
     names = [str(entry.table.name) for entry in step.tables]
-    skipped = with_siblings(step.tables, step.run.found(DeltaResult).skipped)
+    skipped = skip_whole_merged_tables(step.tables, step.run.found(DeltaResult).skipped)
     files = [() if name in skipped else read[name].files for name in names]
     checked = [Checked(file, "the net change of the window") for file in change.files]
     windows = read_changes(step.run)
@@ -230,19 +237,22 @@ def stage(step: Step) -> Decision:
         skipped |= {names[index]: why for index, why in surviving(step.folder, change.files, odd).items()}
     else:
         check_survivors(step.folder, change.files, odd)
-    skipped = with_siblings(step.tables, skipped)
+    skipped = skip_whole_merged_tables(step.tables, skipped)
     copied = [index for index, name in enumerate(names) if name not in skipped]
-    with noting_damage(step):
+    with record_damage_on_error(step):
         scrubbed = scrub(step, look_at_bases(step))
-    bases, skipped = scrubbed.bases, with_siblings(step.tables, skipped | scrubbed.refused)
+    bases, skipped = scrubbed.bases, skip_whole_merged_tables(step.tables, skipped | scrubbed.refused)
     copied = [index for index in copied if names[index] not in skipped]
     check_some_left([names[index] for index in copied], skipped)
     orders = _orders(step, change, files, layers, [index for index in copied if index not in bases])
     touched = sum(change.keys(index) for index in copied)
     searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
-    say(f"consolidate: {counted(touched, 'key')} touched; searching {counted(searched, 'file')} for these keys")
+    log(
+        f"consolidate: {format_count(touched, 'key')} touched; searching {format_count(searched, 'file')} for "
+        "these keys"
+    )
     progress = Progress("consolidate", "task", len(orders), len(orders), note=ProgressFile(step.folder).note)
-    with noting_damage(step, bases):
+    with record_damage_on_error(step, bases):
         outcomes = roll_forward(step, change, {index: bases[index] for index in copied if index in bases}, layers)
     outcomes += run_tasks(
         step.spark,
@@ -255,7 +265,7 @@ def stage(step: Step) -> Decision:
     skipped |= {names[outcome.table]: outcome.refused for outcome in outcomes if outcome.refused}
     feeds, refused = stage_feeds(step, windows, [index for index in copied if names[index] not in skipped])
     gaps, refused = feed_gaps(step, [index for index in copied if names[index] not in skipped], refused)
-    skipped = with_siblings(step.tables, skipped | {names[index]: why for index, why in refused.items()})
+    skipped = skip_whole_merged_tables(step.tables, skipped | {names[index]: why for index, why in refused.items()})
     copied = [index for index in copied if names[index] not in skipped]
     check_some_left([names[index] for index in copied], skipped)
     outcomes = [outcome for outcome in outcomes if outcome.table in copied]
@@ -266,8 +276,8 @@ def stage(step: Step) -> Decision:
         check_some_left([names[index] for index in copied], skipped)
         outcomes = [outcome for outcome in outcomes if outcome.table in copied]
         final, kept_files = ({index: one[index] for index in copied if index in one} for one in (final, kept_files))
-    with noting_damage(step, bases):
-        proofs = prove(step, change, scrubbed, final, kept_files)
+    with record_damage_on_error(step, bases):
+        proofs = build_certificates(step, change, scrubbed, final, kept_files)
     replaced = sum(outcome.replaced for outcome in outcomes)
     before = sum(
         len(bases[index]) if index in bases else _count(files[index], layers.get(index, ())) for index in copied
@@ -306,7 +316,7 @@ def _count(files: Sequence[StagedFile], layers: Sequence[Rewind]) -> int:
 
 def _orders(
     step: Step,
-    change: NetChange,
+    change: NetChangeFiles,
     files: Sequence[Sequence[StagedFile]],
     layers: Mapping[int, Sequence[Rewind]],
     copied: Sequence[int],
@@ -345,7 +355,7 @@ def _final_files(
     files: Sequence[Sequence[StagedFile]],
     layers: Mapping[int, Sequence[Rewind]],
     bases: Mapping[int, Sequence[BaseFile]],
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[RewindOutcome],
     copied: Sequence[int],
 ) -> tuple[dict[int, list[StagedFile]], dict[int, list[StagedFile]]]:
     """Return, for each table, the files that this run wrote, and the files that it keeps from the base copy."""

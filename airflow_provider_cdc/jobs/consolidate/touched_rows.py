@@ -22,7 +22,7 @@ from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CopyMismatch
 
 BLOCK_ROWS = 1_000_000
@@ -108,7 +108,7 @@ class TouchedKeys:
         """
         if self.left is not None and self.left.any():
             raise CopyMismatch(
-                f"the net change removes {counted(int(self.left.sum()), 'row')} that the copy does not have",
+                f"the net change removes {format_count(int(self.left.sum()), 'row')} that the copy does not have",
                 where=str(table.name),
                 hint="trigger a new run; if it recurs, report it with the server's version",
             )
@@ -189,7 +189,7 @@ class MarkedFile:
             self._open = pq.ParquetFile(self._folder.path(self.staged.name), filesystem=self._folder.filesystem)
         return self._open
 
-    def groups(self, key: Sequence[str], touched: TouchedKeys) -> Iterator[RowGroup]:
+    def groups(self, key: Sequence[str], touched: TouchedKeys) -> Iterator[TouchedRowGroup]:
         """Yield the row groups that may have touched rows."""
         metadata = self.parquet.metadata
         columns = [self.parquet.schema_arrow.get_field_index(name) for name in key]
@@ -197,7 +197,7 @@ class MarkedFile:
             group = metadata.row_group(number)
             if touched.may_lie_in(group.column(columns[0]).statistics):
                 size = sum(group.column(column).total_uncompressed_size for column in columns)
-                yield RowGroup(self, number, group.num_rows, size)
+                yield TouchedRowGroup(self, number, group.num_rows, size)
 
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
         return to_published(self.parquet.read_row_group(group, columns=columns), self._published)
@@ -221,7 +221,7 @@ class MarkedFile:
 
 
 @dataclass(frozen=True)
-class RowGroup:
+class TouchedRowGroup:
     """A row group of a file. ``bytes`` is the size of its key columns."""
 
     file: MarkedFile
@@ -235,7 +235,7 @@ def mark(files: Iterable[MarkedFile], key: Sequence[str], touched: TouchedKeys) 
 
     :param key: the key columns; for a keyless table, all columns.
     """
-    block: list[RowGroup] = []
+    block: list[TouchedRowGroup] = []
     rows = size = 0
     for file in files:
         for group in file.groups(key, touched):
@@ -249,7 +249,7 @@ def mark(files: Iterable[MarkedFile], key: Sequence[str], touched: TouchedKeys) 
         _mark_block(block, key, touched)
 
 
-def _mark_block(block: Sequence[RowGroup], key: Sequence[str], touched: TouchedKeys) -> None:
+def _mark_block(block: Sequence[TouchedRowGroup], key: Sequence[str], touched: TouchedKeys) -> None:
     masks = [np.ones(group.rows, np.bool_) for group in block]
     if touched.first is not None:
         columns = [group.file.read(group.number, key[:1])[0] for group in block]
@@ -263,14 +263,14 @@ def _mark_block(block: Sequence[RowGroup], key: Sequence[str], touched: TouchedK
             group.file.mark(group.number, mask)
 
 
-def _live(group: RowGroup, mask: BoolArray) -> BoolArray:
+def _live(group: TouchedRowGroup, mask: BoolArray) -> BoolArray:
     """Return ``mask`` without the rows that are already deleted."""
     gone = group.file.gone(group.number) if mask.any() else None
     return mask if gone is None else mask & ~gone
 
 
 def _confirmed(
-    block: Sequence[RowGroup], candidates: Sequence[BoolArray], key: Sequence[str], touched: TouchedKeys
+    block: Sequence[TouchedRowGroup], candidates: Sequence[BoolArray], key: Sequence[str], touched: TouchedKeys
 ) -> list[BoolArray]:
     """Return masks of the candidate rows whose whole key is touched."""
     encoded = []

@@ -7,24 +7,199 @@ from __future__ import annotations
 import threading
 import time
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.control import effective, events
+from airflow_provider_cdc.core.control import acts as events
+from airflow_provider_cdc.core.control import effective
 from airflow_provider_cdc.core.control.acts import LIMIT, Act, Acts, Wanted, stopped, wanted
-from airflow_provider_cdc.core.control.effective import Effective
+from airflow_provider_cdc.core.control.effective import READERS, Effective
 from airflow_provider_cdc.core.run.run import Commit, Run
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import duration
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.jobs.control.governor import Governor, Measured, Meter
-from airflow_provider_cdc.jobs.control.held import held
-from airflow_provider_cdc.jobs.control.readers import Readers
-from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.sources.api.source import Source
+
+# The governor: measures the source, and decides how much of the time a run may read.
+
+
+SHARES = (1.0, 0.5, 0.25, 0.125, 0.0)
+"""The part of the time in which a task may read, by level. The last level pauses the run."""
+ANSWER_SECONDS = 10.0
+"""The time after which a server that has not answered counts as one that cannot be measured."""
+CALM = 2
+"""The number of measurements without an excess after which the level decreases by one."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A measurement. ``excess`` has the signals above their thresholds, in words. ``failed`` says why nothing could be
+    measured."""
+
+    excess: tuple[str, ...] = ()
+    failed: str = ""
+
+
+def measure(source: Source, thresholds: Mapping[str, float]) -> Measured:
+    """Measure the signals of the thresholds. An error is a result, because an overloaded server may not answer."""
+    try:
+        numbers = source.load(list(thresholds))
+        return Measured(
+            tuple(
+                f"{signal} is {numbers[signal]:,g}, above {threshold:,g}"
+                for signal, threshold in thresholds.items()
+                if numbers[signal] > threshold
+            )
+        )
+    except Exception as error:
+        return Measured(failed=getattr(error, "message", f"{type(error).__name__}: {error}"))
+
+
+class Meter:
+    """Measures in another thread, so that a server that does not answer delays neither a pause nor a stop."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._asking: threading.Thread | None = None
+        self._asked = 0.0
+        self._found: Measured | None = None
+
+    def measured(self, thresholds: Mapping[str, float]) -> Measured | None:
+        """Return the result of the last measurement, and begin the next one. Return None if the last one is not done
+        yet. Each result is returned once."""
+        if self._asking is not None and self._asking.is_alive():
+            if time.monotonic() - self._asked < ANSWER_SECONDS:
+                return None
+            self._asked = time.monotonic()
+            return Measured(failed=f"the server has not answered for {ANSWER_SECONDS:.0f} s")
+        found, self._found, self._asked = self._found, None, time.monotonic()
+        self._asking = threading.Thread(target=self._ask, args=(thresholds,), name="meter", daemon=True)
+        self._asking.start()
+        return found
+
+    def _ask(self, thresholds: Mapping[str, float]) -> None:
+        self._found = measure(self._source, thresholds)
+
+
+class Governor:
+    """The level of the run, which follows the measurements: each excess increases it by one, and `CALM` measurements
+    without an excess decrease it by one.
+
+    If nothing can be measured, the run becomes slower, but is not paused: a query that has become wrong must not stop
+    the run forever.
+    """
+
+    def __init__(self, shares: Sequence[float] = SHARES) -> None:
+        self._shares = shares
+        self._calm = 0
+        self.level = 0
+
+    @property
+    def share(self) -> float:
+        return self._shares[self.level]
+
+    def observe(self, measured: Measured) -> None:
+        last = len(self._shares) - 1
+        if measured.excess:
+            self.level, self._calm = min(self.level + 1, last), 0
+        elif measured.failed:
+            self.level, self._calm = min(self.level + 1, max(self.level, last - 1)), 0
+        else:
+            self._calm += 1
+            if self._calm >= CALM:
+                self.level, self._calm = max(self.level - 1, 0), 0
+
+    def reset(self) -> None:
+        self.level = self._calm = 0
+
+
+# Describes what a paused run still holds on its source, and what that costs.
+
+
+def held(source: Source, run: Run) -> str:
+    """Return, in words, what the run holds on the server while it is paused. It holds no lock, no transaction and no
+    exported snapshot."""
+    manifest = run.manifest
+    size = ""
+    with suppress(CdcError, OSError):
+        if (backlog := source.backlog(manifest.initial, manifest.identity)) is not None:
+            size = f"{backlog / 2**20:,.1f} MiB"
+    if slot := manifest.identity.get("slot"):
+        cost = f"{size} of log until now, and " if size else "log, and "
+        return (
+            f"The run holds no lock, transaction or snapshot. On the server, its replication slot {slot} keeps {cost}"
+            "dead rows of the system catalogs; both grow until the run ends"
+        )
+    log = f" ({size} until now)" if size else ""
+    return (
+        "The run holds nothing on the server. It still needs the log since its initial position"
+        f"{log}: resume it before the server removes this log"
+    )
+
+
+# The readers of a step, if a limit applies to them. A reader is a Python worker of Spark. Workers note in small files
+# that they read or want to read; the driver chooses who may.
+
+
+ALIVE_SECONDS = 20.0
+"""A reader that has not renewed its note for this number of seconds is no longer there."""
+IDLE_SECONDS = 10.0
+"""A reader between two Spark tasks keeps its turn for this number of seconds, unless another reader waits for it."""
+
+
+class Readers:
+    """Chooses the readers that may read."""
+
+    def __init__(self, folder: Storage, clock: Callable[[], float] = time.monotonic) -> None:
+        self._folder = folder
+        self._clock = clock
+        self._seen: dict[str, tuple[datetime, float]] = {}
+        self._left: dict[str, float] = {}
+        self._chosen: tuple[str, ...] = ()
+        self._begun = False
+        self.active = 0
+        """The number of chosen readers that read."""
+
+    def forget(self) -> None:
+        """Forget all readers. Those that are still there note again that they want to read."""
+        self._begun = False
+
+    def chosen(self, most: int) -> tuple[str, ...]:
+        """Return the names of the readers that may read now.
+
+        A reader that was chosen stays chosen as long as it is alive, so that it finishes its part.
+
+        :param most: the maximum number of readers; 0: all.
+        :raises CdcError, OSError: the store failed.
+        """
+        now = self._clock()
+        if not self._begun:
+            # Readers of an earlier try are gone, or read for nothing.
+            self._folder.delete_folder(READERS)
+            self._seen, self._left, self._chosen, self._begun = {}, {}, (), True
+        present = self._folder.times(READERS)
+        # Compare the time of a note only with its earlier time, because the store has another clock.
+        for name, written in present.items():
+            if name not in self._seen or self._seen[name][0] != written:
+                self._seen[name] = written, now
+        for name in self._seen.keys() - present.keys():
+            del self._seen[name]
+            self._left[name] = now
+        alive = {name for name, (_, since) in self._seen.items() if now - since <= ALIVE_SECONDS}
+        idle = {name for name, since in self._left.items() if now - since <= IDLE_SECONDS} - alive
+        reading = [name for name in self._chosen if name in alive]
+        reading += sorted(alive - set(reading))
+        self.active = min(len(reading), most or len(reading))
+        reading += [name for name in self._chosen if name in idle]
+        self._chosen = tuple(reading[: most or None])
+        return tuple(name.rpartition("/")[2].removesuffix(".json") for name in self._chosen)
+
 
 POLL_SECONDS = 2.0
 REPEATED_SECONDS = 60.0
@@ -53,20 +228,20 @@ def controlled(step: str, run: Run, source: Source, token: str) -> Iterator[None
     try:
         controller.wait_while_paused()
         yield
-        controller.look()
+        controller.poll()
     finally:
         controller.end()
         _current.reset(mark)
 
 
-def look() -> None:
+def check_interrupts() -> None:
     """Raise an error if the step of this thread must not go on. Call this often; it never waits.
 
     :raises RunStopped: an operator stopped the run.
     :raises RunPaused: the run is paused, and the block gives up when it is paused.
     """
     if (controller := _current.get()) is not None:
-        controller.look()
+        controller.poll()
 
 
 def wait_while_paused() -> None:
@@ -86,8 +261,8 @@ def paused_seconds() -> float:
 
 @contextmanager
 def giving_up_when_paused(gives_up: bool = True) -> Iterator[None]:
-    """Let `look` raise `RunPaused` in this block, because the block holds something on the source that a paused run
-    must not hold."""
+    """Let `check_interrupts` raise `RunPaused` in this block, because the block holds something on the source that a
+    paused run must not hold."""
     controller = _current.get()
     if controller is None or not gives_up:
         yield
@@ -139,7 +314,7 @@ class Controller:
     def paused_seconds(self) -> float:
         return self._log.paused_seconds
 
-    def look(self) -> None:
+    def poll(self) -> None:
         state = self._wanted
         if state.stop is not None and not self._too_late:
             self._stop(state.stop)
@@ -147,16 +322,16 @@ class Controller:
             raise RunPaused
 
     def wait_while_paused(self) -> None:
-        self.look()
+        self.poll()
         while self._wanted.pause is not None:
             self._ending.wait(_LOOK_SECONDS)
-            self.look()
+            self.poll()
 
     def _stop(self, act: Act) -> None:
         """Make sure that nothing of the run is ever published, and raise an error. If the run has its commit, it is too
         late: the run ends as usual."""
         run = self._run
-        if not run.decide(Commit(uuid.uuid4().hex, run.rests_on, abandoned=True)).abandoned:
+        if not run.record_commit(Commit(uuid.uuid4().hex, run.rests_on, abandoned=True)).abandoned:
             self._too_late = True
             self._note("not stopped", f"{act}; the run had made its commit before, so it publishes its copies")
             return
@@ -176,7 +351,7 @@ class Controller:
             # a paused run without it could neither be resumed nor stopped.
             if (trouble := f"{type(error).__name__}: {error}") != self._trouble:
                 self._trouble = trouble
-                say(f"{self._step}: could not follow the control records, and will try again: {trouble}")
+                log(f"{self._step}: could not follow the control records, and will try again: {trouble}")
 
     def _poll(self) -> None:
         acts = self._acts.read()
@@ -209,7 +384,7 @@ class Controller:
             self._repeated = time.monotonic()
             # Write the log, so that the folder of a run that is paused for long does not look abandoned.
             self._unwritten = True
-            say(
+            log(
                 f"{self._step}: paused for {duration(self._log.paused_seconds)}, by {now}. "
                 f"{held(self._source, self._run)}"
             )
@@ -224,7 +399,7 @@ class Controller:
             return
         self._governor.observe(measured)
         if measured.failed and measured.failed != self._measured.failed:
-            say(f"{self._step}: the governor could not measure the source: {measured.failed}")
+            log(f"{self._step}: the governor could not measure the source: {measured.failed}")
         self._measured = measured
         share = self._governor.share
         if self._governor.level > level:
@@ -260,15 +435,16 @@ class Controller:
         return effective.read(self._run.folder) != self._published
 
     def _note(self, what: str, why: str) -> None:
-        say(f"{self._step}: {what}: {why}")
+        log(f"{self._step}: {what}: {why}")
         event = events.Event(datetime.now(UTC).isoformat(timespec="seconds"), self._step, what, why)
-        log = self._log
-        self._log = events.Log((*log.events, event)[-events.MOST :], log.paused_seconds, log.slowed_seconds)
+        written = self._log
+        kept = (*written.events, event)[-events.MOST :]
+        self._log = events.Log(kept, written.paused_seconds, written.slowed_seconds)
         self._unwritten = True
 
     def _add(self, paused: float, slowed: float) -> None:
-        log = self._log
-        self._log = events.Log(log.events, log.paused_seconds + paused, log.slowed_seconds + slowed)
+        written = self._log
+        self._log = events.Log(written.events, written.paused_seconds + paused, written.slowed_seconds + slowed)
 
     def _write_log(self) -> None:
         if not self._log.events:
@@ -277,7 +453,7 @@ class Controller:
             events.write(self._run.folder, self._step, self._token, self._log)
             self._unwritten = False
         except (CdcError, OSError, pa.ArrowException) as error:
-            say(f"{self._step}: could not write the log of control: {error}")
+            log(f"{self._step}: could not write the log of control: {error}")
 
 
 def _initial(run: Run) -> tuple[int, int, dict[str, float]]:

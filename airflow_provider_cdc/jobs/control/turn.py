@@ -59,7 +59,7 @@ class _Worker:
 _workers: dict[str, _Worker] = {}
 
 
-class Turn:
+class ReadTurn:
     """Asks whether the task of this process may read.
 
     :param folder: the folder of the run.

@@ -7,33 +7,153 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.filters.apply import published_schema
+from airflow_provider_cdc.core.filters.evaluator import published_schema
 from airflow_provider_cdc.core.run.commit_record import read_bases
-from airflow_provider_cdc.core.run.feed import DELETE, INSERT, UPDATE, Feed, feed_schema
-from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.manifest import DELETE, INSERT, UPDATE, Feed, RunTable, feed_schema
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.names import folder_name
-from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.core.tables.table import Table, folder_name
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes.filter_images import copied_images, decode_published
-from airflow_provider_cdc.jobs.extract_delta import feed_slices
 from airflow_provider_cdc.jobs.extract_delta.feed_gaps import first_order
-from airflow_provider_cdc.jobs.extract_delta.feed_slices import CountChanges, Slice, files_of, slices_of
-from airflow_provider_cdc.jobs.extract_delta.window_changes import Late, Piece, RowGroup, WindowChanges
-from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
-from airflow_provider_cdc.jobs.runtime.skipped import reason
+from airflow_provider_cdc.jobs.extract_delta.window_changes import ChangeRowGroup, ChangeSlice, Late, WindowChanges
+from airflow_provider_cdc.jobs.runtime.driver import reason
+from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA
+
+# Divides the changes of large tables into slices. One task writes each slice.
+#
+# The changes of a feed are numbered consecutively. So before a slice can be written, the changes before this slice must
+# be counted. To count them, one task per file of the window reads three narrow columns. A slice is a sequence of row
+# groups in the order of the log. The changes of a transaction that was prepared in an earlier segment belong to the
+# slice with its commit.
+
+
+SPLIT_BYTES = 64 * 2**20
+"""The minimum size of a window that is divided into slices, in bytes of changes. For a smaller window, counting the
+changes would cost more time than slices save."""
+SLICE_ROWS = 500_000
+"""The approximate minimum number of changes that one task writes."""
+_COLUMNS = ("table", "order", "pending")
+
+
+@dataclass(frozen=True)
+class FileOrder:
+    """An order: count the changes in a file of the window."""
+
+    segment: int
+    file: int
+
+
+@dataclass(frozen=True)
+class GroupCount:
+    """The number of changes of a table in a row group, and the orders of the first and the last of these changes.
+
+    ``pending`` is the id of the prepared transaction that made the changes; empty: the changes are not pending."""
+
+    place: ChangeRowGroup
+    table: int
+    pending: str
+    rows: int
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class CountFeedChanges:
+    """A task that counts changes. Spark sends this object to executors."""
+
+    staging: Staging
+    tables: tuple[int, ...]
+    pieces: tuple[ChangeSlice, ...]
+
+    def __call__(self, order: FileOrder) -> list[GroupCount]:
+        with self.staging.reading():
+            return list(self._counts(order))
+
+    def _counts(self, order: FileOrder) -> Iterator[GroupCount]:
+        (piece,) = (one for one in self.pieces if one.segment == order.segment)
+        folder = self.staging.folder
+        path = folder.path(piece.files[order.file].name)
+        with pq.ParquetFile(path, filesystem=folder.filesystem) as found:
+            for group in range(found.num_row_groups):
+                rows = found.read_row_group(group, columns=list(_COLUMNS))
+                totals = rows.group_by(["table", "pending"], use_threads=False).aggregate(
+                    [("order", "count"), ("order", "min"), ("order", "max")]
+                )
+                for row in totals.to_pylist():
+                    if row["table"] in self.tables:
+                        orders = row["order_count"], row["order_min"], row["order_max"]
+                        place = ChangeRowGroup(order.segment, order.file, group)
+                        yield GroupCount(place, row["table"], row["pending"] or "", *orders)
+
+
+@dataclass(frozen=True)
+class Slice:
+    """A part of a table's changes: the changes in the row groups ``groups`` that are not pending, and the changes of
+    the ``late`` transactions."""
+
+    groups: tuple[ChangeRowGroup, ...]
+    late: tuple[Late, ...]
+    rows: int
+
+
+def files_of(window: WindowChanges) -> list[FileOrder]:
+    """Return the files of a window."""
+    return [FileOrder(piece.segment, file) for piece in window.pieces for file in range(len(piece.files))]
+
+
+def slices_of(window: WindowChanges, table: int, counts: Sequence[GroupCount], slice_rows: int) -> list[Slice]:
+    """Return the slices of a table's changes, in their order.
+
+    :param counts: the counts of all files of the window.
+    :param slice_rows: the approximate number of changes of each slice.
+    :raises DecodeError: the changes are not in the order of the log.
+    """
+    own = [one for one in counts if one.table == table]
+    at = {piece.segment: number for number, piece in enumerate(window.pieces)}
+    counting = sorted(
+        (one for one in own if not one.pending),
+        key=lambda one: (at[one.place.segment], one.place.file, one.place.group),
+    )
+    if any(after.first < before.last for before, after in pairwise(counting)):
+        raise DecodeError("the changes are not in the order of the log", where=f"table {table}")
+    prepared: dict[tuple[int, str], int] = {}
+    for one in own:
+        if one.pending:
+            key = one.place.segment, one.pending
+            prepared[key] = prepared.get(key, 0) + one.rows
+    waiting = [one for one in window.late if (one.segment, one.pending) in prepared]
+    found: list[Slice] = []
+    groups: list[ChangeRowGroup] = []
+    late: list[Late] = []
+    rows = 0
+    for number, one in enumerate(counting):
+        groups.append(one.place)
+        rows += one.rows
+        is_last = number == len(counting) - 1
+        # Late changes come before the first change after their commit, as in `_in_order`.
+        while waiting and (is_last or waiting[0].at.order < one.last):
+            late.append(waiting.pop(0))
+            rows += prepared[late[-1].segment, late[-1].pending]
+        if rows >= slice_rows or is_last:
+            found.append(Slice(tuple(groups), tuple(late), rows))
+            groups, late, rows = [], [], 0
+    if waiting:
+        found.append(Slice((), tuple(waiting), sum(prepared[one.segment, one.pending] for one in waiting)))
+    return found
+
 
 DECODED_ROWS = 65_536
 _NOT_PUBLISHED = "set the option `unrepresentable` to `null` or `string` for this table, or remove the option `changes`"
@@ -155,7 +275,7 @@ def _in_order(staging: Staging, window: WindowChanges, table: int, part: Slice |
         yield from _committed(staging, pieces_by_segment[late_change.segment], table, late_change)
 
 
-def _late(staging: Staging, window: WindowChanges, own: Mapping[int, Piece], table: int) -> list[Late]:
+def _late(staging: Staging, window: WindowChanges, own: Mapping[int, ChangeSlice], table: int) -> list[Late]:
     """Return the transactions with changes of the table that one segment prepared and a later segment committed."""
     waiting = set[tuple[int, str]]()
     for segment in {late_change.segment for late_change in window.late}:
@@ -164,7 +284,7 @@ def _late(staging: Staging, window: WindowChanges, own: Mapping[int, Piece], tab
     return [late_change for late_change in window.late if (late_change.segment, late_change.pending) in waiting]
 
 
-def _committed(staging: Staging, piece: Piece, table: int, late: Late) -> Iterator[pa.Table]:
+def _committed(staging: Staging, piece: ChangeSlice, table: int, late: Late) -> Iterator[pa.Table]:
     for rows in _read(staging, piece, table, late.pending):
         point = {"position": late.at.position, "commit_time": late.at.time}
         for name, value in point.items():
@@ -175,7 +295,7 @@ def _committed(staging: Staging, piece: Piece, table: int, late: Late) -> Iterat
 
 
 def _read(
-    staging: Staging, piece: Piece, table: int, pending: str | None, groups: Set[RowGroup] | None = None
+    staging: Staging, piece: ChangeSlice, table: int, pending: str | None, groups: Set[ChangeRowGroup] | None = None
 ) -> Iterator[pa.Table]:
     """Yield the changes of a table in a segment, in their order.
 
@@ -191,7 +311,7 @@ def _read(
 
 
 def _groups(
-    staging: Staging, piece: Piece, table: int, columns: Sequence[str], groups: Set[RowGroup] | None = None
+    staging: Staging, piece: ChangeSlice, table: int, columns: Sequence[str], groups: Set[ChangeRowGroup] | None = None
 ) -> Iterator[pa.Table]:
     """Yield all changes of a table in a segment's files, or only the changes in the row groups ``groups``."""
     column = CHANGE_SCHEMA.get_field_index("table")
@@ -201,7 +321,7 @@ def _groups(
             continue
         with pq.ParquetFile(staging.folder.path(file.name), filesystem=staging.folder.filesystem) as parquet:
             for group in range(parquet.num_row_groups):
-                if groups is not None and RowGroup(piece.segment, number, group) not in groups:
+                if groups is not None and ChangeRowGroup(piece.segment, number, group) not in groups:
                     continue
                 statistics = parquet.metadata.row_group(group).column(column).statistics
                 if statistics is not None and statistics.has_min_max and not statistics.min <= table <= statistics.max:
@@ -229,7 +349,7 @@ def stage_feeds(
         if entry.base and entry.feed_gap is None and any(index in window.tables for window in windows):
             firsts[index] = first_order(step, entry, bases[entry.base])
     orders = [order for window in windows for order in _orders(step, window, firsts)]
-    say(f"consolidate: writing the changes of {counted(len(firsts), 'table')}")
+    log(f"consolidate: writing the changes of {format_count(len(firsts), 'table')}")
     note = ProgressFile(step.folder).note
     progress = Progress("consolidate, changes", "task", len(orders), len(orders), note=note)
 
@@ -263,11 +383,11 @@ def _orders(step: Step, window: WindowChanges, firsts: Mapping[int, int]) -> lis
     tables = [index for index in window.tables if index in firsts]
     whole = [index for index in tables if step.tables[index].table.selection.where is None]
     parts: dict[int, list[Slice]] = {}
-    if whole and sum(file.bytes for file in window.files) > feed_slices.SPLIT_BYTES:
-        work = CountChanges(step.staging, tuple(whole), window.pieces)
+    if whole and sum(file.bytes for file in window.files) > SPLIT_BYTES:
+        work = CountFeedChanges(step.staging, tuple(whole), window.pieces)
         counted_files = run_tasks(step.spark, "count the changes", files_of(window), work)
         counts = [one for counts_of_file in counted_files for one in counts_of_file]
-        parts = {index: slices_of(window, index, counts, feed_slices.SLICE_ROWS) for index in whole}
+        parts = {index: slices_of(window, index, counts, SLICE_ROWS) for index in whole}
     orders = []
     for index in tables:
         own = parts.get(index, [])

@@ -10,13 +10,12 @@ from contextlib import suppress
 from dataclasses import replace
 
 from airflow_provider_cdc.core.run.commit_record import Decision, decision_of, published_run
-from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.plan import FeedGap
+from airflow_provider_cdc.core.run.manifest import FeedGap, RunTable
 from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ManifestError
-from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.sinks.base import PublishedCopy
 from airflow_provider_cdc.sinks.feeds import next_order
@@ -86,4 +85,4 @@ def say_feed_gaps(result: ConsolidateResult) -> None:
     """Print the gaps in the feeds of a published run."""
     for name, gap in result.feed_gaps.items():
         what = gap.described(result.position)
-        say(f"consolidate: WARNING: {name}: no changes lead from the last copy to this copy: {what}")
+        log(f"consolidate: WARNING: {name}: no changes lead from the last copy to this copy: {what}")

@@ -13,10 +13,9 @@ from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
-from airflow_provider_cdc.jobs.changes.carried_images import CarriedImages
-from airflow_provider_cdc.jobs.changes.filter_images import selected_changes
-from airflow_provider_cdc.jobs.control.turn import GivenUp, Turn
-from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
+from airflow_provider_cdc.jobs.changes.filter_images import CarriedImages, selected_changes
+from airflow_provider_cdc.jobs.control.turn import GivenUp, ReadTurn
+from airflow_provider_cdc.jobs.runtime.driver import reason, table_of
 from airflow_provider_cdc.jobs.snapshot.piece_progress import UnderWay, piece_of_segment
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, LogSegment, SegmentSummary, TrackedTable
@@ -91,14 +90,14 @@ class ReadSegment:
 
     def read(self, segment: LogSegment) -> SegmentRecord:
         """Write the net change of one segment, but not its record."""
-        turn = Turn(self.staging.folder)
+        turn = ReadTurn(self.staging.folder)
         turn.wait()
         try:
             return self._read_whole(segment, turn)
         finally:
             turn.leave()
 
-    def _read_whole(self, segment: LogSegment, turn: Turn) -> SegmentRecord:
+    def _read_whole(self, segment: LogSegment, turn: ReadTurn) -> SegmentRecord:
         tables, refused = self.tables, dict[str, str]()
         while True:
             try:
@@ -114,7 +113,7 @@ class ReadSegment:
             else:
                 return record
 
-    def _read(self, segment: LogSegment, tables: tuple[TrackedTable, ...], turn: Turn) -> SegmentRecord:
+    def _read(self, segment: LogSegment, tables: tuple[TrackedTable, ...], turn: ReadTurn) -> SegmentRecord:
         turn.check()
         name, forward = f"delta/{self.name}-{segment.number:06}", self.forward
         schema = net_change_files.NET_SCHEMA if forward is None else net_change_files.TOWARDS_SCHEMA
@@ -168,14 +167,14 @@ class ComposeBuckets:
     numbers: Mapping[int, int] = field(default_factory=dict)
     images: CarriedImages | None = None
 
-    def __call__(self, buckets: tuple[int, int]) -> net_change_files.NetChange:
+    def __call__(self, buckets: tuple[int, int]) -> net_change_files.NetChangeFiles:
         """Compose the changes of all segments in some buckets."""
         with self.staging.reading():
             return self._composed(buckets)
 
-    def _composed(self, buckets: tuple[int, int]) -> net_change_files.NetChange:
+    def _composed(self, buckets: tuple[int, int]) -> net_change_files.NetChangeFiles:
         settled = [
-            net_change_files.settle(rows, record.segment, self.decisions)
+            net_change_files.resolve_pending(rows, record.segment, self.decisions)
             for record in self.segments
             for rows in self._read(record, buckets)
         ]
@@ -187,7 +186,7 @@ class ComposeBuckets:
                 composed = net_change_files.compose(rows, self.keyless, forward=self.forward)
                 writer.write(composed)
                 counts.append(net_change_files.count_by_table(composed))
-        return net_change_files.NetChange(tuple(writer.files), net_change_files.add_counts(counts))
+        return net_change_files.NetChangeFiles(tuple(writer.files), net_change_files.add_counts(counts))
 
     def _read(self, record: SegmentRecord, buckets: tuple[int, int]) -> Iterator[pa.Table]:
         """Yield the changes of a segment towards the position of the run."""
@@ -217,7 +216,7 @@ class LastOfBuckets:
     staging: Staging
     files: tuple[StagedFile, ...]
 
-    def __call__(self, buckets: tuple[int, int]) -> net_change_files.NetChange:
+    def __call__(self, buckets: tuple[int, int]) -> net_change_files.NetChangeFiles:
         """Write the last change of each key in some buckets."""
         with self.staging.reading():
             rows = net_change_files.last(
@@ -235,4 +234,4 @@ class LastOfBuckets:
         rows = net_change_files.touched(rows)
         with self.staging.writer(f"delta/net-{buckets[0]:02}", net_change_files.TOWARDS_SCHEMA, QUICKEST) as writer:
             writer.write(rows.sort_by([("table", "ascending"), ("bucket", "ascending")]))
-        return net_change_files.NetChange(tuple(writer.files), net_change_files.count_by_table(rows))
+        return net_change_files.NetChangeFiles(tuple(writer.files), net_change_files.count_by_table(rows))

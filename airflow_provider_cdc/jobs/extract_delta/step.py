@@ -21,14 +21,14 @@ from functools import partial
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.copies.damage_note import note_damage
+from airflow_provider_cdc.core.copies.removal import note_damage
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.run.results import EXTRACT_DELTA, SNAPSHOT, DeltaResult, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError, DecodeError, ExactnessError, SchemaChanged
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import needs_composing
@@ -42,15 +42,15 @@ from airflow_provider_cdc.jobs.extract_delta.read_segment import (
 from airflow_provider_cdc.jobs.extract_delta.window_changes import WindowChanges, window_changes, write_changes
 from airflow_provider_cdc.jobs.extract_delta.windows import BACK, Window, check_bases, windows_of
 from airflow_provider_cdc.jobs.restart.altered import altered_table, described, look_for_altered, may_restart
-from airflow_provider_cdc.jobs.restart.begin_again import begin_again
-from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
-from airflow_provider_cdc.jobs.runtime.retry import persist
-from airflow_provider_cdc.jobs.runtime.skipped import say_skipped
-from airflow_provider_cdc.jobs.runtime.source_watch import Watch as SourceWatch
-from airflow_provider_cdc.jobs.runtime.step import BegunAgain, Step, run_step
+from airflow_provider_cdc.jobs.restart.begin_again import restart_run
+from airflow_provider_cdc.jobs.runtime.driver import say_skipped
+from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log
+from airflow_provider_cdc.jobs.runtime.retry import retry
+from airflow_provider_cdc.jobs.runtime.source_watch import SourceWatch
+from airflow_provider_cdc.jobs.runtime.step import RunRestarted, Step, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole, without_damaged
-from airflow_provider_cdc.jobs.snapshot.piece_progress import SEGMENTS, Piece, Watch, forget, piece_of_segment
+from airflow_provider_cdc.jobs.snapshot.piece_progress import SEGMENTS, PartPiece, PieceWatch, forget, piece_of_segment
 from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record as read_again_record
 from airflow_provider_cdc.jobs.snapshot.step import read_tables
 from airflow_provider_cdc.jobs.snapshot.table_files import read_table_files
@@ -96,20 +96,20 @@ def _extract_delta(step: Step) -> DeltaResult:
                 raise
 
 
-def _begin_again(step: Step) -> BegunAgain:
+def _begin_again(step: Step) -> RunRestarted:
     """Give the run a new manifest, under which the altered tables are read again."""
     snapshot = step.run.found(SnapshotResult)
     step.altered |= look_for_altered(step, [entry for entry in step.tables if entry.live])
     altered = step.altered
     live = {str(entry.table.name) for entry in step.tables if entry.live} - snapshot.skipped.keys()
     if not live:
-        return begin_again(step, altered, {}, None, {})
+        return restart_run(step, altered, {}, None, {})
     read = {name: table_files for name, table_files in read_table_files(step.run).items() if name in live}
     bound = UpperBound(
         parse_position(step.manifest.kind, snapshot.snapshot_upper), snapshot.log_end, snapshot.incarnation
     )
     nulled = {name: counts for name, counts in snapshot.nulled.items() if name in live}
-    return begin_again(step, altered, read, bound, nulled)
+    return restart_run(step, altered, read, bound, nulled)
 
 
 def _extracted(step: Step) -> DeltaResult:
@@ -130,7 +130,7 @@ def _extracted(step: Step) -> DeltaResult:
     for one in read:
         skipped |= one.refused
 
-    change = net_change_files.NetChange(
+    change = net_change_files.NetChangeFiles(
         tuple(file for one in changes for file in one.files), net_change_files.add_counts(c.counts for c in changes)
     )
     transactions, row_images = (
@@ -145,12 +145,12 @@ def _extract_again(step: Step) -> DeltaResult:
     again = read_again_record(step.run)
     check_bases(step)
     require_whole(step, [Checked(file, "the keys that were touched") for file in again.keys])
-    composed: list[net_change_files.NetChange] = []
+    composed: list[net_change_files.NetChangeFiles] = []
     if again.keys:
         work = LastOfBuckets(step.staging, again.keys)
         composed = run_tasks(step.spark, "compose the touched keys", _bucket_ranges(step, again.keys), work)
     files = tuple(file for composed_piece in composed for file in composed_piece.files)
-    change = net_change_files.NetChange(
+    change = net_change_files.NetChangeFiles(
         files, net_change_files.add_counts(composed_piece.counts for composed_piece in composed)
     )
     skipped = dict(step.run.found(SnapshotResult).skipped)
@@ -158,7 +158,12 @@ def _extract_again(step: Step) -> DeltaResult:
 
 
 def _result(
-    step: Step, change: net_change_files.NetChange, transactions: int, row_images: int, segments: int, skipped: Skipped
+    step: Step,
+    change: net_change_files.NetChangeFiles,
+    transactions: int,
+    row_images: int,
+    segments: int,
+    skipped: Skipped,
 ) -> DeltaResult:
     names = [str(entry.table.name) for entry in step.tables]
     keys = {name: change.keys(index) for index, name in enumerate(names) if name not in skipped}
@@ -171,9 +176,9 @@ def _result(
         skipped=skipped,
     )
     say_skipped(skipped)
-    say(
-        f"extract_delta: {counted(result.transactions, 'transaction')}, {counted(result.row_images, 'row image')}, "
-        f"{counted(sum(keys.values()), 'key')} touched"
+    log(
+        f"extract_delta: {format_count(result.transactions, 'transaction')}, "
+        f"{format_count(result.row_images, 'row image')}, {format_count(sum(keys.values()), 'key')} touched"
     )
     return result
 
@@ -212,7 +217,7 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_c
         decisions, unmatched_commits = _decide(window, read)
     if any(record.summary.writes for record in read):
         check = partial(source.check_writes, [record.summary for record in read])
-        persist("extract_delta: check what was logged as statements", check)
+        retry("extract_delta: check what was logged as statements", check)
     if window.spooled or window.units:
         read = with_counts(
             step,
@@ -227,10 +232,10 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_c
 
 
 def _decide(window: Window, read: Sequence[SegmentRecord]) -> tuple[net_change_files.Decisions, dict[str, str]]:
-    """Do what `net_change_files.decide` does, but ignore unmatched commits of tables that are left out. The segment
-    with the commit may have been read with such a table, and the segment that prepared the transaction may have been
-    read without this table."""
-    decisions, unmatched_commits = net_change_files.decide([record.summary for record in read])
+    """Do what `net_change_files.match_prepared` does, but ignore unmatched commits of tables that are left out. The
+    segment with the commit may have been read with such a table, and the segment that prepared the transaction may have
+    been read without this table."""
+    decisions, unmatched_commits = net_change_files.match_prepared([record.summary for record in read])
     refused = {name for record in read for name in record.refused}
     left_out = [tracked for tracked in window.tables if str(tracked.table.name) in refused]
     prepared = {tracked.pending(xid) for record in read for xid in record.summary.prepared for tracked in left_out}
@@ -242,7 +247,7 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
 
     :param name: the file name of the plan.
     """
-    plan = step.plan(name, LogSegment, lambda: persist(f"plan {name}", segments))
+    plan = step.plan(name, LogSegment, lambda: retry(f"plan {name}", segments))
     planned = plan.orders
     done = step.finished(plan, SegmentRecord, {segment.number: window.record_name(segment) for segment in planned})
     files_by_segment = {number: record.all_files + record.changes for number, record in done.items()}
@@ -250,27 +255,27 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
     done = {number: record for number, record in done.items() if number in whole}
     missing = [segment for segment in planned if segment.number not in done]
     is_window_plan = name == window.plan_name
-    what = counted(len(planned), "log segment" if is_window_plan else "earlier log segment")
+    what = format_count(len(planned), "log segment" if is_window_plan else "earlier log segment")
     why = "" if is_window_plan else ", to find prepared transactions"
-    say(f"extract_delta: {what}{why}" + (f", {len(done):,} kept" if done else ""))
+    log(f"extract_delta: {what}{why}" + (f", {len(done):,} kept" if done else ""))
     # A segment of unknown size gets the weight 1.
     weights = {segment.number: segment.bytes or 1 for segment in missing}
 
-    def left() -> list[Piece]:
+    def left() -> list[PartPiece]:
         return [piece_of_segment(window.name, segment) for segment in missing if segment.number not in done]
 
     def waiting() -> str:
         if not watched.all_read:
             return ""
-        return f"the changes of {counted(watched.all_read, 'segment')} to be sorted and written (the log is read)"
+        return f"the changes of {format_count(watched.all_read, 'segment')} to be sorted and written (the log is read)"
 
-    watched = Watch(step.folder, SEGMENTS, left)
+    watched = PieceWatch(step.folder, SEGMENTS, left)
     progress = Progress(
         "extract_delta",
         "segment",
         len(missing),
         sum(weights.values()),
-        under_way=watched.look,
+        under_way=watched.poll,
         waiting=waiting,
         paused=paused_seconds,
         note=ProgressFile(step.folder).note,
@@ -283,7 +288,7 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
     source_watch = SourceWatch(step, EXTRACT_DELTA)
 
     def meanwhile() -> None:
-        source_watch.look(progress.seconds_left)
+        source_watch.poll(progress.seconds_left)
         progress.tick()
 
     skips, alone = step.manifest.options.skips, len(window.tables) == len(step.tables)
@@ -320,7 +325,7 @@ def _prepared_nowhere(unmatched_commits: Mapping[str, str]) -> ExactnessError:
 
 def _compose(
     step: Step, window: Window, read: Sequence[SegmentRecord], decisions: net_change_files.Decisions
-) -> net_change_files.NetChange:
+) -> net_change_files.NetChangeFiles:
     segments = tuple(record for record in read if record.all_files)
     pending = any(record.pending for record in read)
     parts = any(record.summary.parts > 1 for record in read)
@@ -348,7 +353,7 @@ def _compose(
         )
         files = tuple(file for composed_piece in composed for file in composed_piece.files)
         counts = [composed_piece.counts for composed_piece in composed]
-    return net_change_files.NetChange(files, net_change_files.add_counts(counts))
+    return net_change_files.NetChangeFiles(files, net_change_files.add_counts(counts))
 
 
 def _bucket_ranges(step: Step, files: Sequence[StagedFile], held: int = 0) -> list[tuple[int, int]]:
@@ -361,9 +366,9 @@ def _bucket_ranges(step: Step, files: Sequence[StagedFile], held: int = 0) -> li
     return net_change_files.bucket_ranges(min(BUCKETS, tasks))
 
 
-def read_net_change(run: Run) -> net_change_files.NetChange:
+def read_net_change(run: Run) -> net_change_files.NetChangeFiles:
     """Return the net change that the extract_delta step recorded.
 
     :raises ManifestError: the step is not done.
     """
-    return records.read_named(net_change_files.NetChange, run.folder, run.found(DeltaResult).record)
+    return records.read_named(net_change_files.NetChangeFiles, run.folder, run.found(DeltaResult).record)

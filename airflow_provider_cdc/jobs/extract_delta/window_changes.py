@@ -22,7 +22,7 @@ _RECORD = "delta/changes"
 
 
 @dataclass(frozen=True)
-class Piece:
+class ChangeSlice:
     """The files with the single row changes of a segment."""
 
     segment: int
@@ -30,7 +30,7 @@ class Piece:
 
 
 @dataclass(frozen=True)
-class RowGroup:
+class ChangeRowGroup:
     """The place of a row group: the number of its segment, of its file in the segment, and of the group in the file."""
 
     segment: int
@@ -55,7 +55,7 @@ class WindowChanges:
     order of their commits."""
 
     tables: tuple[int, ...]
-    pieces: tuple[Piece, ...]
+    pieces: tuple[ChangeSlice, ...]
     late: tuple[Late, ...]
 
     @property
@@ -73,7 +73,7 @@ def window_changes(tables: Sequence[int], read: Sequence[SegmentRecord], decisio
     # Tables may be left out. If a segment was read without any of these tables, the record of the segment has no commit
     # positions.
     late = [Late(*prepared, commits[order]) for prepared, order in decisions.items() if order in commits]
-    pieces = [Piece(record.segment, record.changes) for record in sorted(read, key=lambda record: record.segment)]
+    pieces = [ChangeSlice(record.segment, record.changes) for record in sorted(read, key=lambda record: record.segment)]
     return WindowChanges(tuple(tables), tuple(pieces), tuple(sorted(late, key=lambda one: one.at.order)))
 
 

@@ -11,21 +11,20 @@ from airflow_provider_cdc.core.positions.as_of import reaches
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import SnapshotResult
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import LogGone, SchemaChanged
-from airflow_provider_cdc.jobs.changes.carried_images import CarriedImages
+from airflow_provider_cdc.jobs.changes.filter_images import CarriedImages
 from airflow_provider_cdc.jobs.extract_delta.read_segment import DONE, SegmentRecord
 from airflow_provider_cdc.jobs.restart.altered import may_restart
-from airflow_provider_cdc.jobs.restart.carried_pieces import carried_images
-from airflow_provider_cdc.jobs.restart.sources_of_reads import by_manifest
-from airflow_provider_cdc.jobs.runtime.progress import say
-from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.restart.carry import carried_images
+from airflow_provider_cdc.jobs.restart.earlier_reads import by_manifest
+from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.snapshot.table_files import TableFiles, read_table_files
-from airflow_provider_cdc.jobs.spool.adopt import Adopted, adopt, records_of
-from airflow_provider_cdc.jobs.spool.kept_pieces import pieces_of
+from airflow_provider_cdc.jobs.snapshot.table_files import TableFileWriter, read_table_files
+from airflow_provider_cdc.jobs.spool.adopt import Adopted, records_of, spooled_part
+from airflow_provider_cdc.jobs.spool.kept_pieces import pieces_of, tracked_table
 from airflow_provider_cdc.jobs.spool.keyless import UnitsByPosition, by_position
-from airflow_provider_cdc.jobs.spool.piece import tracked_table
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 
 PLAN = "delta/plan.json"
@@ -125,13 +124,13 @@ def windows_of(step: Step) -> list[Window]:
     )
     if tracked:
         segments = partial(source.log_segments, manifest.initial, snapshot.log_end, manifest.identity, step.slots)
-        adopted = adopt(step, tracked) or Adopted((), segments, 0)
+        adopted = spooled_part(step, tracked) or Adopted((), segments, 0)
         spooled = (adopted.rest, adopted.records, adopted.pieces)
         windows.append(Window(BACK, manifest.initial, tracked, *spooled, units=units))
     return windows
 
 
-def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFiles]) -> list[Window]:
+def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFileWriter]) -> list[Window]:
     """Return the windows of the tables that were read under an earlier manifest. The windows end at the initial
     position."""
     manifest, source = step.manifest, step.source
@@ -154,7 +153,7 @@ def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFiles]) -> lis
     return windows + _windows_of_pieces(step, read)
 
 
-def _windows_of_pieces(step: Step, read: Mapping[str, TableFiles]) -> list[Window]:
+def _windows_of_pieces(step: Step, read: Mapping[str, TableFileWriter]) -> list[Window]:
     """Return the windows of the tables that were read under an earlier manifest, if the run has recorded the log since
     then (`jobs.spool.kept_pieces`). Nothing of these windows is left to be read."""
     manifest = step.manifest
@@ -168,7 +167,10 @@ def _windows_of_pieces(step: Step, read: Mapping[str, TableFiles]) -> list[Windo
         pieces = pieces_of(step, reads)
         if pieces is None or not entries:
             continue
-        say(f"extract_delta: {counted(len(pieces.links), 'piece')} of the log for {', '.join(entries)}, read earlier")
+        log(
+            f"extract_delta: {format_count(len(pieces.links), 'piece')} of the log for {', '.join(entries)}, "
+            "read earlier"
+        )
         windows.append(
             Window(
                 f"earlier-pieces-{key}",
@@ -192,7 +194,7 @@ def _windows_of_pieces(step: Step, read: Mapping[str, TableFiles]) -> list[Windo
     return windows
 
 
-def _upper(manifest: Manifest, read: TableFiles) -> Position | None:
+def _upper(manifest: Manifest, read: TableFileWriter) -> Position | None:
     """Return the exact position at which a table was read; None: the table does not need an exact position."""
     return parse_position(manifest.kind, read.upper) if read.upper else None
 
@@ -210,7 +212,7 @@ def check_bases(step: Step) -> None:
     """
     for run_id, base in step.manifest.bases.items():
         check = partial(step.source.check_since, base.identity, step.manifest.start_of(run_id))
-        persist("extract_delta: check the source since the last copy", check)
+        retry("extract_delta: check the source since the last copy", check)
     for key, reads in step.manifest.earlier_reads.items():
         if reads.pieces:
             # The run checked the source when it moved, and has recorded the log up to its present position.
@@ -218,7 +220,7 @@ def check_bases(step: Step) -> None:
         start = parse_position(step.manifest.kind, reads.position)
         check = partial(step.source.check_since, reads.identity, start)
         try:
-            persist("extract_delta: check the source since the earlier reads", check)
+            retry("extract_delta: check the source since the earlier reads", check)
         except LogGone as error:
             names = [str(entry.table.name) for entry in step.tables if entry.read_in == key]
             if not may_restart(step) or not names or names[0] in step.altered:

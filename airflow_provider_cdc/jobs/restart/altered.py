@@ -9,8 +9,8 @@ from airflow_provider_cdc.core.copies.feed_gaps import feeds_gapless
 from airflow_provider_cdc.core.options.run import CHANGES, FAIL, GIVE_UP_PAST, StepOptions
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.errors import CdcError, SchemaChanged
-from airflow_provider_cdc.jobs.restart.sources_of_reads import by_manifest
-from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.restart.earlier_reads import by_manifest
+from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
 
 LIMIT = 10
@@ -88,7 +88,7 @@ def look_for_altered(step: Step, entries: Sequence[RunTable]) -> dict[str, str]:
         while True:
             tables = [entry.table for entry in reads.entries if str(entry.table.name) not in altered]
             try:
-                persist("check the tables", partial(reads.source.check_tables, tables))
+                retry("check the tables", partial(reads.source.check_tables, tables))
                 break
             except SchemaChanged as error:
                 name = altered_table(step, error)

@@ -11,18 +11,28 @@ neither a slow attempt nor a part of a table from before the change can be publi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 
+from airflow_provider_cdc.core.copies.feed_gaps import BEGINS_ANEW
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.as_of import reaches
-from airflow_provider_cdc.core.run.manifest import EarlierReads, Manifest, Restart, RunTable
-from airflow_provider_cdc.core.run.plan import InitialPoint, MissedPast, TablePlan
+from airflow_provider_cdc.core.run.manifest import (
+    EarlierReads,
+    FeedGap,
+    InitialPoint,
+    Manifest,
+    MissedPast,
+    Restart,
+    RunTable,
+    TablePlan,
+)
 from airflow_provider_cdc.core.run.results import Nulled
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.shards.copy_tables import with_merged, with_siblings
+from airflow_provider_cdc.core.shards.copy_tables import skip_whole_merged_tables, with_merged
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
@@ -37,32 +47,84 @@ from airflow_provider_cdc.errors import (
 from airflow_provider_cdc.jobs.begin.base_selection import bases_of, with_known_of_bases
 from airflow_provider_cdc.jobs.begin.fit import with_shards
 from airflow_provider_cdc.jobs.begin.preparation import lake_format
-from airflow_provider_cdc.jobs.restart.altered import altered_table, described
+from airflow_provider_cdc.jobs.restart.altered import altered_table, described, must_be_rolled
 from airflow_provider_cdc.jobs.restart.carry import FinishedRead, carried_tables, finished_reads, with_carried
-from airflow_provider_cdc.jobs.restart.ended_feeds import read_again
-from airflow_provider_cdc.jobs.restart.kept_tables import altered_in_log, renewed
-from airflow_provider_cdc.jobs.restart.sources_of_reads import ReadsOfManifest, by_manifest
-from airflow_provider_cdc.jobs.restart.unused import discard_unused
-from airflow_provider_cdc.jobs.runtime.progress import say
-from airflow_provider_cdc.jobs.runtime.retry import persist
-from airflow_provider_cdc.jobs.runtime.step import BegunAgain, Step
-from airflow_provider_cdc.jobs.snapshot.table_files import FILES, TableFiles
+from airflow_provider_cdc.jobs.restart.earlier_reads import ReadsOfManifest, by_manifest, discard_unused
+from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.retry import retry
+from airflow_provider_cdc.jobs.runtime.step import RunRestarted, Step
+from airflow_provider_cdc.jobs.snapshot.table_files import FILES, TableFileWriter
 from airflow_provider_cdc.jobs.spool.kept_pieces import KeptPieces, acknowledge, recorded_pieces, up_to
 from airflow_provider_cdc.jobs.spool.spooler import end_spool, has_let_log_go
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import UpperBound
-from airflow_provider_cdc.sources.planning.layouts import layouts
 from airflow_provider_cdc.sources.planning.point import record_point
 from airflow_provider_cdc.sources.planning.selections import check_still
+from airflow_provider_cdc.sources.planning.survey import layouts
+
+# The change feeds of tables that are read again, because they were altered during the run.
 
 
-def begin_again(
+def read_again(manifest: Manifest, entry: RunTable, why: str) -> RunTable:
+    """Return a table of ``manifest`` as it is when it is read again. If the run publishes changes and would have rolled
+    the table's last copy forward, the feed of the table ends at this copy."""
+    gap, reason = entry.feed_gap, f"read again: {why}; {entry.reason}"
+    if gap is not None:
+        gap = gap.with_reason(why)
+    elif manifest.options.changes and entry.base:
+        gap = FeedGap(entry.base, manifest.bases[entry.base].position, why)
+        reason += BEGINS_ANEW
+    return replace(entry, base="", read_in="", reason=reason, feed_gap=gap)
+
+
+# The tables whose finished reads are kept when the run moves: what the log and the server tell about them.
+
+
+def altered_in_log(step: Step, altered: Mapping[str, str], read: Collection[str]) -> dict[str, str]:
+    """Return the tables that are not in ``altered``, and that a statement in the log has changed, each with the
+    statement. So the run moves once for all of them, and not once for each statement that only the log shows.
+
+    :param read: the tables that were read in full under the present manifest.
+    """
+    rolls = must_be_rolled(step.manifest.options)
+    unaltered = [entry for entry in step.tables if str(entry.table.name) not in altered]
+    kept = [entry for entry in unaltered if str(entry.table.name) in read or entry.read_in]
+    groups = [(one.identity, one.position, one.entries) for one in by_manifest(step, kept)]
+    if rolled := tuple(entry for entry in unaltered if entry.base and not rolls):
+        # The pieces of the log that the run has recorded do not have these tables.
+        groups.append((step.manifest.identity, step.manifest.initial_position, rolled))
+    found: dict[str, str] = {}
+    for identity, position, entries in groups:
+        # The source of this step does not know the pieces that were recorded since the step began.
+        source = step.source.of_run(identity, parse_position(step.manifest.kind, position))
+        tables = [entry.table for entry in entries]
+        try:
+            errors = retry("search the log for altered tables", partial(source.altered_in_log, tables))
+        except LogGone:
+            # The run finds this again when it brings the reads to the later position.
+            continue
+        found |= {str(name): described(error) for name, error in errors.items()}
+    return found
+
+
+def refresh_identities(kept: ReadsOfManifest) -> Sequence[Table]:
+    """Return the tables of ``kept`` with the facts that the next run compares with the tables. Call this before the
+    later position is fixed, so that an unlogged change after the position differs from these facts.
+
+    :raises SchemaChanged: a table was changed without an entry in the log since it was read.
+    :raises LogGone: the source no longer has the log since it was read.
+    """
+    tables = [entry.table for entry in kept.entries]
+    return retry("check the tables that are kept", partial(kept.source.refresh_identities, tables))
+
+
+def restart_run(
     step: Step,
     altered: Mapping[str, str],
-    read: Mapping[str, TableFiles],
+    read: Mapping[str, TableFileWriter],
     bound: UpperBound | None,
     nulled: Nulled,
-) -> BegunAgain:
+) -> RunRestarted:
     """Give the run of ``step`` a new manifest, and return the exception that ends the work under the old manifest.
 
     :param altered: the tables to read again, by name, each with the reason.
@@ -74,13 +136,13 @@ def begin_again(
     """
     run, altered = step.run, dict(altered)
     if _overtaken(run):
-        return BegunAgain()
+        return RunRestarted()
     end_spool(step)
     altered |= altered_in_log(step, altered, read)
     for name, why in altered.items():
-        say(f"WARNING: the run moves to a later position, because of {name}: {why}")
+        log(f"WARNING: the run moves to a later position, because of {name}: {why}")
     if read and recorded_pieces(step, "") is None and has_let_log_go(step):
-        say("all tables are read again, because the source has removed the log since the run began")
+        log("all tables are read again, because the source has removed the log since the run began")
         read = {}
     # No position is the one from which all rows of such a table could be brought forward.
     read = {name: table_files for name, table_files in read.items() if not table_files.units}
@@ -103,7 +165,7 @@ def begin_again(
             # Read these tables again, too, at another position, because they are not part of this one.
             lost[gone.key] = why = f"the source no longer has the log since it was read ({gone})"
             names = [str(entry.table.name) for entry in planned if entry.read_in == gone.key]
-            say(f"{', '.join(names)}: read again, too, because {why}")
+            log(f"{', '.join(names)}: read again, too, because {why}")
         except (SchemaChanged, PreflightError) as error:
             table_name = altered_table(step, error) if isinstance(error, SchemaChanged) else _only_table(error)
             if table_name is not None and table_name not in altered:
@@ -115,10 +177,10 @@ def begin_again(
                 and table_name not in skipped
                 and len(entries) > 1
             ):
-                skipped = with_siblings(step.tables, {**skipped, table_name: error.message})
+                skipped = skip_whole_merged_tables(step.tables, {**skipped, table_name: error.message})
                 if len(skipped) == len(step.tables):
                     raise
-                say(f"WARNING: {table_name} is SKIPPED and will not be published: {error.message}")
+                log(f"WARNING: {table_name} is SKIPPED and will not be published: {error.message}")
             else:
                 raise
     following = run if _overtaken(run) else Run.create(manifest, instead_of=run)
@@ -128,7 +190,7 @@ def begin_again(
     else:
         # A concurrent attempt has written another manifest, or has finished a step without this one.
         discard_unused(step, [manifest], following.manifest)
-    return BegunAgain()
+    return RunRestarted()
 
 
 def _overtaken(run: Run) -> bool:
@@ -154,7 +216,7 @@ def _entry(
     step: Step,
     entry: RunTable,
     altered: Mapping[str, str],
-    read: Mapping[str, TableFiles],
+    read: Mapping[str, TableFileWriter],
     generation: str,
     lost: Mapping[str, str],
 ) -> RunTable:
@@ -169,8 +231,8 @@ def _entry(
         return replace(entry, read_in="", reason=f"read again: {lost[entry.read_in]}; {entry.reason}")
     if not entry.live or name not in read or generation in lost:
         return entry
-    if why := step.source.stays(entry.table):
-        say(f"{name} is read again, too, because {why}")
+    if why := step.source.reason_not_rollable(entry.table):
+        log(f"{name} is read again, too, because {why}")
         return entry
     return replace(entry, read_in=generation)
 
@@ -210,7 +272,7 @@ def _manifest(
         return point
 
     tables_kept = {table.name: table for kept in kept_reads for table in _renewed(step, kept, generation)}
-    point = persist("fix a later position", fix_position)
+    point = retry("fix a later position", fix_position)
     try:
         # The other tables must be unchanged up to the new position, and no unlogged change may have replaced them.
         recorded = {
@@ -284,10 +346,10 @@ def _manifest(
 
 
 def _renewed(step: Step, kept: ReadsOfManifest, generation: str) -> Sequence[Table]:
-    """Return the tables of ``kept`` with the facts that the next run compares with the tables (`renewed`)."""
+    """Return the tables of ``kept`` with the facts that the next run compares (`refresh_identities`)."""
     try:
         kept.check(step.manifest.kind)
-        return renewed(kept)
+        return refresh_identities(kept)
     except LogGone as error:
         raise _LogOfReadsGone(kept.key or generation, error) from error
 

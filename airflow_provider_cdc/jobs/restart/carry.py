@@ -13,22 +13,78 @@ from functools import partial
 
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.position import LogEnd
-from airflow_provider_cdc.core.run.manifest import EarlierReads, RunTable
-from airflow_provider_cdc.core.run.plan import InitialPoint
+from airflow_provider_cdc.core.run.manifest import EarlierReads, InitialPoint, RunTable
 from airflow_provider_cdc.core.run.spool_chain import reaching
-from airflow_provider_cdc.core.tables.layout import PLAIN, Layout
-from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, PLAIN, Column, Layout, Table, TableName
 from airflow_provider_cdc.errors import TerminalError
 from airflow_provider_cdc.jobs.begin.preparation import place_of_carried
+from airflow_provider_cdc.jobs.changes.filter_images import CarriedImages
 from airflow_provider_cdc.jobs.restart.altered import named
-from airflow_provider_cdc.jobs.restart.carried_pieces import carried_pieces, pieces_to_carry
 from airflow_provider_cdc.jobs.restart.earlier_reads import undone
-from airflow_provider_cdc.jobs.runtime.progress import say
-from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.snapshot.table_files import TableFiles, read_record
-from airflow_provider_cdc.jobs.spool.kept_pieces import KeptPieces
+from airflow_provider_cdc.jobs.snapshot.table_files import TableFileWriter, read_record
+from airflow_provider_cdc.jobs.spool.kept_pieces import KeptPieces, Piece, Shape, recorded_pieces, up_to
 from airflow_provider_cdc.sources.api.window import UpperBound
+
+# Carries the recorded pieces of the log over schema changes, together with the rows that were read.
+#
+# The pieces before a schema change have row images with the columns that the table had then. When the net change is
+# composed, these images become images of the present table. The last piece is read when the run moves. The source reads
+# it with the schema changes, so it has images of the present table.
+
+
+def pieces_to_carry(step: Step, key: str) -> KeptPieces | None:
+    """Return the pieces that were recorded since reads began. None: there are none, or the source cannot carry them."""
+    return recorded_pieces(step, key) if step.source.carries_pieces else None
+
+
+def carried_pieces(
+    step: Step, finished: Mapping[str, FinishedRead], carried: Mapping[str, RunTable], point: InitialPoint
+) -> str:
+    """Record the log of carried tables up to the new position. Return the name of the record. Empty: there are no
+    pieces.
+
+    :param finished: the reads, by the table's name. All of them began under one manifest.
+    :param carried: the present tables, by the same names.
+    :raises LogGone: the log after the last piece is gone.
+    :raises SchemaChanged: the log has row images that cannot be carried.
+    """
+    one = next(iter(finished.values()))
+    if (pieces := one.pieces) is None:
+        return ""
+    shapes = {
+        name: (*pieces.shapes.get(name, ()), Shape(len(pieces.links), read.entry.table.columns))
+        for name, read in finished.items()
+    }
+    start = parse_position(step.manifest.kind, one.reads.position)
+    source = step.source.of_run(reaching(one.reads.identity, pieces.links[-1]), start)
+    shaped = replace(pieces, shapes=shapes)
+    return up_to(step, source, one.reads.identity, start, shaped, [*carried.values()], point.position)
+
+
+def carried_images(step: Step, pieces: KeptPieces, tables: Mapping[str, tuple[int, RunTable]]) -> CarriedImages | None:
+    """Return the earlier columns of ``tables`` in the segments of ``pieces``. None: there are none.
+
+    :param tables: the tables with their indices in the run, by name.
+    """
+    shapes = {name: pieces.shapes[name] for name in tables if name in pieces.shapes}
+    if not shapes:
+        return None
+    columns: dict[int, dict[int, tuple[Column, ...]]] = {}
+    for number, link in enumerate(pieces.links):
+        then = {
+            tables[name][0]: next(shape.columns for shape in several if number < shape.end)
+            for name, several in shapes.items()
+            if number < several[-1].end
+        }
+        if then:
+            for record in records.read_named(Piece, step.folder, link.record).segments:
+                columns[record.segment] = then
+    return CarriedImages(step.source, {tables[name][0]: tables[name][1].table for name in shapes}, columns)
+
 
 _SUFFIX = "-altered"
 
@@ -51,7 +107,7 @@ class FinishedRead:
 def finished_reads(
     step: Step,
     altered: Collection[str],
-    read: Mapping[str, TableFiles],
+    read: Mapping[str, TableFileWriter],
     reads: EarlierReads | None,
     bound: UpperBound | None,
 ) -> dict[str, FinishedRead]:
@@ -140,7 +196,7 @@ def carried_tables(
                     del together[name], carried[name]
     for name, entry in carried.items():
         over = "; ".join(f"{era.statement} ({era.begins})" for era in entry.table.eras) or "a change of no row"
-        say(f"{name} is not read again: the rows that were read are carried over {over}")
+        log(f"{name} is not read again: the rows that were read are carried over {over}")
         reason = f"not read again: its rows are carried over {over}; {finished[name].entry.reason}"
         carried[name] = replace(entry, reason=reason)
     return carried, pieces
@@ -148,7 +204,7 @@ def carried_tables(
 
 def _say_read_again(names: Collection[str], error: TerminalError) -> None:
     why = "because the rows that were read cannot be carried over the change"
-    say(f"{', '.join(names)}: read again, {why}: {error.message}")
+    log(f"{', '.join(names)}: read again, {why}: {error.message}")
 
 
 def _carried(step: Step, one: FinishedRead, now: Table, point: InitialPoint) -> Table:
@@ -163,7 +219,7 @@ def _carried(step: Step, one: FinishedRead, now: Table, point: InitialPoint) -> 
     known = identity if last is None else reaching(identity, last)
     read = (known, start, one.table, now, LogEnd(one.ended), point.position)
     work = partial(source.carry_read, *read, None if last is None else last.end)
-    evolution = persist("carry the rows that were read over the schema change", work)
+    evolution = retry("carry the rows that were read over the schema change", work)
     source.check_replaced(identity, [one.table], point.identity, [now])
     # The window of the table begins at its read, and only these facts were known then.
     details = {**now.details, KNOWN_AT_POSITION: one.table.details.get(KNOWN_AT_POSITION, [])}

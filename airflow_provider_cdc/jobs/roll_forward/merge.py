@@ -5,24 +5,188 @@ Each run may add such files, and each reader must open all of them. A file that 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.parquet.writer import FILE_BYTES
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import table_files
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.jobs.consolidate.rewind import Outcome
-from airflow_provider_cdc.jobs.consolidate.touched_rows import has_one_pattern
-from airflow_provider_cdc.jobs.roll_forward.image_buffer import HELD_BYTES
+from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.jobs.consolidate.rewind import RewindOutcome
+from airflow_provider_cdc.jobs.consolidate.touched_rows import BoolArray, has_one_pattern
 from airflow_provider_cdc.jobs.roll_forward.rolled_file import RolledFile
-from airflow_provider_cdc.jobs.roll_forward.row_group_merge import sorted_rows
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.sources.api.source import Source
+
+# Applies the net change of a window to the rows of one row group.
+#
+# Changed rows may have become far larger during the window, so the rows are decoded in parts.
+
+
+Int64s = np.ndarray[Any, np.dtype[np.int64]]
+
+
+@dataclass(frozen=True)
+class Left:
+    """Some rows of a row group, with their states before and after the window. ``before`` has the rows as they are in
+    the copy.
+
+    ``rows`` replace the rows at ``places``, and differ from them in the columns ``changed``. ``gone`` is a mask of the
+    rows that were deleted."""
+
+    before: pa.Table
+    places: Int64s
+    rows: pa.Table
+    gone: BoolArray
+    changed: set[str]
+
+    def now(self, columns: Sequence[str]) -> pa.Table:
+        """Return the given columns, with the changed rows in place of the old ones. Deleted rows are still included."""
+        rows = self.before.select(columns)
+        if not len(self.places) or not rows.num_columns:
+            return rows
+        taken = np.arange(rows.num_rows)
+        taken[self.places] = rows.num_rows + np.arange(len(self.places))
+        together = pa.concat_tables([rows, self.rows.select(rows.column_names)])
+        # Each batch has its own dictionary, so unify the dictionaries first.
+        return together.unify_dictionaries().combine_chunks().take(pa.array(taken))
+
+
+def parts(lengths: tuple[Int64s, Int64s], most_rows: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+    """Divide rows into parts that can be decoded at once, and yield the start and stop (exclusive) of each part.
+
+    :param lengths: the bytes of each row's images before and after the window, and -1 where there is no image.
+    """
+    ends = np.cumsum(sum(np.maximum(image_lengths, 0) for image_lengths in lengths))
+    start = done = 0
+    while start < len(ends):
+        stop = int(np.searchsorted(ends, done + most_bytes, side="right"))
+        stop = min(max(stop, start + 1), start + most_rows)
+        yield start, stop
+        start, done = stop, int(ends[stop - 1])
+
+
+def sorted_rows(rows: pa.Table, name: str) -> pa.Table:
+    """Return the rows in the order of the column ``name``."""
+    # Each batch has its own dictionary, so unify the dictionaries first.
+    rows = rows.unify_dictionaries().combine_chunks()
+    return rows.take(pc.sort_indices(rows[name]))
+
+
+def differing(before: pa.RecordBatch, after: pa.RecordBatch) -> set[str]:
+    """Return the names of the columns in which any row of ``after`` differs, bit for bit, from the same row of
+    ``before``."""
+    return {
+        name
+        for name in before.schema.names
+        if not row_bytes.encode(before, [name]).equals(row_bytes.encode(after, [name]))
+    }
+
+
+# Loads the log's images of a copy's touched rows, in portions that fit into memory.
+#
+# The changes to a few files may be far larger than these files. So the size of each image is read first, and then the
+# images themselves, in the order in which they are requested. Each further portion needs another scan of the changes.
+
+
+HELD_BYTES = 256 * 2**20
+"""Bytes of images, or of added rows, that one task holds in memory at a time."""
+
+Place = tuple[str, int]
+"""A row group: the name of its file, and its number."""
+
+_LARGE = pa.large_binary()
+
+
+class Images:
+    """The images of touched rows as the copy must have them, and as they are at the position of the run. The images are
+    the log's own bytes.
+
+    :param keys: the keys of each row group's touched rows, in the order of the row group. Each key occurs once, and
+        ``changes`` contains every key.
+    :param changes: reads the changes of the table: the columns ``key``, ``was`` and ``now``.
+    """
+
+    def __init__(self, keys: Mapping[Place, pa.BinaryArray], changes: Callable[[], Iterator[pa.RecordBatch]]) -> None:
+        ends = np.cumsum([0, *map(len, keys.values())]).tolist()
+        self._places = dict(zip(keys, pairwise(ends), strict=True))
+        self._keys = pa.chunked_array([*keys.values()], pa.binary())
+        self._changes = changes
+        self._first = self._end = 0
+        self._held = pa.table({})
+        self._lengths = self._look() if len(self._keys) else (np.empty(0, np.int64), np.empty(0, np.int64))
+        self._ends = np.cumsum(sum(np.maximum(lengths_of_batch, 0) for lengths_of_batch in self._lengths))
+
+    def lengths(self, place: Place) -> tuple[Int64s, Int64s]:
+        """Return the length in bytes of each image in the copy and at the position of the run, and -1 where there is no
+        image."""
+        place_slice = slice(*self._places[place])
+        was, now = self._lengths
+        return was[place_slice], now[place_slice]
+
+    def of(self, place: Place, start: int, stop: int) -> tuple[pa.BinaryArray, pa.BinaryArray]:
+        """Return the images in the copy and at the position of the run, for the touched rows of a row group from
+        ``start`` up to ``stop`` (exclusive). Each of the two must fit into one binary array."""
+        begin, _ = self._places[place]
+        start, stop = begin + start, begin + stop
+        if start < self._first or stop > self._end:
+            self._load(start, stop)
+        # Take a copy: the bytes of a slice may lie at offsets beyond the range of the smaller type, `pa.binary`.
+        rows = self._held.take(pa.array(np.arange(start - self._first, stop - self._first))).combine_chunks()
+        was, now = (rows[name].cast(pa.binary()).combine_chunks() for name in ("was", "now"))
+        return was, now
+
+    def _look(self) -> tuple[Int64s, Int64s]:
+        """Return the lengths of all images. Keep the images in memory if all of them fit."""
+        keys, was, now, held = [], [], [], []
+        size = 0
+        for batch in self._changes():
+            batch_of_keys = batch.filter(pc.is_in(batch["key"], value_set=self._keys))
+            keys.append(batch_of_keys["key"])
+            was.append(_lengths_of(batch_of_keys["was"]))
+            now.append(_lengths_of(batch_of_keys["now"]))
+            size += batch_of_keys.nbytes
+            if size <= HELD_BYTES:
+                held.append(batch_of_keys)
+            else:
+                held.clear()
+        if size <= HELD_BYTES:
+            self._hold(held, self._keys)
+            self._end = len(self._keys)
+        places = pc.index_in(self._keys, value_set=pa.chunked_array(keys, pa.binary())).to_numpy()
+        return np.concatenate(was)[places], np.concatenate(now)[places]
+
+    def _load(self, start: int, stop: int) -> None:
+        self._held = pa.table({})
+        base_offset = int(self._ends[start - 1]) if start else 0
+        self._first, self._end = (
+            start,
+            max(stop, int(np.searchsorted(self._ends, base_offset + HELD_BYTES, side="right"))),
+        )
+        keys = self._keys.slice(start, self._end - start)
+        self._hold([batch.filter(pc.is_in(batch["key"], value_set=keys)) for batch in self._changes()], keys)
+
+    def _hold(self, batches: Sequence[pa.RecordBatch], keys: pa.ChunkedArray) -> None:
+        schema = pa.schema([("key", pa.binary()), ("was", _LARGE), ("now", _LARGE)])
+        # All images together may be larger than one `pa.binary` array can be.
+        images = pa.Table.from_batches([batch.select(schema.names).cast(schema) for batch in batches], schema)
+        images = images.combine_chunks()
+        self._held = images.select(["was", "now"]).take(pc.index_in(keys, value_set=images["key"]))
+
+
+def _lengths_of(images: pa.BinaryArray) -> Int64s:
+    lengths: Int64s = pc.binary_length(images).fill_null(-1).to_numpy().astype(np.int64)
+    return lengths
+
 
 NEW_VERSIONS = "part-versions"
 """The prefix of the names of files with new versions of rows. The old versions of these rows have position deletes."""
@@ -76,7 +240,7 @@ def is_small_versions(file: StagedFile) -> bool:
     return file.base_name.startswith(f"{NEW_VERSIONS}-") and file.bytes < SMALL_BYTES
 
 
-def merge_versions(step: Step, outcomes: Sequence[Outcome]) -> list[Outcome]:
+def merge_versions(step: Step, outcomes: Sequence[RewindOutcome]) -> list[RewindOutcome]:
     """Merge the small files with new versions of rows, for each table that has at least `MERGED_AT` such files. Return
     the outcomes, with the merged files instead of the small files."""
     small: dict[int, list[StagedFile]] = {}
@@ -106,7 +270,7 @@ def merge_versions(step: Step, outcomes: Sequence[Outcome]) -> list[Outcome]:
         for outcome in outcomes
     ]
     merged = [
-        Outcome(order.table, written=files, replaced=sum(file.name in kept for file in order.files))
+        RewindOutcome(order.table, written=files, replaced=sum(file.name in kept for file in order.files))
         for order, files in zip(orders, done, strict=True)
     ]
     return [*remaining, *merged]

@@ -16,26 +16,24 @@ from types import MappingProxyType
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.copies.damage_note import note_damage
-from airflow_provider_cdc.core.copies.removal_marks import check_not_removed
-from airflow_provider_cdc.core.filters.apply import published_schema
-from airflow_provider_cdc.core.run.commit_record import place_of, published_run, read_bases
-from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.copies.removal import check_not_removed, note_damage
+from airflow_provider_cdc.core.filters.evaluator import published_schema
+from airflow_provider_cdc.core.run.commit_record import published_run, read_bases, recorded_place
+from airflow_provider_cdc.core.run.manifest import Place, RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, difference
-from airflow_provider_cdc.core.storage.errors import told
+from airflow_provider_cdc.core.storage.filesystems import convert_store_errors
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError, CopyMismatch, FileDamaged
-from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
-from airflow_provider_cdc.jobs.consolidate.rewind import Outcome, Rewind
-from airflow_provider_cdc.jobs.roll_forward.hints import DAMAGED, FOREIGN
+from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles
+from airflow_provider_cdc.jobs.consolidate.rewind import Rewind, RewindOutcome
 from airflow_provider_cdc.jobs.roll_forward.key_ranges import Bound, Range, after, divided, extent
 from airflow_provider_cdc.jobs.roll_forward.merge import SMALL_BYTES, is_small_versions, merge_versions
 from airflow_provider_cdc.jobs.roll_forward.orders import Roll, Target
+from airflow_provider_cdc.jobs.roll_forward.rolled_file import DAMAGED, FOREIGN
 from airflow_provider_cdc.jobs.roll_forward.task import RollTask
-from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
+from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.sources.api.source import Source
@@ -82,14 +80,14 @@ class LookAtFiles:
         folder = self.bases[one.table]
         what, part = "", None
         try:
-            with told(folder.uri_of(one.file.name)):
+            with convert_store_errors(folder.uri_of(one.file.name)):
                 part, size = self._differing(folder, one.file)
                 if part is not None:
-                    what = "is gone" if size is None else f"has {counted(size, 'byte')}, not {part.bytes:,}"
+                    what = "is gone" if size is None else f"has {format_count(size, 'byte')}, not {part.bytes:,}"
                 else:
                     parquet = pq.ParquetFile(folder.path(one.file.name), filesystem=folder.filesystem)
                     if parquet.metadata.num_rows != one.file.rows:
-                        what = f"has {counted(parquet.metadata.num_rows, 'row')}, not {one.file.rows:,}"
+                        what = f"has {format_count(parquet.metadata.num_rows, 'row')}, not {one.file.rows:,}"
                     elif not parquet.schema_arrow.equals(schema):
                         what = "has columns that differ from the table's current published columns"
         except FileNotFoundError:
@@ -155,7 +153,7 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
     orders = [tuple(files[start : start + LOOKED_AT]) for start in range(0, len(files), LOOKED_AT)]
     # The base copy of an altered table has other columns, so its files have other field ids.
     places = {
-        index: place_of(scratch, entry.base, entry.table.name) if entry.table.eras else entry.place
+        index: recorded_place(scratch, entry.base, entry.table.name) if entry.table.eras else entry.place
         for index, entry in enumerate(step.tables)
         if entry.base
     }
@@ -168,7 +166,9 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
 
 
 @contextmanager
-def noting_damage(step: Step, bases: Mapping[int, Sequence[BaseFile]] = MappingProxyType({})) -> Iterator[None]:
+def record_damage_on_error(
+    step: Step, bases: Mapping[int, Sequence[BaseFile]] = MappingProxyType({})
+) -> Iterator[None]:
     """Write a note if a file of a base copy is found to be damaged, so that the next `preflight` does not use the copy.
 
     :param bases: the result of `look_at_bases`. If rows of a table contradict the log, a damaged file may be the cause,
@@ -212,7 +212,7 @@ def _tables_with(step: Step, uri: str) -> list[RunTable]:
 
 
 def _damaged(step: Step, entry: RunTable, files: Sequence[StagedFile]) -> FileDamaged | None:
-    say(f"consolidate: the copy of {entry.table.name} contradicts the log: checking its files for damage")
+    log(f"consolidate: the copy of {entry.table.name} contradicts the log: checking its files for damage")
     folder = _base_folder(step, entry)
     damages = run_tasks(step.spark, "read the base copy", files, CheckBaseFile(folder))
     for file, what in zip(files, damages, strict=True):
@@ -251,10 +251,10 @@ def _base_folder(step: Step, entry: RunTable) -> Storage:
 
 def roll_forward(
     step: Step,
-    change: NetChange,
+    change: NetChangeFiles,
     bases: Mapping[int, Sequence[BaseFile]],
     layers: Mapping[int, Sequence[Rewind]],
-) -> list[Outcome]:
+) -> list[RewindOutcome]:
     """Roll forward the copies of the tables that the window touched.
 
     :param layers: the files of rows that were read again, by the table's index, the lowest layer first.
@@ -269,7 +269,7 @@ def roll_forward(
     if not orders:
         return []
     searched = sum(target.file is not None for order in orders for target in order.targets)
-    say(f"consolidate: searching {counted(searched, 'file')} of the last copies for touched keys")
+    log(f"consolidate: searching {format_count(searched, 'file')} of the last copies for touched keys")
     progress = Progress("consolidate", "task", len(orders), len(orders), note=ProgressFile(step.folder).note)
     outcomes = run_tasks(
         step.spark,
@@ -287,7 +287,7 @@ def roll_forward(
         # If the log names only keys, it does not show whether a row existed before.
         if not table.keyless and index not in layers and rows_found != was:
             raise CopyMismatch(
-                f"the log changes {counted(was, 'row')} of the last copy, which has {rows_found:,} of them",
+                f"the log changes {format_count(was, 'row')} of the last copy, which has {rows_found:,} of them",
                 where=str(table.name),
                 hint=FOREIGN,
             )
@@ -295,7 +295,7 @@ def roll_forward(
 
 
 def _orders(
-    step: Step, change: NetChange, index: int, files: Sequence[BaseFile], layers: Sequence[Rewind] | None
+    step: Step, change: NetChangeFiles, index: int, files: Sequence[BaseFile], layers: Sequence[Rewind] | None
 ) -> list[Roll]:
     coming = change.size() if layers is None else sum(file.bytes for layer in layers for file in layer.files)
     again = None if layers is None else tuple(layers)

@@ -16,7 +16,7 @@ new rows, and the rows that they replace cannot be compared with the log.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.certificate.digest import Digest, digest
-from airflow_provider_cdc.core.certificate.files import with_changes
+from airflow_provider_cdc.core.certificate.totals import with_changes
 from airflow_provider_cdc.core.parquet.splice import UnknownFooter
 from airflow_provider_cdc.core.parquet.writer import ROW_GROUP_BYTES, ParquetWriter
 from airflow_provider_cdc.core.run.manifest import RunTable
@@ -35,31 +35,131 @@ from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import TableFiles, table_files
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.core.tables.plain_value import plain_value
-from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.core.tables.table import Table, plain_value
 from airflow_provider_cdc.errors import CopyMismatch, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import decode_published
-from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
-from airflow_provider_cdc.jobs.consolidate.rewind import DECODED_ROWS, TOUCHED_ROWS, Outcome
-from airflow_provider_cdc.jobs.consolidate.touched_rows import (
-    TouchedKeys,
-    has_one_pattern,
-    in_portions,
-    mark,
+from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles
+from airflow_provider_cdc.jobs.consolidate.reread_layers import rows_again
+from airflow_provider_cdc.jobs.consolidate.rewind import DECODED_ROWS, TOUCHED_ROWS, Rewind, RewindOutcome
+from airflow_provider_cdc.jobs.consolidate.touched_rows import TouchedKeys, has_one_pattern, in_portions, mark
+from airflow_provider_cdc.jobs.roll_forward.key_ranges import Range, group_ranges
+from airflow_provider_cdc.jobs.roll_forward.merge import (
+    HELD_BYTES,
+    NEW_VERSIONS,
+    Images,
+    Left,
+    Place,
+    differing,
+    parts,
+    sorted_rows,
 )
-from airflow_provider_cdc.jobs.roll_forward.altered_file import AlteredFile, base_columns
-from airflow_provider_cdc.jobs.roll_forward.deletes import deletes_suffice
-from airflow_provider_cdc.jobs.roll_forward.hints import FOREIGN
-from airflow_provider_cdc.jobs.roll_forward.image_buffer import HELD_BYTES, Images, Place
-from airflow_provider_cdc.jobs.roll_forward.incoming_rows import IncomingRows
-from airflow_provider_cdc.jobs.roll_forward.key_ranges import group_ranges
-from airflow_provider_cdc.jobs.roll_forward.merge import NEW_VERSIONS
 from airflow_provider_cdc.jobs.roll_forward.orders import Roll
-from airflow_provider_cdc.jobs.roll_forward.rolled_file import RolledFile
-from airflow_provider_cdc.jobs.roll_forward.row_group_merge import Left, differing, parts, sorted_rows
-from airflow_provider_cdc.jobs.runtime.skipped import reason
+from airflow_provider_cdc.jobs.roll_forward.rolled_file import FOREIGN, AlteredFile, RolledFile, base_columns
+from airflow_provider_cdc.jobs.runtime.driver import reason
 from airflow_provider_cdc.sources.api.source import Source
+
+# Decides which files of a copy get position deletes instead of being written again.
+
+
+TOUCHED_SHARE = 0.05
+"""If the window touches this share of the rows of a file, or more, the file is written again."""
+DELETED_SHARE = 0.10
+"""If this share of the rows of a file, or more, would be deleted in all, the file is written again. Readers must read
+the deleted rows and drop them, so this share limits the cost of reading."""
+MOST_DELETES = 4_000_000
+"""The maximum number of positions in one delete file. Readers hold them in memory."""
+
+
+def deletes_suffice(rows: int, deleted: int, removed: int, added: int) -> bool:
+    """Return whether a file needs only position deletes, and its new rows can go into another file.
+
+    :param rows: the number of rows of the file, deleted ones included.
+    :param deleted: the number of rows that earlier runs deleted.
+    :param removed: the number of rows that the window removes or replaces.
+    :param added: the number of rows that the window adds in the file's range of keys.
+    """
+    gone = deleted + removed
+    return removed + added < rows * TOUCHED_SHARE and gone < rows * DELETED_SHARE and gone <= MOST_DELETES
+
+
+# Yields the rows that a window added to a table, each with the file into which it goes.
+
+
+@dataclass(frozen=True)
+class IncomingRows:
+    """The rows that a window added in the key ranges of an order.
+
+    ``changes`` reads columns of the table's changes. ``decode`` decodes images to published rows. ``work`` is the run's
+    folder.
+    """
+
+    order: Roll
+    table: Table
+    files: TableFiles
+    change: NetChangeFiles
+    work: Storage
+    changes: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
+    decode: Callable[[pa.BinaryArray], pa.RecordBatch]
+
+    def rows(self, *, into_files: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the rows that the window added, each batch with the number of its target.
+
+        :param into_files: yield only rows whose target is an existing file; otherwise, only rows whose target is a new
+            file.
+        """
+        targets = [
+            (number, target.range)
+            for number, target in enumerate(self.order.targets)
+            if target.range is not None and (target.file is not None) == into_files
+        ]
+        if not targets:
+            return
+        if self.order.layers is not None:
+            yield from self._read_again(self.order.layers, targets)
+            return
+        keyless = self.table.keyless
+        first = self.files.published.field(self._key[0]).type
+        for batch in self.changes(["key", "was", "now", "count"]):
+            if keyless:
+                batch = batch.filter(pc.greater(batch["count"], 0))
+            else:
+                # A row that the copy has stays in place.
+                batch = batch.filter(pc.and_(batch["now"].is_valid(), batch["was"].is_null()))
+            if not batch.num_rows:
+                continue
+            ranged = has_one_pattern(first) and not keyless
+            firsts = row_bytes.first_values(batch["key"], first) if ranged else None
+            for number, range in targets:
+                batch_in_range = batch if firsts is None else batch.filter(pa.array(range.holds(firsts)))
+                for rows in self._decoded(batch_in_range["now"], batch_in_range["count"]):
+                    yield number, rows
+
+    def _read_again(
+        self, layers: Sequence[Rewind], targets: Sequence[tuple[int, Range]]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield the rows that were read again, in the form of `rows`."""
+        for rows in rows_again(self.work, self.files, self.change, layers, self._key, DECODED_ROWS):
+            for number, range in targets:
+                rows_in_range = rows if range.whole else rows.filter(pa.array(range.holds(rows[self._key[0]])))
+                if rows_in_range.num_rows:
+                    yield number, rows_in_range
+
+    def _decoded(self, images: pa.BinaryArray, counts: pa.Int64Array) -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(images), DECODED_ROWS):
+            part = images.slice(start, DECODED_ROWS)
+            rows = self.decode(part)
+            if not self.table.keyless:
+                yield rows
+                continue
+            copies = np.repeat(np.arange(rows.num_rows), counts.slice(start, DECODED_ROWS).to_numpy())
+            for first in range(0, len(copies), DECODED_ROWS):
+                yield rows.take(pa.array(copies[first : first + DECODED_ROWS]))
+
+    @property
+    def _key(self) -> list[str]:
+        return self.files.published.names if self.table.keyless else list(self.table.key)
+
 
 MOST_SORTED_BYTES = 2**30
 """The largest table that is sorted. Arrow cannot sort 2 GiB of text, and row groups need not be sorted."""
@@ -75,10 +175,10 @@ class RollTask:
     source: Source
     bases: Mapping[int, Storage]
     tables: tuple[RunTable, ...]
-    change: NetChange
+    change: NetChangeFiles
     skips: bool = False
 
-    def __call__(self, order: Roll) -> Outcome:
+    def __call__(self, order: Roll) -> RewindOutcome:
         entry = self.tables[order.table]
         files = table_files(self.staging, entry, self.source.arrow_schema(entry.table))
         # All files of one task become valid together, so flush them to disk together.
@@ -88,7 +188,7 @@ class RollTask:
             except ValueNotRepresentable as error:
                 if not self.skips:
                     raise
-                return Outcome(order.table, refused=reason(error))
+                return RewindOutcome(order.table, refused=reason(error))
 
 
 class _Rolling:
@@ -122,7 +222,7 @@ class _Rolling:
             return RolledFile(self._folder, staged, self._schema)
         return AlteredFile(self._folder, staged, self._schema, self._altered)
 
-    def done(self) -> Outcome:
+    def done(self) -> RewindOutcome:
         try:
             return self._done()
         except (OSError, pa.ArrowException):
@@ -131,7 +231,7 @@ class _Rolling:
                 file.check_whole()
             raise
 
-    def _done(self) -> Outcome:
+    def _done(self) -> RewindOutcome:
         for touched in self._touched():
             mark(self._files, self._key, touched)
             touched.check_all_found(self._table)
@@ -156,7 +256,7 @@ class _Rolling:
                     replaced += 1
         written += new_versions.files
         written += self._new()
-        return Outcome(
+        return RewindOutcome(
             self._order.table,
             kept=tuple(kept_files),
             written=tuple(written),

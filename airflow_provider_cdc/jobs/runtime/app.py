@@ -15,8 +15,8 @@ from typing import NoReturn, Protocol
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.core.storage.access import install
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.uri import install
 from airflow_provider_cdc.counted import duration
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.runtime.driver import (
@@ -24,13 +24,13 @@ from airflow_provider_cdc.jobs.runtime.driver import (
     done_file,
     error_file,
     from_argument,
+    open_session,
     settings_from_environment,
     storage_from_environment,
 )
 from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
-from airflow_provider_cdc.jobs.runtime.progress import say
-from airflow_provider_cdc.jobs.runtime.retry import may_pass
-from airflow_provider_cdc.jobs.runtime.session import open_session
+from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.retry import is_transient
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 TRANSIENT, TERMINAL = 1, 2
@@ -75,7 +75,7 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
         spark = open_session(f"cdc {task_id}")
         try:
             result = job(spark, run, settings)
-            say(f"{task_id}: done in {duration(result.seconds)}")
+            log(f"{task_id}: done in {duration(result.seconds)}")
             _go_on(arguments_given.then, began + arguments_given.within, spark, run, settings)
         finally:
             spark.stop()
@@ -116,11 +116,11 @@ def _go_on(steps: Sequence[str], until: float, spark: SparkSession, run: Storage
             result = job(spark, run, settings)
             run.write_json(done_file(task_id), {"seconds": result.seconds})
         except Exception as error:
-            say(
+            log(
                 f"{task_id}: failed here, so the task {task_id} will execute this step: {type(error).__name__}: {error}"
             )
             return
-        say(f"{task_id}: done in {duration(result.seconds)}, in the same application")
+        log(f"{task_id}: done in {duration(result.seconds)}, in the same application")
 
 
 def _unforeseen(task_id: str, error: Exception) -> CdcError:
@@ -128,7 +128,7 @@ def _unforeseen(task_id: str, error: Exception) -> CdcError:
     processed (`errors.naming`)."""
     where = ", ".join([task_id, *reversed(getattr(error, "__notes__", []))])
     what = f"{type(error).__name__}: {error}"
-    if may_pass(error):
+    if is_transient(error):
         return TransientError(what, where=where, hint="the storage or this machine failed; retry the task")
     if type(error).__module__.startswith(("py4j.", "pyspark.")):
         # The first line of an error of Java is only "An error occurred while calling None.…".
@@ -140,11 +140,11 @@ def _unforeseen(task_id: str, error: Exception) -> CdcError:
 
 def _fail(task_id: str, run_uri: str, error: CdcError) -> NoReturn:
     terminal = isinstance(error, TerminalError)
-    say(f"{task_id} failed: {type(error).__name__}: {error}")
+    log(f"{task_id} failed: {type(error).__name__}: {error}")
     record = records.Failure(type(error).__name__, str(error), terminal)
     try:
         records.write(Storage(run_uri), error_file(task_id, os.environ.get(TRY_VARIABLE, "")), record)
     except (CdcError, OSError) as also:
         # Even without the record, the caller gets the exit code and the output.
-        say(f"{task_id}: could not record the error in {run_uri}: {also}")
+        log(f"{task_id}: could not record the error in {run_uri}: {also}")
     raise SystemExit(TERMINAL if terminal else TRANSIENT) from None

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.counted import counted, duration
+from airflow_provider_cdc.counted import duration, format_count
 from airflow_provider_cdc.errors import CdcError
 
 EVERY_SECONDS = 5.0
@@ -25,7 +25,7 @@ SHOWN_TABLES = 5
 PROGRESS = "progress.json"
 
 
-def say(line: str) -> None:
+def log(line: str) -> None:
     """Print a line without buffering, because users read the log of a task while the task runs."""
     print(line, flush=True)
 
@@ -67,7 +67,7 @@ class Progress:
         every: float = EVERY_SECONDS,
         paused: Callable[[], float] = lambda: 0.0,
         clock: Callable[[], float] = time.monotonic,
-        out: Callable[[str], None] = say,
+        out: Callable[[str], None] = log,
     ) -> None:
         self._title = title
         self._paused = paused
@@ -166,8 +166,8 @@ class Progress:
     def _line(self, told: dict[str, Any]) -> str:
         parts = [
             f"{self._title}: {told['percent']:.0f} %",
-            f"{told['done']:,} of {counted(told['total'], self._unit)}",
-            counted(told["rows"], "row"),
+            f"{told['done']:,} of {format_count(told['total'], self._unit)}",
+            format_count(told["rows"], "row"),
         ]
         if told["bytes"]:
             parts.append(f"{told['bytes'] / 2**20:,.1f} MiB")

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from airflow_provider_cdc.errors import TransientError
-from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.progress import log
 
 Result = TypeVar("Result")
 
@@ -24,7 +24,7 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 
 
-class Patience:
+class RetryBudget:
     """Waits between tries, with increasing pauses, until the budget is spent.
 
     :param what: a description of the tries, for the log.
@@ -53,19 +53,19 @@ class Patience:
         if self._tries >= FEWEST_TRIES and elapsed + pause > self._budget:
             raise error
         seconds_left = max(0.0, self._budget - elapsed)
-        say(
+        log(
             f"{self._what}: {error.where + ': ' if error.where else ''}{error.message}; "
             f"retrying for up to {seconds_left:.0f} s"
         )
         time.sleep(pause)
 
 
-def persist(what: str, call: Callable[[], Result]) -> Result:
+def retry(what: str, call: Callable[[], Result]) -> Result:
     """Return the result of ``call``. If it raises transient errors, call it again until the budget is spent.
 
     :raises TransientError: the last error, when the budget is spent. Any other error is raised at once.
     """
-    patience = Patience(what)
+    patience = RetryBudget(what)
     while True:
         try:
             return call()
@@ -73,7 +73,7 @@ def persist(what: str, call: Callable[[], Result]) -> Result:
             patience.wait(error)
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Return whether an error that is not a `CdcError` is an error of storage, network or memory, or was raised while
     such an error was handled.
 

@@ -24,14 +24,14 @@ from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.run.table_files import TableFiles, table_files
 from airflow_provider_cdc.core.shards.copy_tables import copy_names
-from airflow_provider_cdc.core.shards.published import files_of_copy
+from airflow_provider_cdc.core.shards.union import files_of_copy
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError
 from airflow_provider_cdc.jobs.control.controller import controlled
 from airflow_provider_cdc.jobs.runtime.driver import catalog_from_environment
-from airflow_provider_cdc.jobs.runtime.progress import say
-from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.sinks.base import Sink
 from airflow_provider_cdc.sinks.registry import sink_of_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
@@ -63,7 +63,7 @@ class Done(Protocol):
         """The id of the plan that contains the order."""
 
 
-class BegunAgain(Exception):
+class RunRestarted(Exception):
     """Ends the work of a step, because the run has a new manifest (`jobs.restart`). `run_step` does the work again,
     under the new manifest."""
 
@@ -175,7 +175,7 @@ def run_step(
     started = time.monotonic()
     while True:
         run = Run.load(folder)
-        with suppress(BegunAgain):
+        with suppress(RunRestarted):
             return _done(task_id, spark, run, settings, work, started)
 
 
@@ -193,12 +193,12 @@ def _done(
     """
     manifest, folder = run.manifest, run.folder
     if task_id in run.steps:
-        say(f"{task_id}: already done in this run; nothing to do")
+        log(f"{task_id}: already done in this run; nothing to do")
         return cast(Result, run.steps[task_id])
     check_not_stopped(folder)
     if run.begin_following():
-        say(f"{task_id}: an earlier attempt was killed when the run moved to a later position; the run goes on there")
-        raise BegunAgain
+        log(f"{task_id}: an earlier attempt was killed when the run moved to a later position; the run goes on there")
+        raise RunRestarted
     if run.abandoned:
         raise ManifestError(
             "the run was started again or cleaned up, and has no new manifest yet",
@@ -214,7 +214,7 @@ def _done(
         )
     source = source.of_run(run.expected_identity(), manifest.initial)
     if not run.committed:
-        persist(
+        retry(
             f"{task_id}: check the source",
             lambda: source.check_identity(run.expected_identity(), manifest.initial),
         )
@@ -223,21 +223,21 @@ def _done(
         with controlled(task_id, run, source, step.token):
             result = replace(work(step), seconds=round(time.monotonic() - started, 3))
         counts = run.finish_step(task_id, result, step.token)
-    except BegunAgain:
+    except RunRestarted:
         raise
     except Exception as error:
         # If a concurrent try has finished the step, the error of this try does not matter.
         if (recorded_result := _found_by_another(run, task_id)) is None:
             if run.goes_on:
                 # The source may no longer keep the log for this attempt.
-                say(f"{task_id}: a concurrent attempt has moved the run ({type(error).__name__}: {error})")
-                raise BegunAgain from error
+                log(f"{task_id}: a concurrent attempt has moved the run ({type(error).__name__}: {error})")
+                raise RunRestarted from error
             raise
-        say(f"{task_id}: a concurrent attempt has finished, so this attempt stops ({type(error).__name__}: {error})")
+        log(f"{task_id}: a concurrent attempt has finished, so this attempt stops ({type(error).__name__}: {error})")
         counts = cast(Result, recorded_result)
     else:
         if counts != result:
-            say(f"{task_id}: a concurrent attempt finished first, so the run uses the result of that attempt")
+            log(f"{task_id}: a concurrent attempt finished first, so the run uses the result of that attempt")
     if is_published(run) and task_id != CONSOLIDATE:
         clean(run)
     return counts
@@ -259,7 +259,7 @@ def clean(run: Run) -> None:
         if run.committed and run.manifest.lake_format != LAKE_FORMAT:
             _clean_places(run)
     except (CdcError, OSError) as error:
-        say(f"consolidate: could not remove the work files in {run.folder.uri}: {error}")
+        log(f"consolidate: could not remove the work files in {run.folder.uri}: {error}")
 
 
 def _clean_places(run: Run) -> None:

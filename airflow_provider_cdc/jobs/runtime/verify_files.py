@@ -13,7 +13,7 @@ from types import MappingProxyType
 from airflow_provider_cdc.core.run.staging import StagedFile, difference
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import FileDamaged
-from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 
@@ -101,7 +101,7 @@ def without_damaged(
     checked = [Checked(file, what, folders.get(number)) for number, some in files.items() for file in some]
     differing = damaged(step, checked)
     for damaged_file, differs in differing:
-        say(
+        log(
             f"{what} {order_of[damaged_file.file.name]} is done again, because the file {damaged_file.file.name} is "
             f"damaged: {differs}"
         )

@@ -22,14 +22,14 @@ from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.shards.copy_tables import CopyTables, copies_of
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.core.tables.plain_value import plain_value
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.core.tables.table import plain_value
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import KeysCollide
 from airflow_provider_cdc.jobs.consolidate.touched_rows import has_one_pattern
 from airflow_provider_cdc.jobs.roll_forward.key_ranges import Bound, Range, group_extent
 from airflow_provider_cdc.jobs.roll_forward.plan import base_folders
 from airflow_provider_cdc.jobs.roll_forward.rolled_file import RolledFile
-from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 
@@ -230,7 +230,7 @@ def _compared(step: Step, copy: CopyTables, files: Sequence[ShardFile]) -> Found
     index = step.tables.index(copy.first)
     shards = Shards(tuple(copy.first.table.key), step.files_of(index).published)
     rows = sum(file.file.live_rows for file in files)
-    say(f"consolidate: {copy.name}: comparing {counted(rows, 'key')} of {counted(len(copy.tables), 'shard')}")
+    log(f"consolidate: {copy.name}: comparing {format_count(rows, 'key')} of {format_count(len(copy.tables), 'shard')}")
     return compared(step.spark, shards, files)
 
 
@@ -332,7 +332,7 @@ def collision_error(where: str, key: Sequence[str], names: Sequence[str], found:
     )
     more = ", such as" if found.count > len(found.first) else ":"
     return KeysCollide(
-        f"{counted(found.count, 'key')} {'is' if found.count == 1 else 'are'} in more than one shard at "
+        f"{format_count(found.count, 'key')} {'is' if found.count == 1 else 'are'} in more than one shard at "
         f"{position}{more} {shown}",
         where=where,
         hint="remove the rows from all but one of the shards, or set `origin_columns` and `on_collision` = "

@@ -9,28 +9,27 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_cdc.core.certificate.certificate import Certificate, Making, ShardPart, certificate_of_copy
-from airflow_provider_cdc.core.certificate.files import total_of
+from airflow_provider_cdc.core.certificate.totals import total_of
 from airflow_provider_cdc.core.run.commit_record import Decision, decision_of
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.run.run import Run, is_published, run_id_in
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.shards.across import PartOfMerged, unfit_as_of, unfit_sources, unlike_sources
-from airflow_provider_cdc.core.shards.copy_tables import CopyTables
-from airflow_provider_cdc.core.shards.published import published_copies
+from airflow_provider_cdc.core.shards.copy_tables import CopyTables, merged_source, position_entry
 from airflow_provider_cdc.core.shards.union import (
     Member,
     MemberAsked,
-    Request,
     Union,
     UnionCopy,
+    UnionRequest,
     member_lake,
     member_place,
+    published_copies,
     shard_name,
 )
-from airflow_provider_cdc.core.shards.vector import merged_source, position_entry
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import UnionRefused
 from airflow_provider_cdc.jobs.runtime.step import sink_of
 from airflow_provider_cdc.sinks.registry import open_sink
@@ -72,7 +71,7 @@ class MemberRun:
         }
 
 
-def members_of(request: Request) -> list[MemberRun]:
+def members_of(request: UnionRequest) -> list[MemberRun]:
     """Return the runs that a union unites.
 
     :raises UnionRefused: a run is not the published run of its source in this target, or the runs cannot be united.
@@ -100,7 +99,7 @@ def as_of(members: Sequence[MemberRun]) -> tuple[str, str]:
     return requested, next((manifest.missed_as_of for manifest in manifests if manifest.missed_as_of), "")
 
 
-def check_latest(request: Request, members: Sequence[MemberRun]) -> None:
+def check_latest(request: UnionRequest, members: Sequence[MemberRun]) -> None:
     """Check that no newer copy of a member's source was published. So unions are never set back: of two unions, one is
     newer in all sources.
 
@@ -116,13 +115,13 @@ def check_latest(request: Request, members: Sequence[MemberRun]) -> None:
                 raise _refused(request, what, "unite the latest runs of all sources: trigger a new run")
 
 
-def manifests_now(request: Request) -> dict[str, str]:
+def manifests_now(request: UnionRequest) -> dict[str, str]:
     """Return the digests of the manifests of the members, by source. A run whose folder was removed has none."""
     folders = {asked.source_conn_id: Storage(asked.run_uri) for asked in request.members}
     return {source: Run.load(folder).digest for source, folder in folders.items() if Run.exists(folder)}
 
 
-def superseded(request: Request, union: Union) -> UnionRefused | None:
+def superseded(request: UnionRequest, union: Union) -> UnionRefused | None:
     """Return an error if the files of a union were removed because a newer copy of a source was published.
 
     This happens if the task that publishes a union was interrupted, and runs again after the next run of a source.
@@ -164,7 +163,7 @@ def recorded_at(members: Sequence[MemberRun]) -> str:
     return max((member.run.manifest.created_at for member in members), key=_time)
 
 
-def _member(request: Request, asked: MemberAsked) -> MemberRun:
+def _member(request: UnionRequest, asked: MemberAsked) -> MemberRun:
     folder = Storage(asked.run_uri)
     if not Run.exists(folder):
         what = f"{asked.source_conn_id}: the records of the run {run_id_in(folder)} are gone, because of a newer run"
@@ -216,7 +215,7 @@ def _certificate(union_id: str, name: str, members: Sequence[MemberRun], publish
     )
     total = total_of(file for member in members for own in member.files(name).values() for file in own)
     positions = tuple(member.position_of(name) for member in members)
-    why = f"merged from {counted(len(shards), 'shard')} of {counted(len(parts), 'source')}"
+    why = f"merged from {format_count(len(shards), 'shard')} of {format_count(len(parts), 'source')}"
     return replace(
         first,
         run_id=union_id,
@@ -237,7 +236,7 @@ def _certificate(union_id: str, name: str, members: Sequence[MemberRun], publish
     )
 
 
-def _refused(request: Request, what: str, hint: str) -> UnionRefused:
+def _refused(request: UnionRequest, what: str, hint: str) -> UnionRefused:
     return UnionRefused(what, where=f"union {request.id}", hint=hint)
 
 

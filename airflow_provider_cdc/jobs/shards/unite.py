@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,28 +19,29 @@ from airflow_provider_cdc.core.kinds import KINDS
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.shards.copy_tables import merged_source
 from airflow_provider_cdc.core.shards.union import (
     REQUEST,
     RESULT,
+    UNIONS,
     VANISHED_HINT,
-    Request,
     Union,
     UnionCopy,
+    UnionRequest,
     UnionResult,
     check_same_members,
-    decide,
     missing_shards,
     read_commit,
+    record_commit,
     shard_name,
 )
-from airflow_provider_cdc.core.shards.vector import merged_source
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.core.storage.errors import told
+from airflow_provider_cdc.core.storage.filesystems import convert_store_errors
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.counted import counted
-from airflow_provider_cdc.errors import FileDamaged, KeysCollide, UnionRefused
-from airflow_provider_cdc.jobs.runtime.progress import say, table
+from airflow_provider_cdc.counted import format_count
+from airflow_provider_cdc.errors import CdcError, FileDamaged, KeysCollide, UnionRefused
+from airflow_provider_cdc.jobs.runtime.progress import log, table
 from airflow_provider_cdc.jobs.shards.collisions import ShardFile, Shards, collision_error, compared
 from airflow_provider_cdc.jobs.shards.members import (
     MemberRun,
@@ -52,10 +54,81 @@ from airflow_provider_cdc.jobs.shards.members import (
     union_copy,
     unlike,
 )
-from airflow_provider_cdc.jobs.shards.old_unions import remove_old_unions
 from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, Sink, TableChange
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+
+# Removes the copies of earlier unions (option ``keep``), and the records of unions that have no copies any more.
+
+
+RECORD_LIFE = timedelta(days=7)
+"""The time for which the records of a union without copies are kept."""
+
+
+def remove_old_unions(target: Storage, union: Union, keep: int) -> tuple[str, ...]:
+    """Remove the copies of earlier unions, except the newest ``keep`` of each table. Return their URIs.
+
+    The union is published, so a failure does not fail it. The next union removes what is left.
+
+    :param keep: 0: remove nothing.
+    """
+    removed: list[str] = []
+    if not keep:
+        return ()
+    sink = open_sink(LAKE_FORMAT, target)
+    try:
+        for name, copy in union.copies.items():
+            removed += _remove_copies(target, sink, union, name, copy, keep)
+        _remove_records(target, sink, union)
+    except (CdcError, OSError, pa.ArrowException) as error:
+        log(f"unite: WARNING: could not remove older copies; the next run tries again: {error}")
+    return tuple(removed)
+
+
+def _remove_copies(target: Storage, sink: Sink, union: Union, name: str, copy: UnionCopy, keep: int) -> list[str]:
+    table_name = copy.name(name)
+    head = sink.head(table_name)
+    if head is None or head.run_id != union.id:
+        # A newer union, whose copies must stay, is the latest. It removes the older copies.
+        return []
+    earlier: list[tuple[str, str, UnionCopy]] = []
+    for union_id in sink.copies(table_name):
+        if union_id == union.id:
+            continue
+        one = read_commit(target.folder(UNIONS, union_id))
+        if one is not None and name in one.copies and one.copies[name].name(name) == table_name:
+            earlier.append((one.recorded_at, union_id, one.copies[name]))
+    removed, complete = [], 1
+    for _, union_id, old in sorted(earlier, reverse=True, key=lambda one: one[:2]):
+        folder = sink.copy_folder(union_id, table_name)
+        uri, files = folder.uri, [replace(file, name=file.base_name) for file in old.all_files]
+        # A driver that ended while it published may have left a part of a copy, which is not one of the copies to keep.
+        if complete < keep and {file.name for file in files} <= {*folder.files()}:
+            complete += 1
+            continue
+        if strange := sink.remove(union_id, table_name, files):
+            log(f"unite: WARNING: did not remove {strange[0]}: the record of its copy does not name it")
+            continue
+        removed.append(uri)
+    return removed
+
+
+def _remove_records(target: Storage, sink: Sink, union: Union) -> None:
+    """Remove the records of unions that have no copies, some days after they were written. Until then, a late try of
+    such a union may still be in progress."""
+    now = target.folder(UNIONS, union.id).newest_time()
+    for name in target.folders(UNIONS):
+        folder = target.folder(*name.split("/"))
+        try:
+            written = folder.newest_time()
+        except FileNotFoundError:
+            # Another run removes the folder now.
+            continue
+        if now - written <= RECORD_LIFE:
+            continue
+        old = read_commit(folder)
+        if old is None or not any(old.id in sink.copies(copy.name(table)) for table, copy in old.copies.items()):
+            target.delete_folder(name)
 
 
 def unite(spark: SparkSession, folder: Storage, settings: ConnectionSettings | None = None) -> UnionResult:
@@ -69,8 +142,8 @@ def unite(spark: SparkSession, folder: Storage, settings: ConnectionSettings | N
     :raises CommitUnknown: it is not known whether a table was published; call this function again.
     """
     started = time.monotonic()
-    request = records.read(Request, folder, REQUEST)
-    union = read_commit(folder) or decide(folder, _staged(spark, folder, request))
+    request = records.read(UnionRequest, folder, REQUEST)
+    union = read_commit(folder) or record_commit(folder, _staged(spark, folder, request))
     check_same_members(union, request.members, manifests_now(request), folder)
     target = Storage(request.target)
     try:
@@ -90,14 +163,14 @@ def unite(spark: SparkSession, folder: Storage, settings: ConnectionSettings | N
     )
     records.write(folder, RESULT, result)
     for name, rows in result.shards.items():
-        say(table((f"shard of {name}", "rows"), list(rows.items())))
+        log(table((f"shard of {name}", "rows"), list(rows.items())))
     for name, why in result.skipped.items():
-        say(f"unite: WARNING: {name} is left out: {why}")
-    say(f"unite: exact at {_told(union.positions)}")
+        log(f"unite: WARNING: {name} is left out: {why}")
+    log(f"unite: exact at {_told(union.positions)}")
     return result
 
 
-def _staged(spark: SparkSession, folder: Storage, request: Request) -> Union:
+def _staged(spark: SparkSession, folder: Storage, request: UnionRequest) -> Union:
     """Check and compare the copies of all members, and return the commit of the union."""
     members, published_at = members_of(request), datetime.now(UTC).isoformat(timespec="seconds")
     check_latest(request, members)
@@ -155,7 +228,7 @@ def _check_whole(name: str, members: Sequence[MemberRun], reasons: Sequence[str]
         raise UnionRefused("; ".join(reasons), where=name, hint="make the tables alike in all sources")
 
 
-def _check_shards(sink: Sink, request: Request, name: str, copy: UnionCopy) -> None:
+def _check_shards(sink: Sink, request: UnionRequest, name: str, copy: UnionCopy) -> None:
     """Check that the latest copy is also a union, and that none of its shards is missing.
 
     :raises UnionRefused: it is another copy, or a shard is missing.
@@ -170,7 +243,9 @@ def _check_shards(sink: Sink, request: Request, name: str, copy: UnionCopy) -> N
         raise UnionRefused(f"{what}, which no run has copied", where=name, hint=VANISHED_HINT)
 
 
-def _compare(spark: SparkSession, request: Request, name: str, copy: UnionCopy, members: Sequence[MemberRun]) -> None:
+def _compare(
+    spark: SparkSession, request: UnionRequest, name: str, copy: UnionCopy, members: Sequence[MemberRun]
+) -> None:
     """Check that the files of a merged table have one schema, and that no key is in several shards.
 
     :raises UnionRefused: the files of two sources have different schemas.
@@ -193,7 +268,7 @@ def _compare(spark: SparkSession, request: Request, name: str, copy: UnionCopy, 
         if file.live_rows
     ]
     rows = sum(copy.rows.values())
-    say(f"unite: {name}: comparing {counted(rows, 'key')} of {counted(len(shards), 'shard')}")
+    log(f"unite: {name}: comparing {format_count(rows, 'key')} of {format_count(len(shards), 'shard')}")
     found = compared(spark, Shards(tuple(merged.key), schema), files)
     if found.count:
         positions = {member.source: member.run.position_text for member in members}
@@ -202,7 +277,10 @@ def _compare(spark: SparkSession, request: Request, name: str, copy: UnionCopy, 
 
 def _schema(target: Storage, files: Mapping[str, Sequence[StagedFile]]) -> pa.Schema:
     first = next(file for own in files.values() for file in own)
-    with told(target.uri_of(first.name)), target.filesystem.open_input_file(target.path(first.name)) as file:
+    with (
+        convert_store_errors(target.uri_of(first.name)),
+        target.filesystem.open_input_file(target.path(first.name)) as file,
+    ):
         return pq.read_schema(file)
 
 
@@ -237,7 +315,7 @@ def _publish(target: Storage, folder: Storage, union: Union) -> dict[TableName, 
         published |= sink.publish(publication)
     for table_name, one in published.items():
         if not one.is_latest:
-            say(f"unite: WARNING: {table_name} is published, but the latest copy of the table is still a newer copy")
+            log(f"unite: WARNING: {table_name} is published, but the latest copy of the table is still a newer copy")
     return published
 
 

@@ -34,7 +34,7 @@ _LOOKED_AT = 64
 """The maximum number of pieces whose progress files are read at a time."""
 
 
-class Piece(NamedTuple):
+class PartPiece(NamedTuple):
     """A piece of work, which reports its progress in the file ``name``.
 
     ``weight`` is its size in bytes. ``expected`` is the total that the task reads: rows of a part, or bytes of a
@@ -45,7 +45,7 @@ class Piece(NamedTuple):
     expected: int
 
 
-class Told(NamedTuple):
+class PieceState(NamedTuple):
     """The progress of several pieces. ``rows`` is the number of rows that were read, or that will be published.
     ``weight`` is the weight of the work that is done. ``read_whole`` is the number of pieces that have read as much as
     expected. Such a piece is still writing, or has more to read than expected."""
@@ -55,21 +55,21 @@ class Told(NamedTuple):
     read_whole: int = 0
 
 
-def piece_of_part(part: Part, tables: Sequence[RunTable]) -> Piece:
+def piece_of_part(part: Part, tables: Sequence[RunTable]) -> PartPiece:
     """Return the piece of work of a part."""
     expected = sum(chunk.rows for chunk in part.chunks) or tables[part.table].table.rows
-    return Piece(f"{PARTS}/{part.name}.json", part.weight, expected or 0)
+    return PartPiece(f"{PARTS}/{part.name}.json", part.weight, expected or 0)
 
 
-def piece_of_segment(window: str, segment: LogSegment) -> Piece:
+def piece_of_segment(window: str, segment: LogSegment) -> PartPiece:
     """Return the piece of work of a segment of the window with this name."""
-    return Piece(f"{SEGMENTS}/{window}-{segment.number:06}.json", segment.bytes, segment.bytes)
+    return PartPiece(f"{SEGMENTS}/{window}-{segment.number:06}.json", segment.bytes, segment.bytes)
 
 
 class UnderWay:
     """Reports the progress of a task's piece, if the piece is large or takes long."""
 
-    def __init__(self, folder: Storage, piece: Piece) -> None:
+    def __init__(self, folder: Storage, piece: PartPiece) -> None:
         self._folder = folder
         self._name = piece.name
         self._read = self._rows = 0
@@ -94,7 +94,7 @@ class UnderWay:
             self._folder.note_json(self._name, {"read": self._read, "rows": self._rows})
 
 
-def under_way(folder: Storage, place: str, pieces: Iterable[Piece]) -> Told:
+def under_way(folder: Storage, place: str, pieces: Iterable[PartPiece]) -> PieceState:
     """Read the progress of ``pieces`` that are not done.
 
     :param place: the folder of the progress files.
@@ -110,23 +110,23 @@ def under_way(folder: Storage, place: str, pieces: Iterable[Piece]) -> Told:
             rows += progress["rows"]
             weight += piece.weight * min(share, _MOST)
             read_whole += share >= 1
-    return Told(rows, weight, read_whole)
+    return PieceState(rows, weight, read_whole)
 
 
-class Watch:
+class PieceWatch:
     """Watches the progress of the pieces that are not done.
 
     :param place: the folder of the progress files.
     :param left: returns the pieces that are not done.
     """
 
-    def __init__(self, folder: Storage, place: str, left: Callable[[], Sequence[Piece]]) -> None:
+    def __init__(self, folder: Storage, place: str, left: Callable[[], Sequence[PartPiece]]) -> None:
         self._folder = folder
         self._place = place
         self._left = left
         self._all_read = 0
 
-    def look(self) -> tuple[int, float]:
+    def poll(self) -> tuple[int, float]:
         """Return the rows and the weight of the work that the pieces have done."""
         left = self._left()
         told = under_way(self._folder, self._place, left)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from airflow_provider_cdc.core.filters.apply import published_columns
+from airflow_provider_cdc.core.filters.evaluator import published_columns
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import RunTable
@@ -19,12 +19,13 @@ from airflow_provider_cdc.core.run.table_files import table_files
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.jobs.changes.filter_images import copied
-from airflow_provider_cdc.jobs.control.turn import GivenUp, Turn
-from airflow_provider_cdc.jobs.runtime.skipped import TABLE_ERRORS, reason
-from airflow_provider_cdc.jobs.snapshot.key_order import Extent, KeyExtents, check_key_order
-from airflow_provider_cdc.jobs.snapshot.parts import Part
+from airflow_provider_cdc.jobs.control.turn import GivenUp, ReadTurn
+from airflow_provider_cdc.jobs.runtime.driver import TABLE_ERRORS, reason
+from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.snapshot.parts import Extent, KeyExtents, Part, check_key_order
 from airflow_provider_cdc.jobs.snapshot.piece_progress import UnderWay, piece_of_part
 from airflow_provider_cdc.jobs.snapshot.survivors import OddRow, check_count, noted
+from airflow_provider_cdc.jobs.snapshot.table_files import TableFileWriter, Unit
 from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.api.source import Source
 
@@ -107,11 +108,11 @@ class ReadPart:
             try:
                 yield replace(self, staging=replace(self.staging, folder=folder), source=source)
             finally:
-                Turn(self.staging.folder).leave()
+                ReadTurn(self.staging.folder).leave()
 
     def __call__(self, part: Part) -> PartRecord:
         """Read one part, write its rows to files, and write its record."""
-        turn = Turn(self.staging.folder, self._let_go)
+        turn = ReadTurn(self.staging.folder, self._let_go)
         turn.wait()
         began, started = time.time(), time.monotonic()
         try:
@@ -147,14 +148,14 @@ class ReadPart:
         self.staging.folder.settle()
         self.source.close_idle()
 
-    def _read(self, part: Part, started: float, turn: Turn) -> PartRecord:
+    def _read(self, part: Part, started: float, turn: ReadTurn) -> PartRecord:
         while True:
             try:
                 return self._read_chunks(part, started, turn)
             except GivenUp:
                 turn.wait()
 
-    def _read_chunks(self, part: Part, started: float, turn: Turn) -> PartRecord:
+    def _read_chunks(self, part: Part, started: float, turn: ReadTurn) -> PartRecord:
         entry = self.tables[part.table]
         files = table_files(self.staging, entry, self.source.arrow_schema(entry.table))
         extents = KeyExtents(self.source.key_order(entry.table))
@@ -208,3 +209,66 @@ class ReadPart:
             chunks=len(part.chunks),
             seconds=round(time.monotonic() - started, 3),
         )
+
+
+# Decides which finished parts of an earlier try count, and at which positions a keyless table was read.
+#
+# All rows of a keyless table must be of one exact position, because no key tells to which row a change belongs. There
+# is one exception: a table that is divided by values. Each of its ranges may be of a position of its own
+# (docs/design/resume.md).
+
+
+LARGE_BYTES = 2**30
+"""The size of a table from which on a message tells that it counts only as a whole."""
+
+
+def tell_wholes(tables: Sequence[RunTable], parts: Sequence[Part]) -> None:
+    """Name the large tables of which nothing is kept if the step is killed before they are read in full."""
+    divided = {part.table for part in parts if part.within is not None}
+    for index, entry in enumerate(tables):
+        table = entry.table
+        if entry.live and table.keyless and index not in divided and table.bytes >= LARGE_BYTES:
+            log(
+                f"snapshot: {table.name} has {table.bytes / 2**30:.1f} GiB, no key, and no indexed column by which it "
+                "can be divided: if this attempt is killed, it is kept only if it was read in full"
+            )
+
+
+def drop_half_read(tables: Sequence[RunTable], parts: Sequence[Part], done: dict[int, PartRecord]) -> None:
+    """Drop the records of tables that need one exact position and were not read in full, because the next try has
+    another position. The ranges of a table that is divided by values count one by one."""
+    uppers: dict[int, set[str | None]] = defaultdict(set)
+    for part in parts:
+        uppers[part.table].add(done[part.number].upper if part.number in done else None)
+    for part in parts:
+        if tables[part.table].table.needs_one_position and part.within is None and len(uppers[part.table]) > 1:
+            done.pop(part.number, None)
+
+
+def files_by_table(
+    tables: Sequence[RunTable], parts: Sequence[Part], done: Mapping[int, PartRecord]
+) -> dict[str, TableFileWriter]:
+    """Return the files of each table, by name. A part without a record belongs to a table that was altered, so it is
+    read again under another manifest."""
+    read: dict[int, list[Part]] = {index: [] for index in range(len(tables))}
+    for part in sorted(parts, key=lambda part: (part.table, part.chunks[0].number)):
+        if part.number in done:
+            read[part.table].append(part)
+    return {str(tables[index].table.name): _files(tables[index], own, done) for index, own in read.items()}
+
+
+def _files(entry: RunTable, parts: Sequence[Part], done: Mapping[int, PartRecord]) -> TableFileWriter:
+    files: list[StagedFile] = []
+    odd: list[OddRow] = []
+    uppers: set[str] = set()
+    for part in parts:
+        record = done[part.number]
+        files += record.files
+        odd += record.odd
+        uppers.add(record.upper)
+    if not entry.table.needs_one_position or not parts:
+        return TableFileWriter(tuple(files), "", tuple(odd))
+    if len(uppers) == 1:
+        return TableFileWriter(tuple(files), uppers.pop(), tuple(odd))
+    units = tuple(Unit(part.within, done[part.number].upper) for part in parts if part.within is not None)
+    return TableFileWriter(tuple(files), "", tuple(odd), units)

@@ -11,19 +11,19 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.filters.apply import published_columns
+from airflow_provider_cdc.core.filters.evaluator import published_columns
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import table_files
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CopyMismatch, SourceUnavailable, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import copied
-from airflow_provider_cdc.jobs.control.turn import Turn
-from airflow_provider_cdc.jobs.runtime.skipped import reason
+from airflow_provider_cdc.jobs.control.turn import ReadTurn
+from airflow_provider_cdc.jobs.runtime.driver import reason
 from airflow_provider_cdc.sources.api.reading import KeyReader
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.unrepresentable import naming_key
@@ -72,7 +72,7 @@ class ReadAgain:
             try:
                 yield replace(self, source=source)
             finally:
-                Turn(self.staging.folder).leave()
+                ReadTurn(self.staging.folder).leave()
 
     def _let_go(self) -> None:
         """Close the sessions of this task."""
@@ -81,7 +81,7 @@ class ReadAgain:
     def __call__(self, buckets: tuple[int, int]) -> FoundAgain:
         """Read the rows whose keys are in a range of buckets (the end is exclusive)."""
         if not self.view:
-            Turn(self.staging.folder, self._let_go).wait()
+            ReadTurn(self.staging.folder, self._let_go).wait()
         with self.staging.reading():
             rows = pa.Table.from_batches(
                 net_change_files.read(
@@ -155,8 +155,8 @@ class ReadAgain:
                 if self.view and wrong.any():
                     raise CopyMismatch(
                         "the log and the search by keys contradict each other for "
-                        f"{counted(int(wrong.sum()), 'row')}: the search did not find a row that exists, or it found "
-                        "a deleted row",
+                        f"{format_count(int(wrong.sum()), 'row')}: the search did not find a row that exists, or "
+                        "it found a deleted row",
                         where=str(table.name),
                         hint=f"check the index {table.key_index} with amcheck, REINDEX the index, and trigger a new "
                         "run. (An update of the operating system may have changed the sort order of the index's "

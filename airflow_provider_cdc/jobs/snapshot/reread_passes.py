@@ -25,19 +25,23 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
 from airflow_provider_cdc.core.positions.position import LogEnd
-from airflow_provider_cdc.core.run import plan
+from airflow_provider_cdc.core.run import manifest as plan
 from airflow_provider_cdc.core.run.results import Nulled, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import TransientError, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
-from airflow_provider_cdc.jobs.control.controller import RunPaused, giving_up_when_paused, look, wait_while_paused
-from airflow_provider_cdc.jobs.runtime.nulled import add_nulled
-from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
-from airflow_provider_cdc.jobs.runtime.retry import Patience
-from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
+from airflow_provider_cdc.jobs.control.controller import (
+    RunPaused,
+    check_interrupts,
+    giving_up_when_paused,
+    wait_while_paused,
+)
+from airflow_provider_cdc.jobs.runtime.driver import add_nulled, reason, table_of
+from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log
+from airflow_provider_cdc.jobs.runtime.retry import RetryBudget
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.snapshot.log_tails import Tails, open_tails
@@ -81,7 +85,7 @@ class Again:
 
 
 @dataclass
-class Seen:
+class SeenRows:
     """The result of `read_again`: the bound of all reads, the record, and figures for the step's result."""
 
     bound: UpperBound
@@ -115,7 +119,7 @@ class _Keys:
 
 def read_again(
     step: Step, incarnations: Callable[[], set[str]], in_view: Callable[[Source], None], meanwhile: Callable[[], None]
-) -> Seen | None:
+) -> SeenRows | None:
     """Read touched rows again. Return None if the server was restarted meanwhile, because no read counts after a
     restart.
 
@@ -124,7 +128,7 @@ def read_again(
         snapshot.
     :param meanwhile: is called from time to time.
     """
-    patience = Patience("snapshot: read touched rows again")
+    patience = RetryBudget("snapshot: read touched rows again")
     tracked, skipped = followed(step), dict[str, str]()
     while True:
         wait_while_paused()
@@ -132,7 +136,7 @@ def read_again(
             with giving_up_when_paused():
                 seen = _read_again(step, tracked, incarnations, in_view, meanwhile)
         except RunPaused:
-            say("snapshot: the rows that were read again so far are dropped, because the run is paused")
+            log("snapshot: the rows that were read again so far are dropped, because the run is paused")
         except TransientError as error:
             patience.wait(error)
         except ValueNotRepresentable as error:
@@ -159,25 +163,25 @@ def _read_again(
     incarnations: Callable[[], set[str]],
     in_view: Callable[[Source], None],
     meanwhile: Callable[[], None],
-) -> Seen | None:
+) -> SeenRows | None:
     source = step.source
     lock, keys = step.manifest.options.lock, _Keys()
     passed: set[str] = set()
     with open_tails(step, tracked) as tail:
         for number in range(1, MOST_PASSES + 1):
-            say(_FIRST if number == 1 else _NEXT)
+            log(_FIRST if number == 1 else _NEXT)
             keys.add(_touched(step, tail))
             if keys.count <= FEW_KEYS:
                 break
-            say(
-                f"snapshot: pass {number} of at most {MOST_PASSES}: {counted(keys.count, 'key')} were touched "
+            log(
+                f"snapshot: pass {number} of at most {MOST_PASSES}: {format_count(keys.count, 'key')} were touched "
                 "meanwhile. When these changes are visible, the run reads the rows of these keys again"
             )
             source.settle(lock)
             passed |= _pass(step, tail, keys, meanwhile)
             if len(incarnations() | passed) > 1:
                 return None
-        say("snapshot: exporting a snapshot to read the last touched rows: waiting for open write transactions")
+        log("snapshot: exporting a snapshot to read the last touched rows: waiting for open write transactions")
         with source.share_reads(lock) as shared:
             opened = time.monotonic()
             bound = shared.bound_view([entry.table for entry in step.tables])
@@ -195,15 +199,15 @@ def _read_again(
             return None
         keys.layers.append(_layer(step, tail.order, seen_keys))
         keys.nulled += _nulled(step, seen_keys)
-        say(
-            f"snapshot: {counted(looked_up, 'key')} read again at {bound.upper}, in an exported snapshot that was "
+        log(
+            f"snapshot: {format_count(looked_up, 'key')} read again at {bound.upper}, in an exported snapshot that was "
             f"open for {seconds:.1f} s"
         )
         again = Again(tuple(keys.files), tuple(keys.layers), tail.transactions, tail.row_images)
     refused = {
         str(step.tables[table].table.name): why for seen_key in seen_keys for table, why in seen_key.refused.items()
     }
-    return Seen(bound, again, add_nulled(keys.nulled), refused, looked_up, round(seconds, 3))
+    return SeenRows(bound, again, add_nulled(keys.nulled), refused, looked_up, round(seconds, 3))
 
 
 def followed(step: Step) -> list[TrackedTable]:
@@ -226,7 +230,7 @@ def _touched(step: Step, tail: Tails, log_end: LogEnd | None = None) -> list[Sta
 def _looking(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Yield the batches, and raise an error between them if the step must pause or stop."""
     for batch in batches:
-        look()
+        check_interrupts()
         yield batch
 
 

@@ -13,36 +13,37 @@ from itertools import islice
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.options.limits import chunk_rows_within
+from airflow_provider_cdc.core.options.run import chunk_rows_within
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.results import SNAPSHOT, SnapshotResult, TableRead
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import SourceUnavailable, TerminalError, TransientError
 from airflow_provider_cdc.jobs.control import controller
 from airflow_provider_cdc.jobs.restart.altered import look_for_altered, may_restart, note_altered
-from airflow_provider_cdc.jobs.restart.begin_again import begin_again
-from airflow_provider_cdc.jobs.restart.earlier_reads import files_read_earlier, nulled_earlier, undone
-from airflow_provider_cdc.jobs.restart.unused import finish_move
-from airflow_provider_cdc.jobs.runtime.nulled import add_nulled, say_nulled
-from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say, table
-from airflow_provider_cdc.jobs.runtime.retry import Patience, persist
-from airflow_provider_cdc.jobs.runtime.skipped import check_some_left, say_skipped
-from airflow_provider_cdc.jobs.runtime.source_watch import Watch
+from airflow_provider_cdc.jobs.restart.begin_again import restart_run
+from airflow_provider_cdc.jobs.restart.earlier_reads import files_read_earlier, finish_move, nulled_earlier, undone
+from airflow_provider_cdc.jobs.runtime.driver import add_nulled, check_some_left, say_nulled, say_skipped
+from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log, table
+from airflow_provider_cdc.jobs.runtime.retry import RetryBudget, retry
+from airflow_provider_cdc.jobs.runtime.source_watch import SourceWatch
 from airflow_provider_cdc.jobs.runtime.step import Plan, Step, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import without_damaged
-from airflow_provider_cdc.jobs.snapshot.ends_of_reads import EndsOfReads, with_ends
-from airflow_provider_cdc.jobs.snapshot.key_order import Extent, check_key_order
 from airflow_provider_cdc.jobs.snapshot.note_timeline import note_timeline
-from airflow_provider_cdc.jobs.snapshot.parts import Part, bundle, cut
-from airflow_provider_cdc.jobs.snapshot.piece_progress import PARTS, Piece, forget, piece_of_part
-from airflow_provider_cdc.jobs.snapshot.piece_progress import Watch as PieceWatch
-from airflow_provider_cdc.jobs.snapshot.read_part import DONE, PartRecord, ReadPart
-from airflow_provider_cdc.jobs.snapshot.reread_passes import Seen, read_again
-from airflow_provider_cdc.jobs.snapshot.table_files import FILES, TableFiles
-from airflow_provider_cdc.jobs.snapshot.units import drop_half_read, files_by_table, tell_wholes
+from airflow_provider_cdc.jobs.snapshot.parts import Extent, Part, bundle, check_key_order, cut
+from airflow_provider_cdc.jobs.snapshot.piece_progress import PARTS, PartPiece, PieceWatch, forget, piece_of_part
+from airflow_provider_cdc.jobs.snapshot.read_part import (
+    DONE,
+    PartRecord,
+    ReadPart,
+    drop_half_read,
+    files_by_table,
+    tell_wholes,
+)
+from airflow_provider_cdc.jobs.snapshot.reread_passes import SeenRows, read_again
+from airflow_provider_cdc.jobs.snapshot.table_files import FILES, EndsOfReads, TableFileWriter, with_ends
 from airflow_provider_cdc.jobs.spool.spooler import pause_spool, spooled
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.source import Source
@@ -72,11 +73,11 @@ def read_tables(step: Step) -> SnapshotResult:
     for entry in step.tables:
         check_still(step.source, entry.table)
     if rolled := sum(bool(entry.base) for entry in step.tables):
-        say(f"snapshot: {counted(rolled, 'table')} rolled forward from the last copies instead of read")
+        log(f"snapshot: {format_count(rolled, 'table')} rolled forward from the last copies instead of read")
     # If a run reads touched rows again, it does so for all of its tables, including the tables that are rolled forward.
     if not any(entry.live or entry.at_upper for entry in step.tables):
         if lost := undone(step):
-            raise begin_again(step, lost, {}, None, {})
+            raise restart_run(step, lost, {}, None, {})
         return _nothing_read(step)
     # Check the tables now, not only after hours of reading.
     _check_tables(step)
@@ -87,7 +88,7 @@ def read_tables(step: Step) -> SnapshotResult:
     except TerminalError as error:
         if not note_altered(step, error) or not may_restart(step):
             raise
-        raise begin_again(step, step.altered, {}, None, {}) from error
+        raise restart_run(step, step.altered, {}, None, {}) from error
     parts = plan.orders
     tell_wholes(step.tables, parts)
     done = step.finished(plan, PartRecord, {part.number: f"{DONE}/{part.name}.json" for part in parts})
@@ -95,7 +96,7 @@ def read_tables(step: Step) -> SnapshotResult:
     done_files = {number: record.files for number, record in done.items()}
     whole = without_damaged(step, done_files, "snapshot: part", {part.number: folders[part.table] for part in parts})
     done = {number: record for number, record in done.items() if number in whole}
-    seen: Seen | None = None
+    seen: SeenRows | None = None
     for _ in range(READS):
         bound = _read_all(step, plan, done)
         if step.altered and not _stale(done, bound):
@@ -114,7 +115,7 @@ def read_tables(step: Step) -> SnapshotResult:
         stale = _stale(done, bound)
         if not stale and (seen or not step.manifest.at_upper):
             break
-        say(f"snapshot: the server restarted meanwhile; reading {counted(len(stale), 'part')} again")
+        log(f"snapshot: the server restarted meanwhile; reading {format_count(len(stale), 'part')} again")
         for number in stale:
             del done[number]
     else:
@@ -134,7 +135,7 @@ def read_tables(step: Step) -> SnapshotResult:
     nulled = add_nulled([*nulled_earlier(step), *nulled_now])
     restarted = step.altered | undone(step, bound)
     if restarted and may_restart(step):
-        raise begin_again(step, restarted, _read_in_full(step, parts, done, files), bound, nulled)
+        raise restart_run(step, restarted, _read_in_full(step, parts, done, files), bound, nulled)
 
     skipped = {_name(step, part): done[part.number].refused for part in parts if part.number in done}
     skipped = {name: why for name, why in skipped.items() if why} | restarted
@@ -181,8 +182,8 @@ def _check_tables(step: Step) -> None:
 
 
 def _read_in_full(
-    step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord], files: Mapping[str, TableFiles]
-) -> dict[str, TableFiles]:
+    step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord], files: Mapping[str, TableFileWriter]
+) -> dict[str, TableFileWriter]:
     """Return the files of the tables all of whose parts were read under the present manifest."""
     missing = {_name(step, part) for part in parts if part.number not in done or done[part.number].refused}
     read = {_name(step, part) for part in parts} - missing
@@ -200,12 +201,12 @@ def _read_all(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> Uppe
     _drop_read_in_view(step, plan.orders, done)
     _read(step, plan, done)
     pause_spool(step)
-    return persist("snapshot: bound the reads", step.source.bound_reads)
+    return retry("snapshot: bound the reads", step.source.bound_reads)
 
 
-def _read_again(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> Seen | None:
-    watch = Watch(step)
-    patience = Patience("snapshot: read in one exported snapshot")
+def _read_again(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> SeenRows | None:
+    watch = SourceWatch(step)
+    patience = RetryBudget("snapshot: read in one exported snapshot")
 
     def incarnations() -> set[str]:
         return {record.incarnation for record in done.values() if not record.refused}
@@ -216,7 +217,7 @@ def _read_again(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> Se
         if missing:
             _read_missing(step, plan.id, missing, shared, done, watch, patience, brief=True)
 
-    return read_again(step, incarnations, in_view, watch.look)
+    return read_again(step, incarnations, in_view, watch.poll)
 
 
 def _drop_read_in_view(step: Step, parts: Sequence[Part], done: dict[int, PartRecord]) -> None:
@@ -249,8 +250,8 @@ def _nothing_read(step: Step) -> SnapshotResult:
 def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
     """Read the parts that have no record, except the parts that must be read in the exported snapshot of the run's
     position. Add the new records to ``done``."""
-    patience = Patience("snapshot: read in one exported snapshot")
-    watch = Watch(step)
+    patience = RetryBudget("snapshot: read in one exported snapshot")
+    watch = SourceWatch(step)
     while True:
         drop_half_read(step.tables, plan.orders, done)
         missing = [
@@ -265,7 +266,7 @@ def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
             with controller.giving_up_when_paused(brief), step.source.shared_reads(shared, lock) as source:
                 return _read_missing(step, plan.id, missing, source, done, watch, patience, brief=brief)
         except controller.RunPaused:
-            say("snapshot: the exported snapshot is closed, because the run is paused")
+            log("snapshot: the exported snapshot is closed, because the run is paused")
         except TransientError as error:
             # Each separate read has already been retried. But if the exported snapshot is lost, another snapshot must
             # be exported.
@@ -287,15 +288,15 @@ def _read_missing(
     missing: Sequence[Part],
     source: Source,
     done: dict[int, PartRecord],
-    watch: Watch,
-    patience: Patience,
+    watch: SourceWatch,
+    patience: RetryBudget,
     *,
     brief: bool,
 ) -> None:
     chunks = sum(len(part.chunks) for part in missing)
     kept_text = f", {len(done):,} kept" if done else ""
-    live = counted(sum(entry.live for entry in step.tables), "table")
-    say(f"snapshot: {live}, {counted(chunks, 'chunk')} in {counted(len(missing), 'part')}{kept_text}")
+    live = format_count(sum(entry.live for entry in step.tables), "table")
+    log(f"snapshot: {live}, {format_count(chunks, 'chunk')} in {format_count(len(missing), 'part')}{kept_text}")
 
     weights = {part.number: part.weight for part in missing}
 
@@ -303,7 +304,7 @@ def _read_missing(
         # Spark starts the parts in the order of this list.
         return list(islice((part for part in missing if part.number not in done), step.slots))
 
-    def left() -> list[Piece]:
+    def left() -> list[PartPiece]:
         return [piece_of_part(part, step.tables) for part in missing if part.number not in done]
 
     watched = PieceWatch(step.folder, PARTS, left)
@@ -316,8 +317,8 @@ def _read_missing(
         sum(weights.values()),
         at_work=lambda: list(dict.fromkeys(_name(step, part) for part in at_work())),
         backlog=lambda: watch.backlog,
-        under_way=watched.look,
-        waiting=lambda: f"{counted(watched.all_read, 'part')} to be written" if watched.all_read else "",
+        under_way=watched.poll,
+        waiting=lambda: f"{format_count(watched.all_read, 'part')} to be written" if watched.all_read else "",
         then="touched rows are read again" if step.manifest.at_upper and not brief else "",
         paused=controller.paused_seconds,
         note=note,
@@ -333,8 +334,8 @@ def _read_missing(
     ends = EndsOfReads(step, missing, done)
 
     def meanwhile() -> None:
-        watch.look(progress.seconds_left)
-        ends.look()
+        watch.poll(progress.seconds_left)
+        ends.poll()
         progress.tick()
 
     run_tasks(
@@ -347,7 +348,7 @@ def _read_missing(
         bundle=lambda parts: bundle(parts, step.tables, step.slots),
         brief=brief,
     )
-    ends.look(now=True)
+    ends.poll(now=True)
 
 
 def _name(step: Step, part: Part) -> str:
@@ -358,6 +359,6 @@ def _summarize(found: SnapshotResult) -> None:
     rows = [
         (name, totals.rows, totals.chunks, totals.files, totals.bytes / 2**20) for name, totals in found.tables.items()
     ]
-    say(table(("table", "rows", "chunks", "files", "MiB"), rows))
+    log(table(("table", "rows", "chunks", "files", "MiB"), rows))
     say_nulled("snapshot: read as null", found.nulled)
-    say(f"snapshot: lock held for {found.lock_seconds * 1000:.0f} ms; snapshot_upper {found.snapshot_upper}")
+    log(f"snapshot: lock held for {found.lock_seconds * 1000:.0f} ms; snapshot_upper {found.snapshot_upper}")

@@ -17,10 +17,10 @@ from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
-from airflow_provider_cdc.jobs.runtime.skipped import reason
+from airflow_provider_cdc.jobs.runtime.driver import reason
 from airflow_provider_cdc.sources.api.unrepresentable import MOST, OddValue, naming_key
 
 _SHOWN = 5
@@ -93,12 +93,13 @@ def _error(values: Sequence[OddRow]) -> ValueNotRepresentable:
         by_column.setdefault(value.where, []).append(value)
     first = values[0]
     messages = [
-        f"{odd_values[0].message} ({counted(len(odd_values), 'such row')} read)" for odd_values in by_column.values()
+        f"{odd_values[0].message} ({format_count(len(odd_values), 'such row')} read)"
+        for odd_values in by_column.values()
     ]
     if len(by_column) == 1:
         return ValueNotRepresentable(messages[0], where=first.where, hint=first.hint)
     shown = "; ".join(f"{where}: {what}" for where, what in list(zip(by_column, messages, strict=True))[:_SHOWN])
-    more = f"; and {counted(len(by_column) - _SHOWN, 'more column')}" if len(by_column) > _SHOWN else ""
+    more = f"; and {format_count(len(by_column) - _SHOWN, 'more column')}" if len(by_column) > _SHOWN else ""
     return ValueNotRepresentable(
         f"{shown}{more}", where=f"{len(by_column)} columns", hint=f"for each of them: {first.hint}"
     )

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables.value_range import ValueRange
+from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.snapshot.parts import Part
 from airflow_provider_cdc.jobs.snapshot.survivors import OddRow
 
 FILES = "chunks/files"
@@ -24,7 +30,7 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class TableFiles:
+class TableFileWriter:
     """The files with the rows that were read from one table. ``upper`` is the exact position of the read, as text;
     empty: the table does not need an exact position, or its ranges were read at several positions (``units``). ``odd``
     are the rows with values that no Arrow type holds (`survivors`). ``ended`` is an end of the log after the end of the
@@ -45,7 +51,7 @@ class TableFiles:
         return sum(file.bytes for file in self.files)
 
 
-def read_table_files(run: Run) -> dict[str, TableFiles]:
+def read_table_files(run: Run) -> dict[str, TableFileWriter]:
     """Return the files that the snapshot step read, by table. Reads of earlier manifests that still count are included.
 
     :raises ManifestError: the step is not done.
@@ -53,6 +59,54 @@ def read_table_files(run: Run) -> dict[str, TableFiles]:
     return read_record(run, run.found(SnapshotResult).record)
 
 
-def read_record(run: Run, name: str) -> dict[str, TableFiles]:
+def read_record(run: Run, name: str) -> dict[str, TableFileWriter]:
     """Return the files in the record ``name``, by table."""
-    return records.read_named(dict[str, TableFiles], run.folder, name)
+    return records.read_named(dict[str, TableFileWriter], run.folder, name)
+
+
+# Notes where the log ends when the last part of a table has been read.
+#
+# A schema change that lies in the log after this end comes after the read. So the rows of the read can be carried over
+# it (`jobs.restart.carry`). It does not matter how late the end is noted: a later end only makes fewer schema changes
+# fit.
+
+
+LOOK_SECONDS = 10.0
+
+
+class EndsOfReads:
+    """Notes the ends in ``step.ends``.
+
+    :param missing: the parts that are to be read now. No other parts are missing.
+    :param done: the parts that were read, by number. It grows.
+    """
+
+    def __init__(self, step: Step, missing: Sequence[Part], done: Mapping[int, object]) -> None:
+        self._step, self._done = step, done
+        self._tables = {str(entry.table.name): entry.table for entry in step.tables if entry.live}
+        self._missing: dict[str, set[int]] = {name: set() for name in self._tables}
+        self._last = -LOOK_SECONDS
+        for part in missing:
+            name = str(step.tables[part.table].table.name)
+            self._missing[name].add(part.number)
+            # The table is read again, so what was noted does not count.
+            step.ends.pop(name, None)
+
+    def poll(self, *, now: bool = False) -> None:
+        """Note the ends of the tables that were read since the last call, unless this call was a moment ago."""
+        step = self._step
+        if not (now or time.monotonic() - self._last >= LOOK_SECONDS):
+            return
+        # The reads end first, and then the log is asked for its end.
+        names = [name for name, left in self._missing.items() if name not in step.ends and left <= self._done.keys()]
+        if names:
+            self._last = time.monotonic()
+            # Without its end, a table that is altered is read again.
+            with suppress(CdcError):
+                ends = step.source.ends_of_reads([self._tables[name] for name in names])
+                step.ends |= {str(name): str(end) for name, end in ends.items()}
+
+
+def with_ends(step: Step, read: Mapping[str, TableFileWriter]) -> dict[str, TableFileWriter]:
+    """Return the files of the tables, by name, each with the noted end."""
+    return {name: replace(files, ended=step.ends.get(name, "")) for name, files in read.items()}

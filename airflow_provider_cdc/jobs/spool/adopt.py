@@ -11,16 +11,16 @@ from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.spool_chain import Chain, Link
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.jobs.changes.net_change_files import Decisions
 from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
-from airflow_provider_cdc.jobs.runtime.progress import say
-from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
+from airflow_provider_cdc.jobs.spool.kept_pieces import Piece
 from airflow_provider_cdc.jobs.spool.keyless import CountChanges, UnitsByPosition
-from airflow_provider_cdc.jobs.spool.piece import Piece
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 
@@ -37,7 +37,7 @@ class Adopted:
     pieces: int
 
 
-def adopt(step: Step, tracked: Sequence[TrackedTable]) -> Adopted | None:
+def spooled_part(step: Step, tracked: Sequence[TrackedTable]) -> Adopted | None:
     """Return the spooled part of the window of tables that were read. None: nothing was spooled.
 
     :param tracked: the tables of the window.
@@ -56,9 +56,9 @@ def adopt(step: Step, tracked: Sequence[TrackedTable]) -> Adopted | None:
     last, identity, initial = links[-1], step.run.expected_identity(), step.manifest.initial
     if snapshot.incarnation != last.incarnation:
         check = partial(source.check_joined, last.start, last.end, initial, identity)
-        persist("extract_delta: check the end of the spooled log", check)
+        retry("extract_delta: check the end of the spooled log", check)
     spooled = records_of(step, links)
-    say(f"extract_delta: {counted(len(links), 'piece')} of the log {'was' if len(links) == 1 else 'were'} spooled")
+    log(f"extract_delta: {format_count(len(links), 'piece')} of the log {'was' if len(links) == 1 else 'were'} spooled")
     rest = partial(_rest, source, last, snapshot.log_end, identity, step.slots)
     return Adopted(spooled, rest, len(links))
 

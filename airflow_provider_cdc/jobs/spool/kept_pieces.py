@@ -17,15 +17,48 @@ from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import EarlierReads, Manifest, RunTable
 from airflow_provider_cdc.core.run.spool_chain import SPOOL, Chain, Link
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.core.tables.table import Column
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.core.tables.table import Column, Table
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError, LogGone, ValueNotRepresentable
-from airflow_provider_cdc.jobs.extract_delta.read_segment import ReadSegment
-from airflow_provider_cdc.jobs.runtime.progress import say
-from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.extract_delta.read_segment import ReadSegment, SegmentRecord
+from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.spool.piece import Piece, tracked_table
 from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.window import TrackedTable
+
+# One piece of the spooled log: what it tracks, and its record.
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The files of a piece. ``segments`` are in the order of the log. The first piece also has the earlier segments in
+    which transactions were prepared that had not ended when the piece was read."""
+
+    segments: tuple[SegmentRecord, ...]
+
+
+def tracked_for(manifest: Manifest, upper: Position) -> tuple[TrackedTable, ...]:
+    """Return the tables whose changes a piece has.
+
+    :param upper: a bound on all transactions in the piece.
+    """
+    return tuple(tracked_table(index, entry.table, upper) for index, entry in enumerate(manifest.tables) if entry.live)
+
+
+def tracked_table(index: int, table: Table, upper: Position) -> TrackedTable:
+    """Return the way in which a piece has the changes of a table.
+
+    A piece has both images of each changed row of a keyed table: the row before its first change in the piece, and the
+    row after its last change. So the piece can be applied in both directions. Changes of a keyless table count only up
+    to the position at which the table is read, which is not known yet. So a piece has each single change of it.
+
+    :param upper: a bound on all transactions in the piece.
+    """
+    if table.keyless:
+        return TrackedTable(index, table, upper, forward=True, changes=True)
+    return TrackedTable(index, table, forward=True)
+
 
 _NAME = "spool"
 
@@ -101,11 +134,11 @@ def up_to(
     :raises LogGone: the log after the last piece is gone, or the server has lost a part of the log.
     :raises SchemaChanged: a table was altered.
     """
-    place = persist("find the later position in the log", partial(source.place_of, end))
+    place = retry("find the later position in the log", partial(source.place_of, end))
     if source.is_before(pieces.links[-1].end, place):
         read = partial(_last_piece, step, source, identity, start, pieces, entries, end)
         try:
-            last = persist("read the log up to the later position", read)
+            last = retry("read the log up to the later position", read)
         except ValueNotRepresentable as error:
             # Whether the value matters is known only when all changes are composed.
             raise LogGone(f"a piece of the log cannot hold a value: {error.message}", where=error.where) from error
@@ -134,7 +167,7 @@ def _last_piece(
     work = ReadSegment(step.staging, _NAME, source, _NAME, start, tracked, events=keyless)
     read = tuple(work.read(segment) for segment in segments)
     images = sum(one.summary.row_images for one in read)
-    say(f"spool: the log up to the later position: {counted(images, 'row image')}")
+    log(f"spool: the log up to the later position: {format_count(images, 'row image')}")
     return Link(
         number=last.number + 1,
         token=step.token,

@@ -24,10 +24,9 @@ from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.value_range import ValueRange
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
-from airflow_provider_cdc.jobs.changes.filter_images import selected_changes
-from airflow_provider_cdc.jobs.changes.value_classes import images_within
+from airflow_provider_cdc.jobs.changes.filter_images import images_within, selected_changes
 from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
-from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
+from airflow_provider_cdc.jobs.runtime.driver import reason, table_of
 from airflow_provider_cdc.jobs.snapshot.table_files import Unit
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, DELTA_SCHEMA, TrackedTable

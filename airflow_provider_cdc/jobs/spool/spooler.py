@@ -15,26 +15,118 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from airflow_provider_cdc.core.positions.position import LogEnd
+from airflow_provider_cdc.core.kinds import parse_position
+from airflow_provider_cdc.core.options.run import OFF
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.results import SNAPSHOT
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.run.spool_chain import SPOOL, Link
+from airflow_provider_cdc.core.run.spool_chain import SPOOL, Chain, Link, reaching
 from airflow_provider_cdc.core.storage import records
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import LogGone, TransientError
 from airflow_provider_cdc.jobs.changes import net_change_files
-from airflow_provider_cdc.jobs.control.controller import look
+from airflow_provider_cdc.jobs.control.controller import check_interrupts
 from airflow_provider_cdc.jobs.extract_delta.read_segment import ReadSegment, SegmentRecord
-from airflow_provider_cdc.jobs.runtime.progress import say
-from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.spool.lines import Line, earlier_lines, present_line
-from airflow_provider_cdc.jobs.spool.modes import why_not
-from airflow_provider_cdc.jobs.spool.piece import Piece
+from airflow_provider_cdc.jobs.spool.kept_pieces import Piece, chain_of, pieces_of, tracked_for, tracked_table
+from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
+
+# The stretches of log that a run spools: one for the present manifest, and one for each earlier manifest with reads
+# that still count.
+#
+# The present manifest needs the log from its position up to the end of the reads. The earlier reads need no more log at
+# this position. But the run may move to a later position once more, and then they need the log up to there. So their
+# log is recorded, too, from the position of the present manifest on.
+
+
+@dataclass
+class Line:
+    """A stretch of log that is spooled, and its pieces.
+
+    ``source`` is the source as of the manifest of the reads, which has the position ``initial``. ``begins`` is the
+    piece after which the chain begins; None: the chain begins at ``initial``. ``identity`` returns what the checks of
+    the source expect. ``tracked`` returns the tables of a piece with this bound. ``last`` is the time of the last
+    piece. ``obstacle`` is the reason why the log cannot be read now.
+    """
+
+    chain: Chain
+    source: Source
+    initial: Position
+    begins: Link | None
+    identity: Callable[[], dict[str, str]]
+    tracked: Callable[[Position], tuple[TrackedTable, ...]]
+    last: float = field(default_factory=time.monotonic)
+    obstacle: str = ""
+
+    def refresh(self) -> Link | None:
+        """Return the last recorded piece; None: there is none."""
+        links = self.chain.refresh()
+        return links[-1] if links else self.begins
+
+
+def present_line(step: Step) -> Line:
+    """Return the line of the tables that are read under the present manifest."""
+    return Line(
+        Chain(step.folder, step.run.digest),
+        step.source,
+        step.manifest.initial,
+        None,
+        step.run.expected_identity,
+        lambda upper: tracked_for(step.manifest, upper),
+    )
+
+
+def earlier_lines(step: Step) -> list[Line]:
+    """Return the lines of the tables that were read under earlier manifests, if their log was recorded so far."""
+    return [line for key in sorted(step.manifest.earlier_reads) if (line := _earlier_line(step, key)) is not None]
+
+
+def _earlier_line(step: Step, key: str) -> Line | None:
+    reads = step.manifest.earlier_reads[key]
+    pieces = pieces_of(step, reads)
+    if pieces is None:
+        return None
+    chain, initial = chain_of(step, key), parse_position(step.manifest.kind, reads.position)
+    tables = [entry.table for entry in step.tables if entry.read_in == key]
+
+    def identity() -> dict[str, str]:
+        return reaching(reads.identity, chain.last() or pieces.links[-1])
+
+    def tracked(upper: Position) -> tuple[TrackedTable, ...]:
+        return tuple(tracked_table(pieces.tables[str(table.name)], table, upper) for table in tables)
+
+    return Line(chain, step.source.of_run(identity(), initial), initial, pieces.links[-1], identity, tracked)
+
+
+# Decides whether a run spools its log.
+
+
+def why_not(step: Step) -> str:
+    """Return why the run does not spool its log, for its log. Empty: it spools."""
+    options = step.manifest.options
+    read = [entry.table for entry in step.tables if entry.live]
+    if options.log.spool == OFF:
+        return "the option `spool` is `off`"
+    if not read:
+        return "no table is read"
+    if step.manifest.at_upper:
+        return "touched rows are read again, so the run needs only the keys in the log"
+    if options.keep_slot:
+        return "the slot stays at the run's position for another program (`keep_slot`)"
+    if cascading := [str(table.name) for table in read if table.cascades_from]:
+        return (
+            f"foreign keys change rows of {cascading[0]} without an entry in the log, and it is known only after the "
+            "read which of these changes matter"
+        )
+    return ""
+
 
 NAME = "spool"
 LOOK_SECONDS = 30.0
@@ -91,22 +183,22 @@ class Spooler:
         began = time.monotonic()
         while wait and self._thread.is_alive():
             self._thread.join(_JOIN_SECONDS)
-            look()
+            check_interrupts()
             if self._several_files and time.monotonic() - began > FINISH_SECONDS:
-                say("spool: the last piece is long and not finished; its log is read after the tables")
+                log("spool: the last piece is long and not finished; its log is read after the tables")
                 return
 
     def _run(self) -> None:
         while not self._closed.wait(LOOK_SECONDS):
             try:
-                self.look()
+                self.poll()
             except TransientError as error:
-                say(f"spool: could not read a piece of the log, and will try again: {error.message}")
+                log(f"spool: could not read a piece of the log, and will try again: {error.message}")
             except Exception as error:
-                say(f"spool: ended; the rest of the log is read after the tables: {_described(error)}")
+                log(f"spool: ended; the rest of the log is read after the tables: {_described(error)}")
                 return
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read and record the pieces that are due."""
         own, *earlier = self.lines
         self._look_at(own)
@@ -117,14 +209,14 @@ class Spooler:
                 raise
             except Exception as error:
                 # This log is needed only if the run moves once more. Then the rest of the log is searched.
-                say(f"spool: no more log is recorded for tables that were read earlier: {_described(error)}")
+                log(f"spool: no more log is recorded for tables that were read earlier: {_described(error)}")
                 self.lines.remove(line)
 
     def _look_at(self, line: Line) -> None:
         source, last = line.source, line.refresh()
         waiting = source.waiting(line.initial, line.identity(), last.end if last is not None else _BEGIN)
         if waiting.obstacle != line.obstacle and (obstacle := waiting.obstacle):
-            say(f"spool: no piece for now: {obstacle}")
+            log(f"spool: no piece for now: {obstacle}")
         line.obstacle = waiting.obstacle
         if waiting.obstacle:
             return
@@ -190,7 +282,7 @@ class Spooler:
         if recorded:
             images = sum(one.summary.row_images for one in read)
             size = sum(segment.bytes for segment in segments)
-            say(f"spool: piece {link.number}: {counted(images, 'row image')} in {size / 2**20:,.1f} MiB of log")
+            log(f"spool: piece {link.number}: {format_count(images, 'row image')} in {size / 2**20:,.1f} MiB of log")
         if len(line.chain.links) > 1:
             # The end of the last piece but one: a server that is set back is detected by the marks in the last piece.
             source.acknowledge(identity, line.chain.links[-2].end)
@@ -213,8 +305,8 @@ class Spooler:
         """
         source = self._source
         if prepared is None:
-            say("spool: this user may not run XA RECOVER, so earlier log is searched only if it is needed later")
-        _, unmatched = net_change_files.decide([one.summary for one in read])
+            log("spool: this user may not run XA RECOVER, so earlier log is searched only if it is needed later")
+        _, unmatched = net_change_files.match_prepared([one.summary for one in read])
         wanted = (prepared or set()) | {*unmatched}
         wanted -= {xid for one in read for xid in one.summary.prepared}
         earlier: list[SegmentRecord] = []
@@ -248,7 +340,7 @@ def spooled(work: Callable[[Step], Result]) -> Callable[[Step], Result]:
 def spooling(step: Step) -> Iterator[None]:
     """Spool the log of the run while the context is open."""
     if why := why_not(step):
-        say(f"spool: off: {why}")
+        log(f"spool: off: {why}")
         yield
         return
     _running[step.token] = spooler = Spooler(step)
@@ -276,7 +368,7 @@ def has_let_log_go(step: Step) -> bool:
     the recorded pieces. Call `end_spool` first."""
     try:
         check = partial(step.source.check_identity, step.manifest.identity, step.manifest.initial)
-        persist("check whether the source still has the log since the initial position", check)
+        retry("check whether the source still has the log since the initial position", check)
     except LogGone:
         return True
     return False

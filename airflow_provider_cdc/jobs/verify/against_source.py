@@ -10,14 +10,14 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.copies.history import Relation, Trace
+from airflow_provider_cdc.core.copies.history import HistoryRelation, Trace
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.selection import selection_of
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import (
     ConfigurationError,
     ExactnessError,
@@ -26,11 +26,10 @@ from airflow_provider_cdc.errors import (
     StorageUnavailable,
     ValueNotRepresentable,
 )
-from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.verify.compare import Comparison, Side, compare
 from airflow_provider_cdc.jobs.verify.copies import OpenedCopy, copy_name, open_copy, sink_of, table_name
-from airflow_provider_cdc.jobs.verify.ranges import Sample, cut, draw
-from airflow_provider_cdc.jobs.verify.request import (
+from airflow_provider_cdc.jobs.verify.result_text import (
     DIFFERENT,
     NOT_VERIFIED,
     SAME,
@@ -38,8 +37,8 @@ from airflow_provider_cdc.jobs.verify.request import (
     Request,
     TableResult,
 )
-from airflow_provider_cdc.jobs.verify.rows import Reading
-from airflow_provider_cdc.jobs.verify.source_run import SourceRun, TableRows, said
+from airflow_provider_cdc.jobs.verify.rows import Reading, Sample, cut, draw
+from airflow_provider_cdc.jobs.verify.source_run import SourceRun, TableRows, text_without_hint
 from airflow_provider_cdc.jobs.verify.touched_keys import CopyOfRun
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
@@ -155,16 +154,19 @@ class _Verification:
     def results(self) -> list[TableResult]:
         copies = self.group.copies
         where = f"at {self.group.at}" if self.group.at else "now"
-        say(f"verify: {counted(len(copies), 'table')}, {where}")
+        log(f"verify: {format_count(len(copies), 'table')}, {where}")
         try:
             while True:
                 try:
                     return self._results()
                 except (ExactnessError, ValueNotRepresentable) as error:
                     if (name := self.run.table_of(error)) is None:
-                        return [TableResult(asked.table, NOT_VERIFIED, said(error), self.group.at) for asked in copies]
-                    say(f"verify: {name} cannot be verified: {said(error)}")
-                    self.run.refused[name] = said(error)
+                        return [
+                            TableResult(asked.table, NOT_VERIFIED, text_without_hint(error), self.group.at)
+                            for asked in copies
+                        ]
+                    log(f"verify: {name} cannot be verified: {text_without_hint(error)}")
+                    self.run.refused[name] = text_without_hint(error)
         finally:
             self.run.remove()
 
@@ -191,7 +193,7 @@ class _Verification:
 
     def _wait_for_copies(self) -> None:
         """Wait until the copies have all changes up to the position of the run."""
-        say(f"verify: waiting {self.request.lag_seconds:,} s, until the copies have all changes before this moment")
+        log(f"verify: waiting {self.request.lag_seconds:,} s, until the copies have all changes before this moment")
         until = time.monotonic() + self.request.lag_seconds
         while time.monotonic() < until:
             self.meanwhile()
@@ -231,7 +233,7 @@ class _Verification:
             mark = one.latest.history.get("mark", "")
             trace = Trace(parse_position(source.kind, one.position), mark if isinstance(mark, str) else "")
             (finding,) = source.relations(manifest.identity, manifest.initial, [trace])
-            if finding.relation is Relation.OTHER:
+            if finding.relation is HistoryRelation.OTHER:
                 return f"the source no longer has the history of this copy: {finding.why}"
         return ""
 
@@ -343,5 +345,7 @@ def with_comparison(
 
 def _differences_in(found: Comparison) -> str:
     """Return what differs, in words."""
-    more = f"; {counted(found.parts_unsearched, 'more part')} of the table differ" if found.parts_unsearched else ""
-    return f"the rows of {counted(found.keys_differing, 'key')} differ{more}"
+    more = (
+        f"; {format_count(found.parts_unsearched, 'more part')} of the table differ" if found.parts_unsearched else ""
+    )
+    return f"the rows of {format_count(found.keys_differing, 'key')} differ{more}"

@@ -14,11 +14,11 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.certificate.digest import Digest, row_hashes
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.core.tables.plain_value import plain_value
+from airflow_provider_cdc.core.tables.table import plain_value
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
-from airflow_provider_cdc.jobs.verify.digests import ALL, BucketDigests, Places, key_hashes
-from airflow_provider_cdc.jobs.verify.request import Difference
-from airflow_provider_cdc.jobs.verify.rows import Piece, Reading
+from airflow_provider_cdc.jobs.verify.digests import ALL, BucketDigests, BucketPlaces, key_hashes
+from airflow_provider_cdc.jobs.verify.result_text import Difference
+from airflow_provider_cdc.jobs.verify.rows import RangeRows, Reading
 
 TASKS_PER_SLOT = 4
 SEARCHED_ROWS = 500_000
@@ -34,7 +34,7 @@ class Side:
     """The rows of a table on one side: in files, or as a stream that only the driver can read."""
 
     reading: Reading
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[RangeRows, ...] = ()
     stream: Callable[[], Iterable[pa.RecordBatch]] | None = None
 
 
@@ -62,14 +62,14 @@ class _Work(Protocol):
 class _OnFiles:
     work: _Work
 
-    def __call__(self, pieces: tuple[Piece, ...]) -> Any:
+    def __call__(self, pieces: tuple[RangeRows, ...]) -> Any:
         return self.work.of(self.work.reading.pieces(pieces))
 
 
 @dataclass(frozen=True)
 class _Digest:
     reading: Reading
-    places: Places = ALL
+    places: BucketPlaces = ALL
 
     def of(self, rows: Rows) -> BucketDigests:
         digests = BucketDigests()
@@ -84,7 +84,7 @@ class _Hashes:
     """Returns the keys and the hashes of the rows in some places."""
 
     reading: Reading
-    places: Places
+    places: BucketPlaces
 
     def of(self, rows: Rows) -> list[tuple[bytes, int, int]]:
         found: list[tuple[bytes, int, int]] = []
@@ -120,7 +120,7 @@ class _Fetch:
         return found
 
 
-def _digests(spark: SparkSession, side: Side, places: Places, done: Callable[[], None]) -> BucketDigests:
+def _digests(spark: SparkSession, side: Side, places: BucketPlaces, done: Callable[[], None]) -> BucketDigests:
     """Return the digests of the rows of one side that are in ``places``."""
     total = BucketDigests()
     for one in _over(spark, f"digest: {side.reading.label}", side, _Digest(side.reading, places), done):
@@ -177,7 +177,7 @@ def _searched(differing: Sequence[int], one: BucketDigests, other: BucketDigests
 
 
 def _hashes(
-    spark: SparkSession, side: Side, places: Places, done: Callable[[], None]
+    spark: SparkSession, side: Side, places: BucketPlaces, done: Callable[[], None]
 ) -> dict[bytes, Counter[tuple[int, int]]]:
     """Return the hashes of the rows of each key."""
     found: dict[bytes, Counter[tuple[int, int]]] = defaultdict(Counter)

@@ -17,11 +17,10 @@ from airflow_provider_cdc.core.tables.selection import selection_of
 from airflow_provider_cdc.core.tables.table import CopyName, TableName
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError
 from airflow_provider_cdc.jobs.runtime.driver import catalog_from_environment
-from airflow_provider_cdc.jobs.verify.request import CopyAsked, Request
-from airflow_provider_cdc.jobs.verify.rows import Piece
+from airflow_provider_cdc.jobs.verify.result_text import CopyAsked, Request
+from airflow_provider_cdc.jobs.verify.rows import RangeRows
 from airflow_provider_cdc.sinks.base import LatestCopy, ReadsRows, Sink
-from airflow_provider_cdc.sinks.catalog import CatalogSettings, settings_of_options
-from airflow_provider_cdc.sinks.registry import open_sink
+from airflow_provider_cdc.sinks.registry import CatalogSettings, open_sink, settings_of_options
 from airflow_provider_cdc.sources.planning.patterns import Pattern
 
 _ICEBERG = "iceberg:"
@@ -40,7 +39,7 @@ class OpenedCopy:
     asked: CopyAsked
     label: str
     schema: pa.Schema
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[RangeRows, ...] = ()
     stream: Callable[[], Iterable[pa.RecordBatch]] | None = None
     latest: LatestCopy | None = None
     made_by: Manifest | None = None
@@ -145,17 +144,17 @@ def _schema_of(stream: Callable[[], Iterable[pa.RecordBatch]]) -> pa.Schema:
     return next(iter(rows)).schema
 
 
-def _piece(uri: str) -> Piece:
+def _piece(uri: str) -> RangeRows:
     parent, _, _ = uri.rpartition("/")
     name = LakeUri.parse(uri).decoded[-1]
     folder = Storage(parent)
-    return Piece(folder, name, folder.size(name))
+    return RangeRows(folder, name, folder.size(name))
 
 
 def _files(asked: CopyAsked) -> OpenedCopy:
     uri = str(LakeUri.parse(asked.uri))
     if uri.lower().endswith(_FILES):
-        pieces: tuple[Piece, ...] = (_piece(uri),)
+        pieces: tuple[RangeRows, ...] = (_piece(uri),)
     else:
         folder = Storage(uri)
         if marks := {"_delta_log", ".hoodie"} & set(folder.folders()):
@@ -180,11 +179,11 @@ def _files(asked: CopyAsked) -> OpenedCopy:
     return OpenedCopy(asked, asked.uri, schema, pieces)
 
 
-def _below(folder: Storage) -> Iterator[Piece]:
+def _below(folder: Storage) -> Iterator[RangeRows]:
     """Yield the data files in a folder and in its folders. Names that begin with ``_`` or ``.`` are not data."""
     for name, size in sorted(folder.sizes().items()):
         if name.lower().endswith(_FILES) and not name.startswith(("_", ".")):
-            yield Piece(folder, name, size)
+            yield RangeRows(folder, name, size)
     for name in folder.folders():
         if not name.startswith(("_", ".")):
             yield from _below(folder.folder(name))

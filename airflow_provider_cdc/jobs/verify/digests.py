@@ -16,8 +16,37 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.certificate.digest import Digest, row_hashes
 from airflow_provider_cdc.core.certificate.row_hash import UInt64s
-from airflow_provider_cdc.core.kernels.compile import Int64s
-from airflow_provider_cdc.jobs.verify import bucket_sums
+from airflow_provider_cdc.core.kernels.compile import Int64s, kernel
+
+# Kernels that sum the hashes of rows by bucket. `core.certificate.digest` defines the hash.
+
+
+_1 = np.uint64(1)
+
+
+@kernel
+def add(buckets: Int64s, low: UInt64s, high: UInt64s, counts: Int64s, lows: UInt64s, highs: UInt64s) -> None:
+    """Add the hashes ``low`` + 2**64 ``high`` of rows to the sums of their buckets, modulo 2**128."""
+    for row in range(len(buckets)):
+        bucket = buckets[row]
+        counts[bucket] += 1
+        total = lows[bucket] + low[row]
+        highs[bucket] += high[row]
+        if total < low[row]:
+            highs[bucket] += _1
+        lows[bucket] = total
+
+
+@kernel
+def add_sums(lows: UInt64s, highs: UInt64s, low: UInt64s, high: UInt64s) -> None:
+    """Add the sums ``low`` + 2**64 ``high`` to the sums of the same buckets, modulo 2**128."""
+    for bucket in range(len(lows)):
+        total = lows[bucket] + low[bucket]
+        highs[bucket] += high[bucket]
+        if total < low[bucket]:
+            highs[bucket] += _1
+        lows[bucket] = total
+
 
 BoolArray = npt.NDArray[np.bool_]
 _BITS = 12
@@ -25,7 +54,7 @@ BUCKETS = 1 << _BITS
 
 
 @dataclass(frozen=True)
-class Places:
+class BucketPlaces:
     """The rows whose bucket at each level is one of the given buckets. Without levels: all rows."""
 
     levels: tuple[tuple[int, ...], ...] = ()
@@ -37,12 +66,12 @@ class Places:
             found &= np.isin(buckets_of(hashes, level), buckets)
         return found
 
-    def divided(self, buckets: Sequence[int]) -> Places:
+    def divided(self, buckets: Sequence[int]) -> BucketPlaces:
         """Return the rows of these places in some buckets of the next level."""
-        return Places((*self.levels, tuple(buckets)))
+        return BucketPlaces((*self.levels, tuple(buckets)))
 
 
-ALL = Places()
+ALL = BucketPlaces()
 
 
 def _zeros() -> UInt64s:
@@ -59,7 +88,7 @@ class BucketDigests:
     highs: UInt64s = field(default_factory=_zeros)
     left_out: int = 0
 
-    def add(self, rows: pa.RecordBatch, key: Sequence[str], places: Places = ALL) -> None:
+    def add(self, rows: pa.RecordBatch, key: Sequence[str], places: BucketPlaces = ALL) -> None:
         """Add the rows that are in ``places``, by their buckets of the next level.
 
         :param key: the columns of the key; empty: the table has no key.
@@ -72,12 +101,12 @@ class BucketDigests:
             wanted = places.mask(keys)
             low, high, keys = low[wanted], high[wanted], keys[wanted]
         buckets = buckets_of(keys, len(places.levels))
-        bucket_sums.add(buckets, low, high, self.counts, self.lows, self.highs)
+        add(buckets, low, high, self.counts, self.lows, self.highs)
 
     def merge(self, other: BucketDigests) -> None:
         """Add the rows of ``other``."""
         self.counts += other.counts
-        bucket_sums.add_sums(self.lows, self.highs, other.lows, other.highs)
+        add_sums(self.lows, self.highs, other.lows, other.highs)
         self.left_out += other.left_out
 
     def differing(self, other: BucketDigests) -> list[int]:

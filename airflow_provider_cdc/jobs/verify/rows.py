@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import random
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
+from itertools import pairwise
+from math import comb
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
@@ -16,12 +21,99 @@ from airflow_provider_cdc.core.certificate.digest import row_hashes
 from airflow_provider_cdc.core.certificate.row_hash import UInt64s
 from airflow_provider_cdc.core.parquet.lake_types import to_published
 from airflow_provider_cdc.core.run.staging import StagedFile
-from airflow_provider_cdc.core.storage.errors import told
+from airflow_provider_cdc.core.storage.filesystems import convert_store_errors
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.errors import ConfigurationError, FileDamaged
 from airflow_provider_cdc.jobs.changes import net_change_files
-from airflow_provider_cdc.jobs.verify.ranges import Sample
+
+# Samples of a table: ranges of the first column of the key, drawn at random.
+#
+# Only keys whose first column is a whole number are sampled, because every program sorts such values in the same way.
+# The ranges cover all keys: the first and the last range are unbounded. How many rows a range has affects only the
+# work.
+
+
+MOST_RANGES = 20_000
+_LARGEST = 2**63 - 1
+"""The largest bound: sources take bounds as signed integers."""
+_SURE = 0.95
+
+
+@dataclass(frozen=True)
+class KeyRange:
+    """The keys from ``low`` (included) to ``high`` (excluded). None: unbounded."""
+
+    low: int | None
+    high: int | None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Some ranges of the column ``column``, in ascending order, of ``total`` ranges of the table."""
+
+    column: str
+    ranges: tuple[KeyRange, ...]
+    total: int
+
+    def mask(self, rows: pa.RecordBatch) -> pa.BooleanArray:
+        """Return which rows are in one of the ranges. A null is in no range."""
+        column = rows.column(self.column)
+        values = pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
+        found = np.zeros(len(values), bool)
+        for one in self.ranges:
+            inside = np.ones(len(values), bool)
+            if one.low is not None:
+                inside &= values >= one.low
+            if one.high is not None:
+                inside &= values < one.high
+            found |= inside
+        return pc.and_(pa.array(found), column.is_valid())
+
+    def may_have(self, least: Any, greatest: Any) -> bool:
+        """Return whether a value from ``least`` to ``greatest`` may be in one of the ranges."""
+        return any(
+            (one.low is None or greatest >= one.low) and (one.high is None or least < one.high) for one in self.ranges
+        )
+
+    @property
+    def confidence(self) -> str:
+        """A statement of the faults that this sample finds."""
+        drawn, total = len(self.ranges), self.total
+        least = next(count for count in range(1, total + 1) if chance_to_find(drawn, total, count) >= _SURE)
+        return (
+            f"{drawn:,} of {total:,} ranges: a fault in one range is found with a chance of {drawn / total:.1%}, and "
+            f"faults in {least / total:.1%} of the ranges with a chance of {_SURE:.0%}"
+        )
+
+
+def chance_to_find(drawn: int, total: int, faulty: int) -> float:
+    """Return the chance that a sample has at least one of the faulty ranges."""
+    return 1 - comb(total - faulty, drawn) / comb(total, drawn)
+
+
+def cut(groups: Iterable[tuple[int, int, int]], range_rows: int) -> list[KeyRange]:
+    """Divide the keys into ranges of about ``range_rows`` rows.
+
+    :param groups: the least key, the greatest key and the number of rows of each group of rows, such as a row group.
+    """
+    ordered = sorted(groups)
+    rows = max(range_rows, -(-sum(group[2] for group in ordered) // MOST_RANGES))
+    bounds: set[int] = set()
+    for least, greatest, count in ordered:
+        pieces = -(-count // rows)
+        bounds.update(least + (greatest - least) * piece // pieces for piece in range(pieces))
+    edges: list[int | None] = [None, *sorted(bound for bound in bounds if bound <= _LARGEST)[1:], None]
+    return [KeyRange(low, high) for low, high in pairwise(edges)]
+
+
+def draw(column: str, ranges: Sequence[KeyRange], count: int, seed: int, table: str) -> Sample | None:
+    """Draw ``count`` ranges. None: all rows are to be compared, because the sample would have all ranges."""
+    if not count or count >= len(ranges):
+        return None
+    chosen = sorted(random.Random(f"{seed} {table}").sample(range(len(ranges)), count))
+    return Sample(column, tuple(ranges[index] for index in chosen), len(ranges))
+
 
 BATCH_ROWS = 65_536
 _KEYS = "key"
@@ -30,7 +122,7 @@ _UNREADABLE = re.compile(r"corrupt|deserialize|decompress|unexpected end|thrift|
 
 
 @dataclass(frozen=True)
-class Piece:
+class RangeRows:
     """A file of a copy: Parquet, or CSV with a line of column names."""
 
     folder: Storage
@@ -47,7 +139,7 @@ class Piece:
 
     def schema(self) -> pa.Schema:
         """Return the columns of the file."""
-        with told(self.uri):
+        with convert_store_errors(self.uri):
             if self.is_csv:
                 with self.folder.filesystem.open_input_stream(self.folder.path(self.name)) as stream:
                     return csv.open_csv(stream).schema
@@ -70,7 +162,7 @@ class Piece:
         if self.is_csv:
             return None
         found = []
-        with told(self.uri), self._open() as file:
+        with convert_store_errors(self.uri), self._open() as file:
             if not pa.types.is_integer(file.schema_arrow.field(column).type):
                 return None
             at = file.schema_arrow.names.index(column)
@@ -94,7 +186,7 @@ class Piece:
         :param columns: the names of the columns in the file, with the types that their values shall have.
         :param key: the name in the file of the first column of the key.
         """
-        with told(self.uri):
+        with convert_store_errors(self.uri):
             if self.is_csv:
                 yield from self._csv(columns)
                 return
@@ -168,7 +260,7 @@ class Reading:
         """Return the name of a column in the copy."""
         return self.columns.get(column, column)
 
-    def pieces(self, pieces: Iterable[Piece]) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def pieces(self, pieces: Iterable[RangeRows]) -> Iterator[tuple[pa.RecordBatch, int]]:
         """Yield the rows of files as `batches` does."""
         columns = {self.name_of(column.name): column.type for column in self.schema}
         first = self.name_of(self.key[0]) if self.key else ""

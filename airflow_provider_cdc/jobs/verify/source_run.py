@@ -18,10 +18,10 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.filters.apply import published_schema
+from airflow_provider_cdc.core.filters.evaluator import published_schema
 from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
 from airflow_provider_cdc.core.positions import as_of
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.chunk import Chunk
@@ -31,13 +31,12 @@ from airflow_provider_cdc.errors import CdcError, PreflightError
 from airflow_provider_cdc.jobs.begin.initial_position import begin
 from airflow_provider_cdc.jobs.consolidate.step import stage
 from airflow_provider_cdc.jobs.extract_delta.step import extract_delta, read_net_change
-from airflow_provider_cdc.jobs.runtime.progress import say
-from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.parts import Part, plan_parts
 from airflow_provider_cdc.jobs.snapshot.step import PLAN, snapshot
-from airflow_provider_cdc.jobs.verify.ranges import Sample
-from airflow_provider_cdc.jobs.verify.rows import LeftOut, Piece
+from airflow_provider_cdc.jobs.verify.rows import LeftOut, RangeRows, Sample
 from airflow_provider_cdc.jobs.verify.touched_keys import CopyOfRun, touched_since, with_log_since
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
@@ -51,7 +50,7 @@ from airflow_provider_cdc.sources.planning.selections import requested, select
 class TableRows:
     """The rows of a table at the run's position, in ``files``, and the keys that the window touched."""
 
-    files: tuple[Piece, ...]
+    files: tuple[RangeRows, ...]
     touched: LeftOut
 
 
@@ -175,7 +174,7 @@ class SourceRun:
         for index, entry in enumerate(step.tables):
             name = str(entry.table.name)
             if name in decision.files:
-                files = tuple(Piece(self.run.folder, file.name, file.bytes) for file in decision.files[name])
+                files = tuple(RangeRows(self.run.folder, file.name, file.bytes) for file in decision.files[name])
                 rows[name] = TableRows(files, LeftOut(self.run.folder, touched, index))
         return rows
 
@@ -188,7 +187,7 @@ class SourceRun:
         def chunks_of(source: Source, table: Table) -> list[Chunk]:
             sample = samples.get(str(table.name))
             if sample is None:
-                return persist(f"plan {table.name}", lambda: source.plan_chunks(table, self.options.chunk_rows))
+                return retry(f"plan {table.name}", lambda: source.plan_chunks(table, self.options.chunk_rows))
             ranges = [chunk for one in sample.ranges for chunk in source.key_range(table, one.low, one.high)]
             rows = max(1, table.rows // sample.total)
             return [Chunk(number, chunk.lower, chunk.upper, rows) for number, chunk in enumerate(ranges)]
@@ -207,10 +206,10 @@ class SourceRun:
         try:
             action()
         except (CdcError, OSError) as error:
-            say(f"verify: could not remove what the run {self.run_id} left: {error}")
+            log(f"verify: could not remove what the run {self.run_id} left: {error}")
 
 
-def said(error: CdcError) -> str:
+def text_without_hint(error: CdcError) -> str:
     """Return an error without its hint, which is about runs."""
     return f"{error.where}: {error.message}" if error.where else error.message
 

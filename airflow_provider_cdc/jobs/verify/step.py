@@ -13,12 +13,12 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, FileDamaged, ManifestError
-from airflow_provider_cdc.jobs.runtime.progress import EVERY_SECONDS, say
+from airflow_provider_cdc.jobs.runtime.progress import EVERY_SECONDS, log
 from airflow_provider_cdc.jobs.verify.against_source import verify_against_source, with_comparison
 from airflow_provider_cdc.jobs.verify.compare import Side, compare
 from airflow_provider_cdc.jobs.verify.copies import OpenedCopy, open_copy
 from airflow_provider_cdc.jobs.verify.files import verify_files
-from airflow_provider_cdc.jobs.verify.request import (
+from airflow_provider_cdc.jobs.verify.result_text import (
     DIFFERENT,
     FILES,
     MARKDOWN,
@@ -30,8 +30,9 @@ from airflow_provider_cdc.jobs.verify.request import (
     Request,
     TableResult,
     VerifyResult,
+    lines,
+    markdown,
 )
-from airflow_provider_cdc.jobs.verify.result_text import lines, markdown
 from airflow_provider_cdc.jobs.verify.rows import Reading
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
@@ -66,7 +67,7 @@ def verify(
     records.write(folder, RESULT, result)
     folder.write_text(MARKDOWN, markdown(result))
     for line in lines(result, with_rows=with_rows):
-        say(line)
+        log(line)
     return result
 
 
@@ -124,6 +125,6 @@ def _signs_of_life(started: float) -> Callable[[], None]:
         now = time.monotonic()
         if now - last >= 6 * EVERY_SECONDS:
             last = now
-            say(f"verify: comparing, {now - started:,.0f} s so far")
+            log(f"verify: comparing, {now - started:,.0f} s so far")
 
     return tell

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.jobs.changes import net_change_files

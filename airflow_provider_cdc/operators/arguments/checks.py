@@ -12,9 +12,8 @@ from airflow_provider_cdc.core.checks import Check, Moment, Raised, problems_of
 from airflow_provider_cdc.core.copies.head import source_of
 from airflow_provider_cdc.core.options.run import RunOptions
 from airflow_provider_cdc.core.run.run import scratch_of
-from airflow_provider_cdc.core.storage.access import check_fits, current
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.target import lake_of
+from airflow_provider_cdc.core.storage.uri import check_fits, current, lake_of
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
 from airflow_provider_cdc.hooks.catalog import lake_settings

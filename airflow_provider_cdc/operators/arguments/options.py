@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from airflow_provider_cdc.core.kinds import KINDS, only
 from airflow_provider_cdc.core.options.declare import values_of
 from airflow_provider_cdc.core.options.run import RunOptions, declared
-from airflow_provider_cdc.core.storage.target import lake_of
-from airflow_provider_cdc.core.storage.uri import LakeUri, glob
+from airflow_provider_cdc.core.storage.uri import LakeUri, glob, lake_of
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])

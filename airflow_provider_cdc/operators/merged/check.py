@@ -6,13 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow_provider_cdc.core.copies.head import source_of
-from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT, TablePlan
 from airflow_provider_cdc.core.shards.union import VANISHED_HINT, missing_shards, shard_name
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.target import lake_of
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.core.storage.uri import lake_of
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
@@ -133,9 +132,9 @@ class CheckMergedOperator(TargetOperator):
         for name in names:
             of_name = [(source, plan) for source, own in shards.items() for plan in own.get(name, ())]
             rows = sum(plan.rows for _, plan in of_name)
-            lines.append(f"  {name}: {counted(len(of_name), 'shard')}, about {counted(rows, 'row')}")
+            lines.append(f"  {name}: {format_count(len(of_name), 'shard')}, about {format_count(rows, 'row')}")
             lines += [f"  └ {shard_name(source, plan.table)}: {plan.rows:,}, {plan.reason}" for source, plan in of_name]
-        self.log.info("Tables that will be merged from %s:\n%s", counted(len(shards), "source"), "\n".join(lines))
+        self.log.info("Tables that will be merged from %s:\n%s", format_count(len(shards), "source"), "\n".join(lines))
 
 
 def _source(source_conn_id: str) -> dict[str, str]:

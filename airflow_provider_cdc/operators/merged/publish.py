@@ -9,31 +9,31 @@ from typing import TYPE_CHECKING, Any, Unpack
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_cdc.assets import announce
-from airflow_provider_cdc.core.certificate.sums import NAME as DEFINITION
-from airflow_provider_cdc.core.run.announced import FILE as TOLD
+from airflow_provider_cdc.core.certificate.totals import NAME as DEFINITION
+from airflow_provider_cdc.core.run.results import FILE as TOLD
 from airflow_provider_cdc.core.run.run import Run, run_id_in
 from airflow_provider_cdc.core.shards.union import (
     REQUEST,
     RESULT,
     UNIONS,
     MemberAsked,
-    Request,
     Union,
+    UnionRequest,
     UnionResult,
     member_lake,
     read_commit,
 )
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.target import lake_of
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.core.storage.uri import lake_of
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.operators.announce import new_events
 from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.arguments.types import SparkArguments, Xcom
-from airflow_provider_cdc.operators.base import hand_on, run_id_of, same_run, say_skipped
+from airflow_provider_cdc.operators.base import push_xcoms, run_id_of, same_run, say_skipped
 from airflow_provider_cdc.operators.spark.client_mode import check_spark
 from airflow_provider_cdc.operators.spark.launch import driver_environment
 from airflow_provider_cdc.operators.spark.step import QUIET, SparkStepOperator, dag_run_name
@@ -144,11 +144,11 @@ class PublishMergedOperator(SparkStepOperator):
             "skipped": result.skipped,
         }
         positions = "\n".join(f"  {source} {position}" for source, position in result.positions.items())
-        copies = counted(len(result.published), "merged table")
+        copies = format_count(len(result.published), "merged table")
         self.log.info("%s published, exact at the positions\n%s", copies, positions)
         with self._reporting():
             self.report_uri = write_union(folder, union, result, dag_run_name(context))
-        hand_on(context, outputs)
+        push_xcoms(context, outputs)
         return outputs
 
     @accessing_storage
@@ -172,7 +172,7 @@ class PublishMergedOperator(SparkStepOperator):
     def release(self, run: Storage, settings: ConnectionSettings) -> None:
         """Do nothing, because a union has nothing on the servers."""
 
-    def _request(self, context: Context) -> Request:
+    def _request(self, context: Context) -> UnionRequest:
         lake, dag_run = lake_of(self.target, ""), context["dag_run"]
         members = []
         for source, run_uri in self.runs.items():
@@ -188,9 +188,11 @@ class PublishMergedOperator(SparkStepOperator):
         if not str(self.keep).isdigit():
             hint = "give the number of copies to keep; 0 keeps all of them"
             raise ConfigurationError(f"{self.keep!r} is not a number of copies", where="parameter keep", hint=hint)
-        return Request(run_id_of(context, lake), lake, tuple(members), tuple(self.vanished_shards), int(self.keep))
+        return UnionRequest(run_id_of(context, lake), lake, tuple(members), tuple(self.vanished_shards), int(self.keep))
 
-    def _announce(self, context: Context, folder: Storage, request: Request, union: Union, result: UnionResult) -> None:
+    def _announce(
+        self, context: Context, folder: Storage, request: UnionRequest, union: Union, result: UnionResult
+    ) -> None:
         copies = {name: (copy.name(name), result.latest[name]) for name, copy in union.copies.items()}
         announcement = new_events(context, folder, union.id, self.source_conn_id, request.target, copies)
         events = [(event.uri, _extra(union, name, result)) for name, event in announcement.events.items()]

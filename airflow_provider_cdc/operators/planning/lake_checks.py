@@ -10,12 +10,11 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.core.options.run import StepOptions
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.run.run import WORK_FOLDERS, Run, is_published, run_id_in
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.names import folder_name
-from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.core.tables.table import TableName, folder_name
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError, ManifestError, PreflightError, Problem
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.sinks.registry import open_sink
@@ -124,7 +123,7 @@ def check_not_of_a_deleted_dag_run(run: Run, options: StepOptions) -> None:
 
 
 @dataclass(frozen=True)
-class Leftover:
+class UnfinishedFiles:
     """A run that began long ago and was not published. No reader uses the files in its ``folders`` (URIs)."""
 
     run_id: str
@@ -132,7 +131,7 @@ class Leftover:
     folders: tuple[str, ...]
 
 
-def find_leftovers(scratch: Storage, now: datetime | None = None) -> list[Leftover]:
+def find_leftovers(scratch: Storage, now: datetime | None = None) -> list[UnfinishedFiles]:
     """Return the abandoned runs that left files in ``scratch``. Of the runs that are older than `OLD`, only the newest
     `LOOKED_AT` runs are examined."""
     horizon = (now or datetime.now(UTC)) - OLD
@@ -156,8 +155,8 @@ def tell_leftovers(scratch: Storage) -> None:
     _log.warning(
         "These runs began more than %s ago and were never published: %s. No reader uses their files. Unless you "
         "still want to clear tasks of these runs, remove these folders (CleanOperator does so)%s:\n%s",
-        counted(OLD.days, "day"),
-        counted(len(leftovers), "run"),
+        format_count(OLD.days, "day"),
+        format_count(len(leftovers), "run"),
         f" (the first {SHOWN} runs)" if len(leftovers) > SHOWN else "",
         "\n".join(f"  {folder}" for folder in folders),
     )
@@ -167,7 +166,7 @@ def warn_of_readers(lake: Storage, format: str, source: Source, plans: Sequence[
     """Log the columns that some readers of the copies misread. If the source cannot be asked for the columns now, this
     is only logged."""
     # These modules are imported only here, because they import Arrow, and Airflow parses DAGs often.
-    from airflow_provider_cdc.core.filters.apply import published_schema
+    from airflow_provider_cdc.core.filters.evaluator import published_schema
     from airflow_provider_cdc.sinks.reader_warnings import reader_warnings
 
     schemas: dict[TableName, pa.Schema] = {}
@@ -182,7 +181,7 @@ def warn_of_readers(lake: Storage, format: str, source: Source, plans: Sequence[
         _log.warning("%s", warning)
 
 
-def _leftover(scratch: Storage, name: str, horizon: datetime) -> Leftover | None:
+def _leftover(scratch: Storage, name: str, horizon: datetime) -> UnfinishedFiles | None:
     remaining_folders = {folder.rpartition("/")[2] for folder in scratch.folders(name)}
     folder = scratch.folder(name)
     if not remaining_folders.intersection(WORK_FOLDERS):
@@ -202,7 +201,7 @@ def _leftover(scratch: Storage, name: str, horizon: datetime) -> Leftover | None
         # Files of a run are moved to the lake only after its commit.
         sink = sink_of(run)
         placed = sink.unread(run.run_id, [entry.table.copy_name for entry in run.manifest.tables])
-    return Leftover(run.run_id, run.manifest.created_at, (folder.uri, *placed))
+    return UnfinishedFiles(run.run_id, run.manifest.created_at, (folder.uri, *placed))
 
 
 def sink_of(run: Run) -> Sink:

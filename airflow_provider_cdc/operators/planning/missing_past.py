@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.copies.feed_gaps import feeds_gapless, with_gap
 from airflow_provider_cdc.core.options.run import CHANGES, PRESENT, RunOptions, StepOptions
-from airflow_provider_cdc.core.run.plan import FeedGap, MissedPast, TablePlan
+from airflow_provider_cdc.core.run.manifest import FeedGap, MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import LogGone, PreflightError, Problem, TerminalError
 from airflow_provider_cdc.sources.api.source import Source

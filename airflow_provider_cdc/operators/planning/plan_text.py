@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.copies.feed_gaps import IF_LATEST
 from airflow_provider_cdc.core.options.run import StepOptions
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.run.results import ConsolidateResult, DeltaResult, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sources.api.source import Source
 
@@ -47,7 +47,7 @@ def readable(plans: Sequence[TablePlan]) -> str:
         merged = own[0].shard is not None
         if merged:
             size, count = sum(plan.bytes for plan in own), sum(plan.rows for plan in own)
-            rows.append((str(name), "merge", f"{count:,}", f"{size / 1e6:,.1f}", counted(len(own), "shard")))
+            rows.append((str(name), "merge", f"{count:,}", f"{size / 1e6:,.1f}", format_count(len(own), "shard")))
         rows += [
             (
                 f"└ {plan.table}" if merged else str(plan.table),
@@ -90,8 +90,8 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
     forward = len(plans) - len(read)
     lines = [
         f"exact at: {exact_at}",
-        f"in total: {counted(len(plans), 'table')}, {forward:,} of them rolled forward",
-        f"to read: about {counted(rows, 'row')}, {size / 1e6:,.1f} MB",
+        f"in total: {format_count(len(plans), 'table')}, {forward:,} of them rolled forward",
+        f"to read: about {format_count(rows, 'row')}, {size / 1e6:,.1f} MB",
     ]
     pace = pace_of(sink, scratch, plans)
     seconds = pace.seconds(rows) if pace else None
@@ -105,7 +105,7 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
     if gaps := [str(plan.table) for plan in plans if plan.feed_gap is not None]:
         lines.append(f"changes: begin anew for {', '.join(gaps)}{IF_LATEST if options.as_of else ''}")
     limits = options.limits
-    if told := limits.told():
+    if told := limits.text():
         lines.append(f"limits: {told}")
     if limits.max_rows_per_second:
         least = rows / limits.max_rows_per_second
@@ -138,7 +138,7 @@ class View:
         most = self.whole[0]
         size = sum(plan.bytes for plan in self.whole)
         return (
-            f"one snapshot of about {_duration(self.seconds)}, in which {counted(len(self.whole), 'table')} "
+            f"one snapshot of about {_duration(self.seconds)}, in which {format_count(len(self.whole), 'table')} "
             f"without keys in the log must be read as a whole ({size / 1e6:,.1f} MB; the largest is {most.table}, "
             f"{most.bytes / 1e6:,.1f} MB)"
         )

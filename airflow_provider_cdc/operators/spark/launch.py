@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import locale
 import os
+import re
+import shutil
+import signal
 import socket
+import stat
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from airflow_provider_cdc.errors import SparkFailed
 from airflow_provider_cdc.jobs.runtime.driver import JVM_VARIABLE, driver_jvm, has_user_entry, to_environment
+from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
 from airflow_provider_cdc.operators.spark.client_mode import resolves, search_path
-from airflow_provider_cdc.sinks.catalog import CatalogSettings
+from airflow_provider_cdc.operators.spark.guardian import LOCK
+from airflow_provider_cdc.sinks.registry import CatalogSettings
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 UNSET = ("SPARK_REMOTE",)
@@ -87,3 +98,129 @@ def environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+# The error for a ``spark-submit`` that failed without writing an error record. The error has the exit status, the last
+# lines of the output, and a hint.
+
+
+_KEPT = 200
+_SHOWN = 12
+_FRAME = re.compile(r"\s+at \S+\(|\s+\.\.\. \d+ more")
+_KILLED = "the machine may have run out of memory: check its kernel log, and run fewer tasks at once on it"
+_TERMINATED = (
+    "its processes got SIGTERM, and not from Airflow: the machine, its container or its service was stopped. Finished "
+    "work is kept; retry the task when the machine is up"
+)
+_ENDED = (
+    "the task or its DAG run was marked or cleared, a timeout passed, or the worker was stopped: Airflow's audit log "
+    "says which. Clear the task to run it again"
+)
+_ABOVE = "see the whole output above, in the log of this task; fix the cause, then clear the task"
+
+_BY_SIGNAL = {-signal.SIGKILL: _KILLED, -signal.SIGTERM: _TERMINATED}
+"""The hints for signals, as negative numbers. A shell adds 128 to the number of a signal."""
+
+
+class LastLines:
+    """Keeps the last lines of an output."""
+
+    def __init__(self) -> None:
+        self._kept: deque[str] = deque(maxlen=_KEPT)
+
+    def passing(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield the lines unchanged, and keep the last lines."""
+        for line in lines:
+            self._kept.append(line.rstrip())
+            yield line
+
+    def told(self) -> list[str]:
+        """Return the kept lines that may explain the failure, without the frames of Java's stack traces."""
+        return [line for line in self._kept if line.strip() and not _FRAME.match(line)]
+
+
+def spark_failed(step: str, status: int, lines: LastLines, *, ended_by_airflow: bool = False) -> SparkFailed:
+    """Return the error of a step whose ``spark-submit`` failed.
+
+    :param status: the exit status of ``spark-submit``. A negative number means that this signal killed
+        ``spark-submit``.
+    :param ended_by_airflow: whether Airflow ended the task, which also ends the application.
+    """
+    if ended_by_airflow:
+        return SparkFailed("Airflow ended this task while its Spark application was running", where=step, hint=_ENDED)
+    output = lines.told()
+    hint = hint_for(output, _BY_SIGNAL.get(status if status < 0 else 128 - status, _ABOVE))
+    how = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
+    if cause := last_cause("\n".join(output)):
+        how = f"{how}: {cause}"
+    shown = "".join(f"\n    {line}" for line in output[-_SHOWN:])
+    ending = f". Its last lines:{shown}" if shown else " without any output"
+    return SparkFailed(f"spark-submit {how}{ending}", where=step, hint=hint)
+
+
+# Folders for the local files of a step's Spark driver. The folders are removed when the step ends, even if the step is
+# killed.
+#
+# A process that uses a folder holds the lock of the folder, and the kernel releases the lock when the process ends. So
+# if the lock of a folder is free, a killed step left the folder, and the next step on the machine removes the folder.
+
+
+_UNLOCKED_SECONDS = 3600.0
+"""A ``making-…`` folder that is older than this number of seconds is abandoned, and is removed."""
+
+
+def scratch_parent(properties: Mapping[str, object]) -> Path:
+    """Return the parent folder for scratch folders: the local folder that is configured for Spark, otherwise the
+    system's temporary folder."""
+    named = os.environ.get("SPARK_LOCAL_DIRS") or str(properties.get("spark.local.dir") or "")
+    folder = Path(named.split(",")[0].strip() or tempfile.gettempdir())
+    return folder if folder.is_dir() else Path(tempfile.gettempdir())
+
+
+@contextmanager
+def scratch(parent: Path) -> Iterator[Path]:
+    """Create a folder below ``parent``, and remove it at the end.
+
+    First remove the folders that killed steps of this user left in ``parent``.
+    """
+    _sweep(parent)
+    making = Path(tempfile.mkdtemp(prefix=f"making-{_prefix()}", dir=parent))
+    folder = making.with_name(making.name.removeprefix("making-"))
+    with (making / LOCK).open("wb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_SH)
+        # Lock the folder before it gets its final name, because other steps remove unlocked folders with such a name.
+        making.rename(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _prefix() -> str:
+    return f"airflow-provider-cdc-{os.getuid()}-"
+
+
+def _sweep(parent: Path) -> None:
+    for folder in filter(_is_own, parent.glob(f"{_prefix()}*")):
+        # Another user could have created any kind of file with the name of the lock. If the file is a pipe, opening it
+        # must not block this process. If the file is a link, it must not be followed.
+        with suppress(OSError), open(folder / LOCK, "rb", opener=_unhindered) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
+    for folder in filter(_is_own, parent.glob(f"making-{_prefix()}*")):
+        with suppress(OSError):
+            if time.time() - folder.stat().st_mtime > _UNLOCKED_SECONDS:
+                shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_own(folder: Path) -> bool:
+    """Return whether this user owns the folder. In a shared parent folder, another user may have created a folder with
+    the same name."""
+    with suppress(OSError):
+        status = folder.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return False
+
+
+def _unhindered(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import subprocess
@@ -15,7 +16,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.providers.common.compat.sdk import AirflowException
 
 import airflow_provider_cdc
-from airflow_provider_cdc.compat import GuardsSparkSubmit, submitted_process, supervisor_channel
+from airflow_provider_cdc.compat import PRE_EXECUTE_HOOK, GuardsSparkSubmit, submitted_process, supervisor_channel
 from airflow_provider_cdc.core.control.acts import check_not_stopped
 from airflow_provider_cdc.core.run.release import check_not_released
 from airflow_provider_cdc.core.run.run import Run, run_id_in
@@ -35,26 +36,149 @@ from airflow_provider_cdc.jobs.runtime.driver import (
 )
 from airflow_provider_cdc.links.report import ReportLink
 from airflow_provider_cdc.operators.arguments.types import SparkArguments
-from airflow_provider_cdc.operators.base import hand_on, same_run
+from airflow_provider_cdc.operators.base import push_xcoms, same_run
 from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.spark import guardian
 from airflow_provider_cdc.operators.spark.client_mode import check_spark
-from airflow_provider_cdc.operators.spark.driver_log import levelled, log4j_option
-from airflow_provider_cdc.operators.spark.failure import LastLines, spark_failed
 from airflow_provider_cdc.operators.spark.launch import (
+    LastLines,
     driver_environment,
     environment,
+    scratch,
     scratch_environment,
+    scratch_parent,
+    spark_failed,
     text_environment,
 )
-from airflow_provider_cdc.operators.spark.scratch import scratch, scratch_parent
-from airflow_provider_cdc.operators.spark.shared_app import steps_after
 from airflow_provider_cdc.operators.task_errors import airflow_error, failing
 from airflow_provider_cdc.report.facts import DagRunName, Failed
 from airflow_provider_cdc.report.page import write_failure
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
+
+
+# Passes a Spark driver's output to the task's log: drops Spark's start-up noise, and keeps the level of each line.
+#
+# Airflow's Spark hook logs every line at the same level, so warnings would not stand out.
+
+
+LOG4J = Path(__file__).with_name("log4j2.properties")
+
+_NOISE = re.compile(
+    # The JVM and Spark's launcher print these lines, regardless of the log settings.
+    r"WARNING: Using incubator modules: |"
+    r"Using Spark's default log4j profile: |"
+    r'Setting default log level to "|'
+    r"To adjust logging level use sc\.setLogLevel"
+)
+_LEVELS = (
+    (logging.ERROR, re.compile(r"(?:\d\S* )?\d\d:\d\d:\d\d (?:ERROR|FATAL) |\w+ failed: ")),
+    (logging.WARNING, re.compile(r"(?:\d\S* )?\d\d:\d\d:\d\d WARN |(?:\w+: )?WARNING: ")),
+)
+
+
+def log4j_option(properties: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> str:
+    """Return the JVM option with which the driver uses the log settings of this package.
+
+    The result is empty if the user has configured Spark's logging.
+    """
+    folder = environment.get("SPARK_CONF_DIR")
+    has_user_config = folder and any((Path(folder) / name).is_file() for name in ("log4j2.properties", "log4j2.xml"))
+    if has_user_config or "log4j" in str(properties.get("spark.driver.extraJavaOptions", "")):
+        return ""
+    return f'"-Dlog4j2.configurationFile={LOG4J.as_uri()}"'
+
+
+def levelled(lines: Iterable[str], log: Any) -> Iterator[str]:
+    """Yield the lines that Airflow's hook should log.
+
+    This function logs errors and warnings itself, each with its own level. Start-up noise is dropped.
+    """
+    for line in lines:
+        text = line.rstrip()
+        if _NOISE.match(text):
+            continue
+        for level, pattern in _LEVELS:
+            if pattern.match(text):
+                log.log(level, "%s", text)
+                break
+        else:
+            yield line
+
+
+# Decides which steps may run in the Spark application of an earlier step.
+#
+# A run over small tables spends most of its time on start-up, because starting an application takes seconds, and the
+# work takes less than a second. So if the application of a step has run only for a short time, it continues with the
+# next steps. The tasks of those steps then find that their work is done, and only pass on the results. A step is run
+# early only if its own task would run the step at once and in the same way. So anything that a DAG's author puts
+# between or around the tasks still takes effect.
+
+
+SAME = (
+    # The arguments of the application.
+    "source_conn_id",
+    "run_uri",
+    "spark_conn_id",
+    "conf",
+    # Attributes that decide where, and as which user, the task would run.
+    "queue",
+    "pool",
+    "pool_slots",
+    "executor",
+    "executor_config",
+    "run_as_user",
+)
+"""Two tasks can share an application only if these attributes of the tasks are equal. Templates are compared before
+rendering."""
+
+PLAIN = {
+    # Settings that may prevent a task from running directly after the previous task has succeeded.
+    "trigger_rule": "all_success",
+    "depends_on_past": False,
+    "wait_for_downstream": False,
+    "max_active_tis_per_dag": None,
+    "max_active_tis_per_dagrun": None,
+    PRE_EXECUTE_HOOK: None,
+    # A time limit is meant for the one step of its task, so it must not apply to several steps together.
+    "execution_timeout": None,
+}
+"""The step of a task can be run early only if the task's attributes have these values."""
+
+
+def steps_after(task: Any, kind: type[Any]) -> Iterator[str]:
+    """Yield the steps that the application of ``task`` may run after its own step, in order.
+
+    :param task: the task of the DAG itself, not the copy with rendered templates.
+    :param kind: the base class of the operators that have a ``step``.
+    """
+    first = task
+    while task.execution_timeout is None:
+        following = [downstream_task for downstream_task in task.downstream_list if isinstance(downstream_task, kind)]
+        if len(following) != 1 or not _is_anticipated(following[0], task, first):
+            return
+        task = following[0]
+        yield task.step
+
+
+def _is_anticipated(following: Any, task: Any, first: Any) -> bool:
+    return (
+        # Exclude subclasses that a DAG's author wrote, because they may do additional work.
+        type(following).__module__.startswith(f"{airflow_provider_cdc.__name__}.")
+        # The running task has already waited for all other upstream tasks of the following task.
+        and following.upstream_task_ids - {task.task_id} <= task.upstream_task_ids
+        and not following.on_execute_callback
+        and not following.is_setup
+        and not following.is_teardown
+        and all(getattr(following, name, None) == getattr(first, name, None) for name in SAME)
+        and all(_plain(getattr(following, name, value)) == value for name, value in PLAIN.items())
+    )
+
+
+def _plain(value: Any) -> Any:
+    return getattr(value, "value", value)
+
 
 QUIET = {
     # By default, spark-submit logs at the level INFO and draws a progress bar. The task log should show only the app's
@@ -165,7 +289,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         # Leave out the values that are text (names of records, a place in the log), because only the next step needs
         # these values.
         outputs["counts"] = {name: value for name, value in shown.items() if not isinstance(value, str)}
-        hand_on(context, outputs)
+        push_xcoms(context, outputs)
         return outputs
 
     def own_run(self, context: Context) -> Storage:
@@ -229,7 +353,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         variables: Mapping[str, str],
         then: Sequence[str],
     ) -> None:
-        from airflow_provider_cdc.jobs.runtime.shipping import package_zip
+        from airflow_provider_cdc.jobs.runtime.driver import package_zip
 
         token = uuid.uuid4().hex
         variables = {**variables, TRY_VARIABLE: token}

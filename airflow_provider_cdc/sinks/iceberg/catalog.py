@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import wraps
+from functools import partial, wraps
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
 from pyiceberg.catalog import Catalog, load_catalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import (
     ForbiddenError,
     NoSuchTableError,
@@ -24,18 +25,38 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import TableRequirement, TableUpdate
 from pyiceberg.typedef import RecursiveDict
 from pyiceberg.utils.config import Config, merge_config
-from requests import ConnectionError, Timeout
+from requests import ConnectionError, Session, Timeout
 from sqlalchemy.exc import DBAPIError
 
-from airflow_provider_cdc.core.storage.access import AZURE, S3, StorageSettings, current
-from airflow_provider_cdc.core.storage.errors import storage_error
+from airflow_provider_cdc.core.storage.filesystems import storage_error
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.storage.google import token_of
-from airflow_provider_cdc.core.storage.uri import LakeUri
+from airflow_provider_cdc.core.storage.uri import AZURE, S3, LakeUri, StorageSettings, current, token_of
 from airflow_provider_cdc.errors import CdcError, CommitUnknown, ConfigurationError, StorageUnavailable
-from airflow_provider_cdc.sinks.catalog import KINDS, CatalogSettings
-from airflow_provider_cdc.sinks.iceberg.rest import RestCatalogWithTimeouts
 from airflow_provider_cdc.sinks.iceberg.sql import SqlCatalogWithoutPool, is_locked
+from airflow_provider_cdc.sinks.registry import KINDS, CatalogSettings
+
+# A REST catalog whose requests have time-outs. PyIceberg's own client sets no time-out.
+
+
+TIMEOUT = "cdc.request-timeout-seconds"
+"""The catalog property that sets the time-out of requests, in seconds."""
+CONNECT_SECONDS = 10.0
+ANSWER_SECONDS = 60.0
+"""The default of `TIMEOUT`. If a commit takes longer, the run checks whether it succeeded, as after a lost answer."""
+
+
+class RestCatalogWithTimeouts(RestCatalog):
+    """PyIceberg's REST catalog, with time-outs on all requests, including those for tokens."""
+
+    def _config_headers(self, session: Session) -> None:
+        # PyIceberg calls this method first for each session that it creates.
+        super()._config_headers(session)
+        limited: Any = partial(session.request, timeout=(CONNECT_SECONDS, self._answer_seconds()))
+        session.request = limited  # type: ignore[method-assign]
+
+    def _answer_seconds(self) -> float:
+        return float(self.properties.get(TIMEOUT) or ANSWER_SECONDS)
+
 
 BESIDE_THE_TABLES = "_catalog.db"
 """The file of the lake's own catalog, which is used if no connection names a catalog."""

@@ -42,21 +42,19 @@ from airflow_provider_cdc.core.copies.head import (
     is_of_another,
     known_source,
 )
-from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.run.manifest import Place
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, FileDamaged, PublishIncomplete
 from airflow_provider_cdc.sinks.iceberg.catalog import COMPLETE, Identifier, commit_unknown, load_table, name_of, send
 from airflow_provider_cdc.sinks.iceberg.files.producer import replace_files
 from airflow_provider_cdc.sinks.iceberg.tables.layout import (
+    check_kept,
     check_partitioning,
+    columns_update,
     order_back,
     order_updates,
-    without_lost_order,
-)
-from airflow_provider_cdc.sinks.iceberg.tables.schema_change import (
-    check_kept,
-    columns_update,
     schema_back,
     stage_schema,
+    without_lost_order,
 )
 from airflow_provider_cdc.sinks.iceberg.tables.table import (
     HEAD,

@@ -27,7 +27,7 @@ from airflow_provider_cdc.errors import ManifestError
 from airflow_provider_cdc.sinks.iceberg.catalog import folder_of, identifier_in, load_table
 from airflow_provider_cdc.sinks.iceberg.commit import tag_of
 from airflow_provider_cdc.sinks.iceberg.cuts.cut_table import NAME, CutRow, rows_of
-from airflow_provider_cdc.sinks.iceberg.files.named_files import NamedFiles
+from airflow_provider_cdc.sinks.iceberg.files.files import NamedFiles
 from airflow_provider_cdc.sinks.iceberg.tables.table import METADATA
 
 _VERSION = re.compile(r"(\d+)-.*\.metadata\.json")

@@ -28,12 +28,11 @@ from airflow_provider_cdc.core.copies.head import (
 )
 from airflow_provider_cdc.core.options.lake import NEW_COLUMN, REPLACE
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.run.manifest import Place
 from airflow_provider_cdc.core.run.staging import StagedFile, difference
 from airflow_provider_cdc.core.run.table_files import written_by
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.names import folder_name
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.tables.table import TableName, folder_name
 from airflow_provider_cdc.errors import ManifestError, naming
 from airflow_provider_cdc.sinks.base import (
     LakeFeed,
@@ -44,7 +43,6 @@ from airflow_provider_cdc.sinks.base import (
     StrayFile,
     TableChange,
 )
-from airflow_provider_cdc.sinks.catalog import CUTS_NAMESPACE, LakeSettings
 from airflow_provider_cdc.sinks.certificates import (
     properties_of,
     read_certificate,
@@ -78,7 +76,6 @@ from airflow_provider_cdc.sinks.iceberg.commit import (
     property_of,
     tag_of,
 )
-from airflow_provider_cdc.sinks.iceberg.cuts.cut_of_run import rows_of_run
 from airflow_provider_cdc.sinks.iceberg.cuts.cut_table import (
     GRACE,
     NAME,
@@ -87,12 +84,12 @@ from airflow_provider_cdc.sinks.iceberg.cuts.cut_table import (
     copy_in,
     find_cuts,
     newest_rows,
+    rows_of_run,
 )
 from airflow_provider_cdc.sinks.iceberg.files.data_files import named_data_files
-from airflow_provider_cdc.sinks.iceberg.files.named_files import delete_unnamed
+from airflow_provider_cdc.sinks.iceberg.files.files import delete_unnamed, stray_files
 from airflow_provider_cdc.sinks.iceberg.files.producer import files_of
 from airflow_provider_cdc.sinks.iceberg.files.removal import finish_removal, remove_snapshot, withdraw
-from airflow_provider_cdc.sinks.iceberg.files.stray_files import stray_files
 from airflow_provider_cdc.sinks.iceberg.lost_commit import complete_run, snapshot_of
 from airflow_provider_cdc.sinks.iceberg.tables.table import (
     DATA,
@@ -103,6 +100,7 @@ from airflow_provider_cdc.sinks.iceberg.tables.table import (
     prepare_table,
 )
 from airflow_provider_cdc.sinks.parquet import ParquetSink, record_of
+from airflow_provider_cdc.sinks.registry import CUTS_NAMESPACE, LakeSettings
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_cdc.core.options.run import AS_DECLARED, TableOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
 from airflow_provider_cdc.errors import ConfigurationError, Problem

@@ -155,7 +155,7 @@ class Reading(ABC):
 
     # Finished reads that the log brings to a later position of the run
 
-    def stays(self, table: Table) -> str:
+    def reason_not_rollable(self, table: Table) -> str:
         """Return the reason why the finished read of a table cannot be brought to a later position. Empty: it can."""
         return f"reads of a {self.kind} source cannot be brought to a later position"
 

@@ -25,7 +25,7 @@ _TLS_PREFIX = "tls_"
 
 
 @dataclass(frozen=True)
-class Kind:
+class SourceKind:
     """A kind of database.
 
     ``name``
@@ -115,7 +115,7 @@ _TLS_FIELDS: Mapping[str, Field] = {
 }
 
 KINDS = (
-    Kind(
+    SourceKind(
         name="mysql",
         title="MySQL",
         source="airflow_provider_cdc.sources.mysql.MysqlSource",
@@ -135,7 +135,7 @@ KINDS = (
             ),
         },
     ),
-    Kind(
+    SourceKind(
         name="postgres",
         title="PostgreSQL",
         source="airflow_provider_cdc.sources.postgres.PostgresSource",
@@ -163,7 +163,7 @@ KINDS = (
 )
 
 
-def kind_of(connection_type: str, where: str = "") -> Kind:
+def kind_of(connection_type: str, where: str = "") -> SourceKind:
     """Return the kind of database for a type of Airflow connection.
 
     :param where: the connection, for the message.

@@ -8,11 +8,11 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Self
 
-from airflow_provider_cdc.core.copies.history import Finding, Relation, Trace
+from airflow_provider_cdc.core.copies.history import Finding, HistoryRelation, Trace
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged
 
@@ -109,7 +109,7 @@ class Starts(ABC):
         :raises SourceUnavailable: the server cannot be reached.
         """
         why = f"a {self.kind} source does not recognize its history"
-        return [Finding(Relation.UNKNOWN, why) for _ in traces]
+        return [Finding(HistoryRelation.UNKNOWN, why) for _ in traces]
 
     # Objects that the server keeps for a run, such as a replication slot. They exist from `record_initial` until they
     # are released. If a run has several tries, each try may have created such objects.
@@ -299,7 +299,7 @@ class Starts(ABC):
         """
         return {}
 
-    def renewed(self, tables: Sequence[Table]) -> Sequence[Table]:
+    def refresh_identities(self, tables: Sequence[Table]) -> Sequence[Table]:
         """Check that nothing has changed ``tables`` without an entry in the log since they were recorded, and return
         them with the present facts. Later checks compare the tables with these facts.
 

@@ -52,7 +52,7 @@ Name = Callable[[int, bytes], str]
 """A function that makes the text of a position from a transaction's number and the name of the transaction's origin."""
 
 
-class Changes(NamedTuple):
+class SegmentChanges(NamedTuple):
     """The arrays of `ChangeLog`, for kernels. For each transaction, ``transactions`` has the transaction's number and
     commit time, and ``names`` has ``NAME_BYTES`` bytes with the name of the transaction's origin."""
 
@@ -70,7 +70,7 @@ def change_words(row_bytes: int) -> int:
 
 
 @inner
-def has_room_for(changes: Changes, words: int) -> bool:
+def has_room_for(changes: SegmentChanges, words: int) -> bool:
     """Return whether there is room for one more record of ``words`` words, and for the transaction of this record."""
     return bool(
         changes.state[USED] + words <= len(changes.arena)
@@ -79,7 +79,7 @@ def has_room_for(changes: Changes, words: int) -> bool:
 
 
 @inner
-def note_transaction(changes: Changes, serial: int, number: int, time: int) -> int:
+def note_transaction(changes: SegmentChanges, serial: int, number: int, time: int) -> int:
     """Record the transaction to which the next records belong. Its ``serial`` differs from the serial of the previous
     transaction, and is not 0.
 
@@ -97,7 +97,7 @@ def note_transaction(changes: Changes, serial: int, number: int, time: int) -> i
 
 
 @inner
-def after_place(changes: Changes, before_bytes: int) -> int:
+def after_place(changes: SegmentChanges, before_bytes: int) -> int:
     """Return the place in ``bytes`` at which the row after the next change must be stored, given the size of the row
     before this change."""
     return int(changes.state[USED] + HEADER + ((max(0, before_bytes) + 7) >> 3)) << 3
@@ -105,7 +105,7 @@ def after_place(changes: Changes, before_bytes: int) -> int:
 
 @inner
 def note_change(
-    changes: Changes,
+    changes: SegmentChanges,
     table: int,
     prepared: int,
     order: int,
@@ -202,9 +202,9 @@ class ChangeLog:
         self.state: Int64s = np.zeros(4, np.int64)
 
     @property
-    def arrays(self) -> Changes:
+    def arrays(self) -> SegmentChanges:
         """Return the arrays for kernels. `reserve` replaces them."""
-        return Changes(self.arena, self.bytes, self.transactions, self.names, self.state)
+        return SegmentChanges(self.arena, self.bytes, self.transactions, self.names, self.state)
 
     @property
     def used_bytes(self) -> int:

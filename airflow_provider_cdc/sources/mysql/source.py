@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepO
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.spool_chain import may_move
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Era, Evolution, Parts, Table, TableName, whole_tables
@@ -28,15 +28,15 @@ from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 from airflow_provider_cdc.sources.mysql.chunking import axes, chunks, sample
-from airflow_provider_cdc.sources.mysql.server import load, log_history, log_mark, server
+from airflow_provider_cdc.sources.mysql.server import log_history, log_mark, server
+from airflow_provider_cdc.sources.mysql.server import server as load
 from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, RunSettings, session, value
 from airflow_provider_cdc.sources.mysql.steps import preflight, snapshot
-from airflow_provider_cdc.sources.mysql.steps.carried_reads import CarriesReads
+from airflow_provider_cdc.sources.mysql.steps.carried_reads import CarriesReads, KeepsTables
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
-from airflow_provider_cdc.sources.mysql.steps.kept_tables import KeepsTables
 from airflow_provider_cdc.sources.mysql.tables import schema, types
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import look_replaced
-from airflow_provider_cdc.sources.mysql.tables.identities.watched import WatchedTables
+from airflow_provider_cdc.sources.mysql.tables.identities.replaced import WatchedTables
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 
@@ -107,7 +107,7 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
         return past.record_past(self.settings, as_of, plans)
 
     def has_reached(self, target: AsOf, seen: Reach | None = None) -> Reach:
-        from airflow_provider_cdc.sources.mysql.steps import has_reached as reach
+        from airflow_provider_cdc.sources.mysql.steps import check_identity as reach
 
         return reach.has_reached(self.settings, target)
 
@@ -123,12 +123,12 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
             self._kept.close()
 
     def runway(self) -> Runway:
-        from airflow_provider_cdc.sources.mysql.steps import log_retention as runway
+        from airflow_provider_cdc.sources.mysql.steps import check_identity as runway
 
         return runway.runway(self.settings)
 
     def needed_log(self, identity: Mapping[str, str], since: Sequence[Mapping[str, str]]) -> NeededLog:
-        from airflow_provider_cdc.sources.mysql.steps import log_retention
+        from airflow_provider_cdc.sources.mysql.steps import check_identity as log_retention
 
         return log_retention.needed_log(self.settings, identity, since)
 
@@ -180,10 +180,10 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
         between = GtidSet.expect(start), GtidSet.expect(end)
         return roll_forward.segments_between(self.settings, *between, since, slots, tables)
 
-    def stays(self, table: Table) -> str:
+    def reason_not_rollable(self, table: Table) -> str:
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
 
-        return roll_forward.unfit(table)
+        return roll_forward.reason_not_logged(table)
 
     def check_continued(self, tables: Sequence[Table]) -> None:
         # The log has the rows of all partitions under the name of the table.
@@ -327,7 +327,7 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
         return types.arrow_schema(table)
 
     def new_columns(self, table: Table, era: Era) -> pa.RecordBatch:
-        from airflow_provider_cdc.sources.mysql.decode.new_columns import new_columns
+        from airflow_provider_cdc.sources.mysql.decode.carried_images import new_columns
 
         return new_columns(table, era)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions import as_of
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.errors import CdcError, PreflightError, Problem, TransientError
 from airflow_provider_cdc.sources.api.source import Source
 

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepO
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Era, Evolution, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import Problem
@@ -29,19 +29,20 @@ from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
 from airflow_provider_cdc.sources.postgres.catalog import schema, schema_difference, type_catalog, types
 from airflow_provider_cdc.sources.postgres.chunking import chunks, sample
-from airflow_provider_cdc.sources.postgres.server import load, server, session_setup
+from airflow_provider_cdc.sources.postgres.server import server, session_setup
+from airflow_provider_cdc.sources.postgres.server import server as load
 from airflow_provider_cdc.sources.postgres.server.session import session, value
 from airflow_provider_cdc.sources.postgres.slots import (
     end_mark,
-    leftovers,
     run_publication,
     slots,
     standing_slot,
     transaction_waits,
 )
+from airflow_provider_cdc.sources.postgres.slots import slots as leftovers
+from airflow_provider_cdc.sources.postgres.steps import check_identity as reach
+from airflow_provider_cdc.sources.postgres.steps import check_identity as retention
 from airflow_provider_cdc.sources.postgres.steps import chunk_reader, past, preflight, roll_forward, snapshot
-from airflow_provider_cdc.sources.postgres.steps import has_reached as reach
-from airflow_provider_cdc.sources.postgres.steps import log_retention as retention
 from airflow_provider_cdc.sources.postgres.steps.carried_reads import CarriesReads
 from airflow_provider_cdc.sources.postgres.steps.check_identity import check_identity, check_published
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
@@ -130,7 +131,7 @@ class PostgresSource(CarriesReads, Source):
         return roll_forward.refusals_since(self.settings, identity, at, tables, to, options, *bounds)
 
     def new_columns(self, table: Table, era: Era) -> pa.RecordBatch:
-        from airflow_provider_cdc.sources.postgres.decode.new_columns import new_columns
+        from airflow_provider_cdc.sources.postgres.decode.carried_images import new_columns
 
         return new_columns(table, era)
 
@@ -233,7 +234,7 @@ class PostgresSource(CarriesReads, Source):
         with session(self.settings) as connection:
             # ALTER TYPE blocks no writer, so the log may have rows with new labels before other sessions see them.
             if altering := type_catalog.altering(connection, tables):
-                transaction_waits.settle(self.settings, connection, _ALTERED_SECONDS, altering)
+                transaction_waits.wait_until_visible(self.settings, connection, _ALTERED_SECONDS, altering)
             schema_difference.check_unchanged(connection, tables)
             if isinstance(self.settings, session_setup.RunSettings):
                 check_published(connection, self.settings.server, tables)
@@ -263,7 +264,7 @@ class PostgresSource(CarriesReads, Source):
 
     def settle(self, lock: LockPolicy) -> None:
         with session(self.settings) as connection:
-            transaction_waits.settle(self.settings, connection, lock.slot_wait_seconds)
+            transaction_waits.wait_until_visible(self.settings, connection, lock.slot_wait_seconds)
 
     def bound_view(self, tables: Sequence[Table]) -> UpperBound:
         assert self.view is not None
@@ -295,7 +296,7 @@ class PostgresSource(CarriesReads, Source):
     def bound_reads(self) -> UpperBound:
         return snapshot.bound_reads(self.settings)
 
-    def stays(self, table: Table) -> str:
+    def reason_not_rollable(self, table: Table) -> str:
         why = "it was read in a snapshot of its own, and the replication slot begins before this snapshot"
         return why if table.needs_one_position else ""
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.core.options.log import AUTO, OFF
+from airflow_provider_cdc.core.options.run import AUTO, OFF
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.spool_chain import Chain
 from airflow_provider_cdc.core.run.timeline import read_timeline

@@ -23,7 +23,7 @@ from airflow_provider_cdc.core.options.lake import FORMATS
 from airflow_provider_cdc.core.run.results import ConsolidateResult, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from harness.airflow_home import AirflowHome
 from harness.cache import cache_directory
 from harness.demo.mysql_stage import MysqlStage
@@ -276,7 +276,7 @@ def _report_copy(copy: Copy, run: Run, first: Run) -> None:
     print(f"\nA further run of the DAG, {copy.title}:")
     print(f"  {sum(found.rows.values()):,} rows, exact at {run.position}")
     print(f"  {copy.differences:,} differences from the proof; {sum(found.rewound.values()):,} keys restored")
-    print(f"  {counted(found.files_adopted, 'file')} kept, {found.files_rewritten} rewritten; ", end="")
+    print(f"  {format_count(found.files_adopted, 'file')} kept, {found.files_rewritten} rewritten; ", end="")
     print(f"{seconds:.1f} s of work, {seconds / of_first:.0%} of the first run")
 
 

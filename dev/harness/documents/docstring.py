@@ -6,8 +6,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from airflow_provider_cdc.core.options.author import AuthorOptions
-from airflow_provider_cdc.core.options.run import declared
+from airflow_provider_cdc.core.options.run import AuthorOptions, declared
 from harness.documents.options import help_of
 
 MODULE = Path(__file__).resolve().parents[3] / "airflow_provider_cdc/task_groups/snapshot.py"

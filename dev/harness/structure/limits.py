@@ -17,12 +17,10 @@ LONGER: Mapping[str, int] = {"tests/models/engine_model.py": 850}
 MORE_IMPORTS: Mapping[str, int] = {
     "jobs.consolidate.step": 36,
     "jobs.extract_delta.step": 31,
-    "jobs.extract_delta.windows": 21,
     "jobs.restart.begin_again": 31,
     "jobs.roll_forward.plan": 23,
     "jobs.roll_forward.task": 28,
     "jobs.runtime.step": 21,
-    "jobs.snapshot.reread_passes": 21,
     "jobs.snapshot.step": 34,
     "jobs.verify.source_run": 27,
     "operators.consolidate": 25,

@@ -18,7 +18,7 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options.lake import LakeOptions
-from airflow_provider_cdc.core.run.plan import InitialPoint
+from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.jobs.restart import begin_again
 from airflow_provider_cdc.sources.planning.point import record_point

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import ExactnessError, PreflightError
-from airflow_provider_cdc.sources.mysql.log import long_prepared
+from airflow_provider_cdc.sources.mysql.log import survey
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
@@ -156,7 +156,7 @@ def test_rows_that_are_purged_while_they_are_looked_for_are_rows_that_were_purge
         first.record()
         first.finish()
     mysql_long_ago.query("XA COMMIT 'old'")
-    before, purged = long_prepared._before, []
+    before, purged = survey._before, []
 
     def purging(names: Sequence[str], begin: LogPlace) -> Iterator[tuple[str, int | None]]:
         for number, found in enumerate(before(names, begin)):
@@ -165,7 +165,7 @@ def test_rows_that_are_purged_while_they_are_looked_for_are_rows_that_were_purge
                 mysql_long_ago.query(f"PURGE BINARY LOGS TO '{current}'")
             yield found
 
-    monkeypatch.setattr(long_prepared, "_before", purging)
+    monkeypatch.setattr(survey, "_before", purging)
     if way == "as_of":
         with pytest.raises(
             PreflightError, match=r"(?s)prepared transaction X'6f6c64'.*cannot read the log file.*set `as_of` to 2"

@@ -114,7 +114,7 @@ def let_go(monkeypatch: pytest.MonkeyPatch) -> Callable[[HeldSession], None]:
     """Lets a commit go on one second after the run has begun to wait for it."""
 
     def arrange(held: HeldSession) -> None:
-        settle = transaction_waits.settle
+        settle = transaction_waits.wait_until_visible
 
         def settling(*arguments: Any) -> None:
             later = threading.Timer(1, held.let_go)
@@ -122,7 +122,7 @@ def let_go(monkeypatch: pytest.MonkeyPatch) -> Callable[[HeldSession], None]:
             settle(*arguments)
             later.join()
 
-        monkeypatch.setattr(transaction_waits, "settle", settling)
+        monkeypatch.setattr(transaction_waits, "wait_until_visible", settling)
 
     return arrange
 

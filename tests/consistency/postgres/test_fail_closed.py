@@ -237,7 +237,7 @@ def test_what_the_log_goes_by_and_nobody_sees_yet_stops_the_run(
     run.record()
     ((publication,),) = own_server.query("SELECT pubname FROM pg_publication")
     statement, error = UNSEEN[what]
-    settle, bound = transaction_waits.settle, PostgresSource.bound_reads
+    settle, bound = transaction_waits.wait_until_visible, PostgresSource.bound_reads
 
     def answering(*arguments: Any) -> None:
         # The standby answers again only after the run has begun to wait for it.
@@ -258,7 +258,7 @@ def test_what_the_log_goes_by_and_nobody_sees_yet_stops_the_run(
             altered.append(pool.submit(altering.execute, statement.format(publication=publication).encode()))
             wait_for(own_server, "wait_event = 'SyncRep'")
             writing.execute("UPDATE shop.orders SET amount = 77 WHERE id = 7")
-            monkeypatch.setattr(transaction_waits, "settle", answering)
+            monkeypatch.setattr(transaction_waits, "wait_until_visible", answering)
             return bound(source)
 
         def read_all_and_the_log() -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.options.merge import MergeOptions
+from airflow_provider_cdc.core.options.lake import MergeOptions
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import ExactnessError, LogGone
 from harness.pipeline import Pipeline, published, settings_of

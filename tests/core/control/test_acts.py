@@ -10,8 +10,7 @@ import pytest
 
 from airflow_provider_cdc.control import main
 from airflow_provider_cdc.core.control.acts import Act, Acts, act_on, check_not_stopped, wanted
-from airflow_provider_cdc.core.options.limits import LimitOptions, chunk_rows_within
-from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.options.run import LimitOptions, StepOptions, chunk_rows_within
 from airflow_provider_cdc.core.run.run import Commit, Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, RunStopped
@@ -106,7 +105,7 @@ def test_a_run_that_has_its_commit_is_not_stopped(run: Run) -> None:
     act_on(run.folder, "stop", "ann")
     with pytest.raises(RunStopped):
         check_not_stopped(run.folder)
-    run.decide(Commit("t", run.rests_on, "files"))
+    run.record_commit(Commit("t", run.rests_on, "files"))
     check_not_stopped(run.folder)
     with pytest.raises(ConfigurationError, match="made its commit"):
         act_on(run.folder, "pause", "ann")

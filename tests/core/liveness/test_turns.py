@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.core.copies import retention
-from airflow_provider_cdc.core.liveness.dag_run import DagRunNames, note_dag_run
-from airflow_provider_cdc.core.liveness.proof import NOT_KNOWN, DagRunState
-from airflow_provider_cdc.core.liveness.turns import FOLDER, Turn, Turns
+from airflow_provider_cdc.core.liveness.proof import NOT_KNOWN, DagRunNames, DagRunState, note_dag_run
+from airflow_provider_cdc.core.liveness.turns import FOLDER, TableTurn, Turns
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.results import CONSOLIDATE
 from airflow_provider_cdc.core.run.run import Commit, Run
@@ -48,14 +47,14 @@ class Runs:
         self.lake = lake
         self.states: dict[str, DagRunState] = {}
 
-    def turn(self, number: int, *tables: str) -> Turn:
-        return Turn(f"202601{number:02}T000000Z-00000000", tables or ("s.t",), DagRunNames("d", str(number)))
+    def turn(self, number: int, *tables: str) -> TableTurn:
+        return TableTurn(f"202601{number:02}T000000Z-00000000", tables or ("s.t",), DagRunNames("d", str(number)))
 
     @property
     def turns(self) -> Turns:
         return Turns(self.lake.folder("_runs"), self.lake.uri, lambda names: self.states.get(names.dag_run_id, RUNNING))
 
-    def begin(self, turn: Turn, with_dag_run: bool = True) -> Run:
+    def begin(self, turn: TableTurn, with_dag_run: bool = True) -> Run:
         tables = [Table(TableName.parse(name), (Column("id", "int", False),), ("id",)) for name in turn.tables]
         entries = tuple(RunTable(table, "watermark", "") for table in tables)
         run = Run.create(manifest_of(self.lake, turn.run_id, tables=entries))
@@ -63,7 +62,7 @@ class Runs:
             note_dag_run(run.folder, turn.dag_run)
         return run
 
-    def waits_for(self, turn: Turn) -> list[str]:
+    def waits_for(self, turn: TableTurn) -> list[str]:
         return [other.run_id[6:8] for other in self.turns.before(self.turns.take(turn), turn)]
 
 
@@ -139,7 +138,7 @@ def test_a_run_without_a_turn_is_seen_by_its_manifest(lake: Storage) -> None:
     assert runs.waits_for(mine) == ["01", "05"]
     runs.states["1"] = FAILED
     assert runs.waits_for(mine) == ["05"]
-    old.decide(Commit("try", old.rests_on, "files.json"))
+    old.record_commit(Commit("try", old.rests_on, "files.json"))
     assert runs.waits_for(mine) == ["05"]
     old.finish_step(CONSOLIDATE, consolidate_result())
     assert runs.waits_for(mine) == []

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_cdc.core.parquet import splice
-from airflow_provider_cdc.core.parquet.footer import Footer, UnknownFooter
-from airflow_provider_cdc.core.parquet.splice import SplicedFile
+from airflow_provider_cdc.core.parquet.splice import Footer, SplicedFile, UnknownFooter
 from airflow_provider_cdc.core.parquet.writer import ParquetWriter, StagedFile
 from airflow_provider_cdc.core.run.staging import Staging, difference
 from airflow_provider_cdc.core.storage.folder import Storage

@@ -138,7 +138,7 @@ def test_a_run_that_begins_anew_leaves_all_steps_of_its_first_beginning_behind(
     anew = Run.create(again, instead_of=Run.load(folder))
     assert (anew.generation, anew.steps, anew.commit, anew.manifest) == (2, {}, None, again)
     assert zombie.finish_step("extract_delta", delta_result(1)).transactions == 1
-    assert zombie.decide(Commit("z", zombie.rests_on, "commit/files-0.json")).abandoned
+    assert zombie.record_commit(Commit("z", zombie.rests_on, "commit/files-0.json")).abandoned
     assert Run.load(folder).digest == anew.digest
     third = Run.create(replace(manifest, initial_position="a:10"), instead_of=anew)
     assert Run.load(folder).manifest == third.manifest
@@ -168,7 +168,7 @@ def test_a_run_goes_on_with_the_manifest_that_its_commit_names(
     assert (other.manifest.initial_position, other.generation) == ("a:9", 2)
     # A run that was stopped does not go on by itself, nor with an attempt that has not seen this yet.
     unaware = Run.load(folder)
-    assert other.decide(Commit("stop", other.rests_on, abandoned=True)).abandoned
+    assert other.record_commit(Commit("stop", other.rests_on, abandoned=True)).abandoned
     assert (other.begin_following(), is_over(other), Run.load(folder).generation) == (False, True, 2)
     overtaken = Run.create(replace(manifest, initial_position="a:11"), instead_of=unaware)
     assert (overtaken.generation, is_over(overtaken)) == (2, True)
@@ -177,11 +177,11 @@ def test_a_run_goes_on_with_the_manifest_that_its_commit_names(
 
 def test_what_is_published_is_not_begun_anew(manifest: Manifest, folder: Storage) -> None:
     first = Run.create(manifest)
-    assert not first.decide(Commit("a", first.rests_on, "commit/files-0.json")).abandoned
+    assert not first.record_commit(Commit("a", first.rests_on, "commit/files-0.json")).abandoned
     anew = Run.create(replace(manifest, initial_position="a:9"), instead_of=Run.create(manifest))
     assert (anew.manifest.initial_position, anew.committed) == ("a:1", True)
     # A second commit does not count.
-    assert Run.load(folder).decide(Commit("b", {}, "commit/files-1.json")).token == "a"
+    assert Run.load(folder).record_commit(Commit("b", {}, "commit/files-1.json")).token == "a"
 
 
 def test_steps_of_a_manifest_that_was_altered_are_not_its_own(manifest: Manifest, folder: Storage) -> None:
@@ -213,10 +213,10 @@ def test_a_commit_that_the_store_does_not_confirm_is_unknown_until_it_is_looked_
     with monkeypatch.context() as patch:
         patch.setattr(Storage, "create_json", unconfirmed)
         with pytest.raises(CommitUnknown, match="was stored: timed out"):
-            run.decide(Commit("a", run.rests_on, "commit/files-0.json"))
+            run.record_commit(Commit("a", run.rests_on, "commit/files-0.json"))
     again = Run.load(folder)
     assert again.committed == arrived
-    assert again.decide(Commit("b", again.rests_on, "commit/files-1.json")).token == ("a" if arrived else "b")
+    assert again.record_commit(Commit("b", again.rests_on, "commit/files-1.json")).token == ("a" if arrived else "b")
 
 
 def dropping(calls: list[str]) -> Callable[[str], bool]:
@@ -236,7 +236,7 @@ def test_what_the_source_keeps_is_released_unless_it_is_to_stay_with_what_is_pub
     """The commit decides: a run may fail for good after it, and be published all the same."""
     run = Run.create(replace(manifest, options=replace(manifest.options, keep_slot=bool(keep))))
     if committed:
-        run.decide(Commit("a", run.rests_on, "commit/files-0.json"))
+        run.record_commit(Commit("a", run.rests_on, "commit/files-0.json"))
     calls: list[str] = []
     release(folder, dropping(calls))
     assert calls == [manifest.run_id] * dropped

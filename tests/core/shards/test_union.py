@@ -10,16 +10,16 @@ import pytest
 
 from airflow_provider_cdc.core.copies.head import Copy, decode_copy, encode_copy, is_newer, is_of_another_source
 from airflow_provider_cdc.core.shards.across import unfit_as_of, unfit_sources
+from airflow_provider_cdc.core.shards.copy_tables import merged_source, position_entry
 from airflow_provider_cdc.core.shards.union import (
     Member,
     MemberAsked,
     Union,
     check_same_members,
-    decide,
     missing_shards,
     read_commit,
+    record_commit,
 )
-from airflow_provider_cdc.core.shards.vector import merged_source, position_entry
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ManifestError
 
@@ -94,9 +94,9 @@ def test_a_commit_never_changes(tmp_path: Path) -> None:
     member = Member("eu", "file:///r/1", "1", "digest", "commit/files-1.json", entry("eu", 5, "1"))
     first = Union("u", (member,), {}, "", "now")
     assert read_commit(folder) is None
-    assert decide(folder, first) == first
+    assert record_commit(folder, first) == first
     other = replace(first, members=(replace(member, run_uri="file:///r/2"),))
-    assert decide(folder, other) == first
+    assert record_commit(folder, other) == first
     check_same_members(first, [MemberAsked("eu", "file:///r/1")], {"eu": "digest"}, folder)
     # The folder of the run was removed.
     check_same_members(first, [MemberAsked("eu", "file:///r/1")], {}, folder)

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
-from airflow_provider_cdc.core.storage.access import StorageSettings, using
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.uri import StorageSettings, using
 from airflow_provider_cdc.errors import CdcError, StorageRefused
 from harness.cloud_servers import ACCOUNT, BUCKET, KEY, azure_server, gcs_server, has_azurite, has_gcs
 from tests.core.storage.increments import incremented

@@ -12,9 +12,10 @@ from typing import Any
 import obstore
 import pytest
 
-from airflow_provider_cdc.core.storage import conditional, durable, obstore_objects
-from airflow_provider_cdc.core.storage.access import StorageSettings
+from airflow_provider_cdc.core.storage import conditional, durable
+from airflow_provider_cdc.core.storage import conditional as obstore_objects
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.uri import StorageSettings
 from airflow_provider_cdc.errors import ManifestError, StorageUnavailable
 from harness.http_faults import HANGS, LATE, LOST, REFUSED, Faults, http_faults
 from harness.s3_server import ADMIN, READER
@@ -125,7 +126,7 @@ def test_a_store_that_ignores_conditions_is_found_out(folder: Storage, monkeypat
     def careless(store: Any, key: str, data: bytes, mode: Any) -> Any:
         return put(store, key, data)
 
-    monkeypatch.setattr("airflow_provider_cdc.core.storage.obstore_objects.obstore.put", careless)
+    monkeypatch.setattr("airflow_provider_cdc.core.storage.conditional.obstore.put", careless)
     assert not folder.has_conditional_writes
     assert folder.create_json("x.json", {"run": "one"})
     assert not folder.create_json("x.json", {"run": "two"})

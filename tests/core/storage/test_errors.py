@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.core.storage.errors import storage_error
+from airflow_provider_cdc.core.storage.filesystems import storage_error
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, StorageRefused, StorageUnavailable
 from harness.s3_server import ADMIN, READER, s3_environment

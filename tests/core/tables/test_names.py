@@ -11,11 +11,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from airflow_provider_cdc.core.copies.removal_marks import check_not_removed, mark
+from airflow_provider_cdc.core.copies.removal import check_not_removed, mark
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.names import NAME_BYTES, folder_name
 from airflow_provider_cdc.core.tables.selection import WHOLE, selection_of
-from airflow_provider_cdc.core.tables.table import CopyName, TableName
+from airflow_provider_cdc.core.tables.table import NAME_BYTES, CopyName, TableName, folder_name
 from airflow_provider_cdc.errors import ManifestError
 
 

@@ -17,11 +17,10 @@ from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CopyMismatch
-from airflow_provider_cdc.jobs.roll_forward import deletes
-from airflow_provider_cdc.jobs.roll_forward.incoming_rows import IncomingRows
+from airflow_provider_cdc.jobs.roll_forward import task
 from airflow_provider_cdc.jobs.roll_forward.rolled_file import RolledFile
-from airflow_provider_cdc.report.certificates import certificate_page
-from airflow_provider_cdc.report.page import to_markdown
+from airflow_provider_cdc.jobs.roll_forward.task import IncomingRows
+from airflow_provider_cdc.report.page import certificate_page, to_markdown
 from airflow_provider_cdc.sinks.registry import open_sink
 from tests.core.certificate import recompute
 from tests.jobs.conftest import MakeRunner, Runner
@@ -83,7 +82,7 @@ def test_chains_of_nights_with_deletes_by_position(
 ) -> None:
     """The digest of an Iceberg table is that of its rows without the deleted ones. The snapshot and the cut have it."""
     for share in ("TOUCHED_SHARE", "DELETED_SHARE"):
-        monkeypatch.setattr(deletes, share, 2.0)
+        monkeypatch.setattr(task, share, 2.0)
     source, rng = make_source(seed + 500)
     positions = sorted(rng.sample(range(20, 90), 3))
     deleted = 0
@@ -174,7 +173,7 @@ def test_a_fault_of_the_roll_forward_is_found(
 
 def test_a_row_that_is_not_deleted_is_found(here: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     for share in ("TOUCHED_SHARE", "DELETED_SHARE"):
-        monkeypatch.setattr(deletes, share, 2.0)
+        monkeypatch.setattr(task, share, 2.0)
     monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 100)
     source, _ = make_source(1)
     source.history.entries = [inserted(*ROWS), Entry("commit", tuple((0, row, None) for row in ROWS[:2]))]

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.certificate.proof import Seen
+from airflow_provider_cdc.core.certificate.totals import CheckedFile
 from airflow_provider_cdc.core.options.run import ScrubOptions, StepOptions
 from airflow_provider_cdc.core.parquet import writer
 from airflow_provider_cdc.core.parquet.writer import StagedFile
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.errors import FileDamaged
 from airflow_provider_cdc.jobs.begin.base_selection import choose
 from airflow_provider_cdc.jobs.certificate import scrub
@@ -166,7 +166,7 @@ def test_each_file_is_checked_once_in_the_days_and_evenly(hours: int) -> None:
     """Also where all files were written in one night, and at any frequency of runs."""
     began = datetime(2026, 1, 1, tzinfo=UTC)
     files = [StagedFile(f"part-{number:06}-x-0.parquet", 1, 1, "") for number in range(700)]
-    seen = {file.name: Seen(began.isoformat()) for file in files}
+    seen = {file.name: CheckedFile(began.isoformat()) for file in files}
     checks: Counter[str] = Counter()
     most = 0
     for run in range(1, 4 * 7 * 24 // hours + 1):
@@ -175,7 +175,7 @@ def test_each_file_is_checked_once_in_the_days_and_evenly(hours: int) -> None:
         most = max(most, len(due))
         for file in due:
             assert now - datetime.fromisoformat(seen[file.name].at) <= WEEK + timedelta(hours=hours)
-            seen[file.name] = Seen(now.isoformat(), checked=True)
+            seen[file.name] = CheckedFile(now.isoformat(), checked=True)
         checks.update(file.name for file in due)
     assert {*checks} == {file.name for file in files}
     assert max(checks.values()) <= 5
@@ -192,12 +192,12 @@ def test_a_run_reads_no_more_than_its_bytes_and_begins_with_what_is_due_longest(
 def test_nights_that_begin_a_little_earlier_or_later_do_not_gather_the_checks() -> None:
     chance, began, nights = random.Random(1), datetime(2026, 1, 1, tzinfo=UTC), 200
     files = [StagedFile(f"part-{number:06}-x-0.parquet", 1, 1, "") for number in range(700)]
-    seen = {file.name: Seen(began.isoformat()) for file in files}
+    seen = {file.name: CheckedFile(began.isoformat()) for file in files}
     counts = []
     for night in range(nights):
         now = began + timedelta(days=night, seconds=chance.uniform(-60, 60))
         due = [file for file in files if scrub.due_at(file, seen[file.name], 7) <= now]
-        seen |= {file.name: Seen(now.isoformat(timespec="seconds"), checked=True) for file in due}
+        seen |= {file.name: CheckedFile(now.isoformat(timespec="seconds"), checked=True) for file in due}
         counts.append(len(due))
     assert max(counts[1:]) <= 200
     assert sum(counts) <= 700 * nights / 5.25

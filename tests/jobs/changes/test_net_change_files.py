@@ -143,7 +143,7 @@ def test_the_place_within_one_order_decides_between_two_changes() -> None:
     assert composed(same_order, forward=False).to_pylist()[0]["now"] == b"first"
 
 
-@pytest.mark.parametrize("kind", [net_change_files.NetChange, SegmentRecord])
+@pytest.mark.parametrize("kind", [net_change_files.NetChangeFiles, SegmentRecord])
 def test_changes_whose_images_have_a_direction_are_refused(kind: type[Any]) -> None:
     """An attempt of an earlier version recorded them: ``count`` had the other sign, and ``now`` would be null."""
     counts = {0: net_change_files.Count(3, 2, 1)}
@@ -175,7 +175,7 @@ def test_a_prepared_transaction_counts_at_its_commit_in_a_later_segment() -> Non
         summary(2, decided={"a": 200}, rolled_back=["b"]),
         summary(3, decided={"c": 300}),
     ]
-    assert net_change_files.decide(summaries[::-1]) == ({(1, "a"): 200, (1, "c"): 300}, {})
+    assert net_change_files.match_prepared(summaries[::-1]) == ({(1, "a"): 200, (1, "c"): 300}, {})
 
 
 def test_an_id_that_is_used_again_is_another_transaction() -> None:
@@ -185,21 +185,21 @@ def test_an_id_that_is_used_again_is_another_transaction() -> None:
         summary(3, rolled_back=["x"], prepared=["x"]),
         summary(4, decided={"x": 40}),
     ]
-    assert net_change_files.decide(summaries) == ({(1, "x"): 20, (3, "x"): 40}, {})
+    assert net_change_files.match_prepared(summaries) == ({(1, "x"): 20, (3, "x"): 40}, {})
 
 
 def test_a_commit_of_what_no_segment_prepared_is_told() -> None:
-    assert net_change_files.decide([summary(1), summary(2, decided={"x": 1})]) == ({}, {"x": "log.2"})
+    assert net_change_files.match_prepared([summary(1), summary(2, decided={"x": 1})]) == ({}, {"x": "log.2"})
 
 
 def test_rolling_back_what_was_prepared_before_the_window_changes_nothing() -> None:
-    assert net_change_files.decide([summary(1, rolled_back=["x"])]) == ({}, {})
+    assert net_change_files.match_prepared([summary(1, rolled_back=["x"])]) == ({}, {})
 
 
 def test_settled_changes_are_those_of_committed_transactions_at_their_commit() -> None:
     rows = changes([(number, (KEYED, bytes([number]), b"row", 0)) for number in range(4)])
     rows = rows.set_column(6, DELTA_SCHEMA.field("pending"), pa.array([None, "a", "b", "a"]))
-    settled = net_change_files.settle(rows, 1, {(1, "a"): 99, (2, "b"): 5}).to_pylist()
+    settled = net_change_files.resolve_pending(rows, 1, {(1, "a"): 99, (2, "b"): 5}).to_pylist()
     assert [(row["key"], row["order"], row["pending"]) for row in settled] == [
         (b"\0", 0, None),
         (b"\1", 99, None),

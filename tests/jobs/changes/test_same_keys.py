@@ -7,7 +7,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.jobs.changes.same_keys import same_keys
+from airflow_provider_cdc.jobs.changes.net_change_files import same_keys
 from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA
 from tests.seeds import examples
 

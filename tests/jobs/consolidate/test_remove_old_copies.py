@@ -18,15 +18,13 @@ import pytest
 
 from airflow_provider_cdc.core.copies import retention
 from airflow_provider_cdc.core.copies.history import History, Superseded
-from airflow_provider_cdc.core.copies.removal_marks import check_not_removed, mark
-from airflow_provider_cdc.core.copies.removal_record import read_removed
+from airflow_provider_cdc.core.copies.removal import check_not_removed, mark, read_removed
 from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.results import CONSOLIDATE
 from airflow_provider_cdc.core.run.run import Run, was_told
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.chunk import partition
-from airflow_provider_cdc.core.tables.names import folder_name
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.tables.table import TableName, folder_name
 from airflow_provider_cdc.errors import CdcError, FileDamaged, ManifestError, StorageUnavailable
 from airflow_provider_cdc.jobs.consolidate import remove_old_copies
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
@@ -224,7 +222,7 @@ def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next_one(
         with pytest.MonkeyPatch.context() as patch:
             interrupt_at(patch, number)
             try:
-                remove_old_copies.retain(Run.load(two.run), source)
+                remove_old_copies.prune_old_copies(Run.load(two.run), source)
                 interrupted = False
             except Interrupted:
                 pass
@@ -233,7 +231,7 @@ def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next_one(
         if folder.files():
             seen = [pq.read_metadata(folder.path(file)).num_rows for file in folder.files()]
             assert sum(seen) == rows, "on a disk a copy is seen whole or not at all"
-        remove_old_copies.retain(Run.load(two.run), source)
+        remove_old_copies.prune_old_copies(Run.load(two.run), source)
         assert [copies(two, name) for name in NAMES] == [[9]] * len(NAMES), f"interrupted at change {number}"
         assert not [one for name in NAMES for one in two.target.folders(name) if "_removed" in one]
         assert runs(two) == [9], f"interrupted at change {number}"

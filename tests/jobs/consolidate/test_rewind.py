@@ -28,7 +28,7 @@ from airflow_provider_cdc.core.tables.net_change import bring_counts
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch
 from airflow_provider_cdc.jobs.changes import net_change_files
-from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
+from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles
 from airflow_provider_cdc.jobs.consolidate import rewind
 from airflow_provider_cdc.jobs.consolidate import touched_rows as touched
 from airflow_provider_cdc.jobs.consolidate.touched_rows import MarkedFile
@@ -69,7 +69,7 @@ class StubSource:
 
 def take_out(
     folder: Path, schema: pa.Schema, key: tuple[str, ...], rows: pa.Table, touched: pa.RecordBatch, counts: list[int]
-) -> tuple[pa.Table, rewind.Outcome]:
+) -> tuple[pa.Table, rewind.RewindOutcome]:
     """The rows that stay, and the outcome."""
     run = Storage(str(folder))
     staging = Staging(run)
@@ -96,7 +96,7 @@ def take_out(
     with staging.writer("delta/net", schema_of_changes) as delta:
         delta.write(net_change_files.in_buckets(changes))
     table = Table(TableName("s", "t"), tuple(Column(name, "", True) for name in schema.names), key)
-    change = NetChange(tuple(delta.files), {0: net_change_files.Count(size)})
+    change = NetChangeFiles(tuple(delta.files), {0: net_change_files.Count(size)})
     task = rewind.RewindTask(staging, StubSource(schema), (RunTable(table, "", ""),), change)  # type: ignore[arg-type]
     outcome = task(rewind.Rewind(0, tuple(writer.files)))
     left = [*outcome.adopted, *outcome.written]

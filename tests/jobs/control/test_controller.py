@@ -16,8 +16,7 @@ from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import RunStopped
 from airflow_provider_cdc.jobs.control import controller, turn
-from airflow_provider_cdc.jobs.control.controller import controlled
-from airflow_provider_cdc.jobs.control.governor import measure
+from airflow_provider_cdc.jobs.control.controller import controlled, measure
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.reread import ReadAgain
 from airflow_provider_cdc.jobs.spool import spooler as spooler_module
@@ -67,7 +66,7 @@ def test_a_stop_ends_a_step_that_waits_for_its_spool(step: Step, monkeypatch: py
         reading.set()
         while not ended.is_set():
             # The wait begins once the stop is published.
-            turn.Turn(step.folder).wait()
+            turn.ReadTurn(step.folder).wait()
 
     def work() -> None:
         spooler.start()

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.control import effective, events
+from airflow_provider_cdc.core.control import acts as events
+from airflow_provider_cdc.core.control import effective
 from airflow_provider_cdc.core.control.acts import Acts, act_on
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.storage.access import StorageSettings, using
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.uri import StorageSettings, using
 from airflow_provider_cdc.errors import RunStopped
 from airflow_provider_cdc.jobs.control import controller, turn
-from airflow_provider_cdc.jobs.control.controller import controlled, look
+from airflow_provider_cdc.jobs.control.controller import check_interrupts, controlled
 from harness.http_faults import REFUSED, Faults, http_faults
 from harness.s3_server import ADMIN
 from tests.jobs.history_run import begin_run
@@ -47,7 +48,7 @@ class Workers:
     ending: threading.Event = field(default_factory=threading.Event)
 
     def _work(self, number: int) -> None:
-        task = turn.Turn(self.folder)
+        task = turn.ReadTurn(self.folder)
         while not self.ending.is_set():
             if not self._may(task):
                 return
@@ -57,7 +58,7 @@ class Workers:
             task.ended(10)
         task.leave()
 
-    def _may(self, task: turn.Turn) -> bool:
+    def _may(self, task: turn.ReadTurn) -> bool:
         while task._must_wait():
             if self.ending.wait(0.02):
                 return False
@@ -112,7 +113,7 @@ def test_a_run_on_s3_is_controlled_by_few_requests(store: Faults, request: pytes
 
     def holds(condition: Callable[[], Any]) -> None:
         def now() -> bool:
-            look()
+            check_interrupts()
             return bool(condition())
 
         soon(now, True)

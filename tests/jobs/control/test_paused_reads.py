@@ -41,16 +41,16 @@ def test_reads_that_are_paused_anywhere_are_exact(here: MakeRunner, monkeypatch:
 
     monkeypatch.setattr(effective, "read", state)
     given_up: Counter[str] = Counter()
-    original = turn.Turn._give_up
+    original = turn.ReadTurn._give_up
 
-    def giving_up(self: turn.Turn) -> None:
+    def giving_up(self: turn.ReadTurn) -> None:
         try:
             original(self)
         except turn.GivenUp:
             given_up["once"] += 1
             raise
 
-    monkeypatch.setattr(turn.Turn, "_give_up", giving_up)
+    monkeypatch.setattr(turn.ReadTurn, "_give_up", giving_up)
     runner = here(HistorySource(random_history(random.Random(seed), LENGTH), seed), INITIAL)
     runner.all()
     assert runner.published() == runner.expected()

@@ -13,8 +13,14 @@ from airflow_provider_cdc.core.control import effective
 from airflow_provider_cdc.core.control.effective import READERS, Effective
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.jobs.control import turn
-from airflow_provider_cdc.jobs.control.governor import SHARES, Governor, Measured
-from airflow_provider_cdc.jobs.control.readers import ALIVE_SECONDS, IDLE_SECONDS, Readers
+from airflow_provider_cdc.jobs.control.controller import (
+    ALIVE_SECONDS,
+    IDLE_SECONDS,
+    SHARES,
+    Governor,
+    Measured,
+    Readers,
+)
 
 
 @pytest.fixture
@@ -27,7 +33,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
 def test_a_limit_of_rows_is_kept_on_average(folder: Storage) -> None:
     effective.publish(folder, Effective(limited=True, rows_per_second=1000.0))
     began = time.monotonic()
-    task = turn.Turn(folder)
+    task = turn.ReadTurn(folder)
     task.wait()
     for _ in range(3):
         task.began()
@@ -36,7 +42,7 @@ def test_a_limit_of_rows_is_kept_on_average(folder: Storage) -> None:
     # The rest after the last chunk of a task is due before the first chunk of the next one.
     task.began()
     task.ended(200)
-    turn.Turn(folder).wait()
+    turn.ReadTurn(folder).wait()
     assert time.monotonic() - began >= 0.5
 
 
@@ -52,7 +58,7 @@ def test_no_session_is_idle_for_as_long_as_a_low_limit_needs(folder: Storage, mo
     )
     monkeypatch.setattr(turn, "time", own_time)
     effective.publish(folder, Effective(limited=True, rows_per_second=10.0))
-    task = turn.Turn(folder, lambda: released.append(clock[0]))
+    task = turn.ReadTurn(folder, lambda: released.append(clock[0]))
     task.wait()
     task.began()
     assert not task.may_go_on(10_000, in_transaction=False)
@@ -68,7 +74,7 @@ def test_no_session_is_idle_for_as_long_as_a_low_limit_needs(folder: Storage, mo
 @pytest.mark.parametrize("in_transaction", [False, True])
 def test_the_governor_prolongs_no_transaction(folder: Storage, in_transaction: bool) -> None:
     effective.publish(folder, Effective(share=0.25))
-    task = turn.Turn(folder)
+    task = turn.ReadTurn(folder)
     task.began()
     turn._workers[folder.uri].began -= 0.1
     began = time.monotonic()
@@ -77,7 +83,7 @@ def test_the_governor_prolongs_no_transaction(folder: Storage, in_transaction: b
 
 
 def test_a_pause_ends_transactions_and_a_hold_does_not(folder: Storage) -> None:
-    task = turn.Turn(folder)
+    task = turn.ReadTurn(folder)
     for state in (effective.HOLD, effective.PAUSE, effective.STOP):
         effective.publish(folder, Effective(state))
         assert not task.may_go_on(1, in_transaction=False)
@@ -102,7 +108,7 @@ def test_what_a_task_holds_is_released_once_before_it_waits(folder: Storage, mon
             effective.publish(folder, effective.UNLIMITED)
 
     monkeypatch.setattr(time, "sleep", sleep)
-    turn.Turn(folder, lambda: released.append(1)).wait()
+    turn.ReadTurn(folder, lambda: released.append(1)).wait()
     assert (released, len(naps)) == ([1], 3)
 
 
@@ -143,7 +149,7 @@ def test_a_reader_keeps_its_turn_while_the_server_returns_nothing(
 ) -> None:
     monkeypatch.setattr(turn, "NOTE_SECONDS", 0.01)
     effective.publish(folder, Effective(limited=True))
-    task = turn.Turn(folder)
+    task = turn.ReadTurn(folder)
     task.wait()
     task.began()
     first = folder.times(READERS)

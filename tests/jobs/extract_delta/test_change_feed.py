@@ -16,10 +16,16 @@ import pytest
 from airflow_provider_cdc.core.copies import retention
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import ChangesMissing, DecodeError, FileDamaged
-from airflow_provider_cdc.jobs.extract_delta import feed_slices
-from airflow_provider_cdc.jobs.extract_delta.feed_slices import GroupCount, Slice, slices_of
+from airflow_provider_cdc.jobs.extract_delta import change_feed
+from airflow_provider_cdc.jobs.extract_delta.change_feed import GroupCount, Slice, slices_of
 from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
-from airflow_provider_cdc.jobs.extract_delta.window_changes import Late, Piece, RowGroup, WindowChanges, window_changes
+from airflow_provider_cdc.jobs.extract_delta.window_changes import (
+    ChangeRowGroup,
+    ChangeSlice,
+    Late,
+    WindowChanges,
+    window_changes,
+)
 from airflow_provider_cdc.jobs.extract_delta.window_changes import read_changes as read_windows
 from airflow_provider_cdc.lake import open_dataset, read_changes
 from airflow_provider_cdc.sources.api.window import Committed, LogSegment, SegmentSummary
@@ -97,7 +103,7 @@ def _row(values: dict[str, Any] | None) -> tuple[Any, ...] | None:
 @pytest.mark.parametrize("seed", seeds(0))
 @pytest.mark.parametrize("slice_rows", [1, 4, 1000])
 def test_changes_of_random_histories(night: Night, seed: int, slice_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feed_slices, "SLICE_ROWS", slice_rows)
+    monkeypatch.setattr(change_feed, "SLICE_ROWS", slice_rows)
     for number in range(1, 5):
         runner = night(number)
         if number == 1:
@@ -128,8 +134,8 @@ def test_the_feed_of_a_large_table_is_written_by_several_tasks_in_the_order_of_i
 
 
 def test_changes_that_were_prepared_earlier_go_to_the_slice_of_their_commit() -> None:
-    def place(group: int) -> RowGroup:
-        return RowGroup(0, 0, group)
+    def place(group: int) -> ChangeRowGroup:
+        return ChangeRowGroup(0, 0, group)
 
     counts = [
         GroupCount(place(0), 7, "", 2, 10, 20),
@@ -141,7 +147,7 @@ def test_changes_that_were_prepared_earlier_go_to_the_slice_of_their_commit() ->
     # x is committed between two row groups, and y, in another segment, after all of them. z changed another table.
     at = {pending: Committed(order, str(order), None) for pending, order in (("z", 24), ("x", 25), ("y", 99))}
     late = {pending: Late(0, pending, at[pending]) for pending in at}
-    window = WindowChanges((7, 8), (Piece(0, ()),), tuple(late.values()))
+    window = WindowChanges((7, 8), (ChangeSlice(0, ()),), tuple(late.values()))
     found = slices_of(window, 7, counts, 2)
     assert found == [Slice((place(0),), (), 2), Slice((place(1),), (late["x"], late["y"]), 8)]
     assert slices_of(window, 8, counts, 2) == [Slice((place(1),), (), 9)]

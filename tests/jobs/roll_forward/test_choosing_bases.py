@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.copies.removal_marks import mark
+from airflow_provider_cdc.core.copies.removal import mark
 from airflow_provider_cdc.core.options.feeds import BEGIN_ANEW, FeedOptions
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.plan import FeedGap, TablePlan
+from airflow_provider_cdc.core.run.manifest import FeedGap, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName

@@ -15,11 +15,11 @@ import pytest
 
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.parquet import writer
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged
 from airflow_provider_cdc.jobs.begin.base_selection import choose
-from airflow_provider_cdc.jobs.roll_forward import deletes, merge
+from airflow_provider_cdc.jobs.roll_forward import merge, task
 from airflow_provider_cdc.jobs.roll_forward import plan as forward
 from airflow_provider_cdc.sinks.registry import open_sink
 from tests.interrupting import Interrupted, commits_fail
@@ -40,8 +40,8 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets the shares of rows below which a file gets deletes."""
 
     def set_shares(touched: float, deleted: float) -> None:
-        monkeypatch.setattr(deletes, "TOUCHED_SHARE", touched)
-        monkeypatch.setattr(deletes, "DELETED_SHARE", deleted)
+        monkeypatch.setattr(task, "TOUCHED_SHARE", touched)
+        monkeypatch.setattr(task, "DELETED_SHARE", deleted)
 
     return set_shares
 

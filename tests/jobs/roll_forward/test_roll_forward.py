@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.parquet import splice, writer
 from airflow_provider_cdc.core.parquet.splice import SplicedFile
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -23,9 +23,9 @@ from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ManifestError
 from airflow_provider_cdc.jobs.begin import initial_position
 from airflow_provider_cdc.jobs.begin.base_selection import choose
-from airflow_provider_cdc.jobs.certificate import derive
+from airflow_provider_cdc.jobs.certificate import build
 from airflow_provider_cdc.jobs.consolidate import touched_rows
-from airflow_provider_cdc.jobs.roll_forward import image_buffer as images
+from airflow_provider_cdc.jobs.roll_forward import merge as images
 from airflow_provider_cdc.jobs.roll_forward import plan as forward
 from airflow_provider_cdc.jobs.roll_forward import task as roll
 from airflow_provider_cdc.sinks.registry import open_sink
@@ -356,7 +356,7 @@ def test_rows_that_grow_far_beyond_a_row_group_are_parted(here: MakeRunner, monk
     for module in (writer, roll):
         monkeypatch.setattr(module, "ROW_GROUP_BYTES", 500)
     monkeypatch.setattr(roll, "MOST_SORTED_BYTES", 500)
-    monkeypatch.setattr(derive, "DECODED_ROWS", 1)
+    monkeypatch.setattr(build, "DECODED_ROWS", 1)
     decode, sizes = night.source.decode_images, []
 
     def decoded(table: Table, images: pa.BinaryArray, nulled: Any = None) -> pa.RecordBatch:

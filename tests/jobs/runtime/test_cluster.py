@@ -12,8 +12,7 @@ import pytest
 from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.jobs.runtime.driver import to_environment
-from airflow_provider_cdc.jobs.runtime.shipping import package_zip
+from airflow_provider_cdc.jobs.runtime.driver import package_zip, to_environment
 from harness.environment import spark_environment
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of

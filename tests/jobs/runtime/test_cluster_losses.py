@@ -16,13 +16,13 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.control import effective, events
+from airflow_provider_cdc.core.control import acts as events
+from airflow_provider_cdc.core.control import effective
 from airflow_provider_cdc.core.control.acts import act_on
-from airflow_provider_cdc.core.options.limits import LimitOptions
+from airflow_provider_cdc.core.options.run import LimitOptions
 from airflow_provider_cdc.core.run.results import ConsolidateResult
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.jobs.runtime.driver import to_environment
-from airflow_provider_cdc.jobs.runtime.shipping import package_zip
+from airflow_provider_cdc.jobs.runtime.driver import package_zip, to_environment
 from harness.environment import spark_environment
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published_counts, settings_of

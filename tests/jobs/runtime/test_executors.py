@@ -9,8 +9,8 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.compat import executor_count
 from airflow_provider_cdc.errors import TransientError
-from airflow_provider_cdc.jobs.runtime import executors
-from airflow_provider_cdc.jobs.runtime.executors import LOOK_SECONDS, LOST_SECONDS, ExecutorWatch
+from airflow_provider_cdc.jobs.runtime import tasks
+from airflow_provider_cdc.jobs.runtime.tasks import LOOK_SECONDS, LOST_SECONDS, ExecutorWatch
 
 Watch = Callable[[int, float], None]
 
@@ -20,10 +20,10 @@ def watching(*, gives_up: bool = True) -> Watch:
     now, count = [0.0], [0]
     watch = ExecutorWatch(lambda: count[0], gives_up=gives_up, clock=lambda: now[0])
 
-    def look(executors: int, seconds: float) -> None:
-        count[0], end = executors, now[0] + seconds
+    def look(running: int, seconds: float) -> None:
+        count[0], end = running, now[0] + seconds
         while now[0] < end:
-            watch.look("snapshot")
+            watch.poll("snapshot")
             now[0] += LOOK_SECONDS
 
     return look
@@ -51,15 +51,15 @@ def test_a_wait_for_the_first_executor_and_a_busy_queue_are_only_reported(capsys
 def test_an_application_without_work_may_have_no_executors() -> None:
     now, count = [0.0], [1]
     watch = ExecutorWatch(lambda: count[0], gives_up=True, clock=lambda: now[0])
-    watch.look("snapshot")
+    watch.poll("snapshot")
     count[0] = 0
     for _ in range(5):
         # No job runs, so nobody looks.
         now[0] += LOST_SECONDS
-        watch.look("extract_delta")
+        watch.poll("extract_delta")
 
 
 def test_spark_on_this_machine_needs_no_executors(spark: SparkSession) -> None:
     assert executor_count(spark.sparkContext) == 0
-    executors.look_for_executors(spark.sparkContext, "snapshot")
-    assert spark.sparkContext not in executors._watches
+    tasks.look_for_executors(spark.sparkContext, "snapshot")
+    assert spark.sparkContext not in tasks._watches

@@ -10,8 +10,9 @@ import pytest
 
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import RunwayTooShort
-from airflow_provider_cdc.jobs.runtime import runway_guard, source_watch
-from airflow_provider_cdc.jobs.runtime.runway_guard import RunwayGuard
+from airflow_provider_cdc.jobs.runtime import source_watch
+from airflow_provider_cdc.jobs.runtime import source_watch as runway_guard
+from airflow_provider_cdc.jobs.runtime.source_watch import RunwayGuard
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.sources.api.log import NeededLog
 from harness.mysql_server import MysqlServer
@@ -178,11 +179,11 @@ def test_the_watch_of_a_step_stops_it_before_its_log_is_gone(
     run = Run.load(pipeline.run)
     source = pipeline.source.of_run(run.manifest.identity, run.manifest.initial)
     spark: Any = None
-    watch = source_watch.Watch(Step(spark, run, source))
+    watch = source_watch.SourceWatch(Step(spark, run, source))
 
     def look_on() -> None:
         while True:
-            watch.look(seconds_left=10 * HOUR)
+            watch.poll(seconds_left=10 * HOUR)
             time.sleep(0.05)
 
     with pytest.raises(RunwayTooShort, match="binlog_expire_logs_seconds = 120 s"):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.jobs.runtime.shipping import package_zip
+from airflow_provider_cdc.jobs.runtime.driver import package_zip
 
 SCRIPT = """
 import sys

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from airflow_provider_cdc.core.copies.head import Copy, encode_copy
 from airflow_provider_cdc.core.run.staging import StagedFile
-from airflow_provider_cdc.core.shards.union import UNIONS, Union, UnionCopy, decide
+from airflow_provider_cdc.core.shards.union import UNIONS, Union, UnionCopy, record_commit
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.jobs.shards.old_unions import remove_old_unions
+from airflow_provider_cdc.jobs.shards.unite import remove_old_unions
 
 
 def test_a_part_of_a_copy_does_not_take_the_place_of_a_copy(tmp_path: Path) -> None:
@@ -19,7 +19,7 @@ def test_a_part_of_a_copy_does_not_take_the_place_of_a_copy(tmp_path: Path) -> N
         files = tuple(StagedFile(f"part-{number}{name}.parquet", 1, 1, "") for name in "ab")
         copy = UnionCopy({"eu:shop.orders_1": files}, (), {})
         union = Union(union_id, (), {"shop.orders": copy}, f"2026-01-0{number}T00:00:00+00:00", "")
-        unions.append(decide(target.folder(UNIONS, union_id), union))
+        unions.append(record_commit(target.folder(UNIONS, union_id), union))
         # The driver of the third one ended while it published.
         for name in present:
             path = tmp_path / "shop.orders" / f"snapshot={union_id}" / f"part-{number}{name}.parquet"

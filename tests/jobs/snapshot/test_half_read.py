@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.core.tables.value_range import ValueRange
 from airflow_provider_cdc.jobs.snapshot.parts import Part
-from airflow_provider_cdc.jobs.snapshot.units import drop_half_read, files_by_table
+from airflow_provider_cdc.jobs.snapshot.read_part import drop_half_read, files_by_table
 
 TABLES = [
     RunTable(Table(TableName("s", "keyed"), (), ("id",)), "exported", ""),

@@ -15,8 +15,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch
-from airflow_provider_cdc.jobs.snapshot.key_order import Extent, check_key_order
-from airflow_provider_cdc.jobs.snapshot.parts import Part
+from airflow_provider_cdc.jobs.snapshot.parts import Extent, Part, check_key_order
 from airflow_provider_cdc.jobs.snapshot.read_part import ReadPart
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource

@@ -17,9 +17,9 @@ from airflow_provider_cdc.jobs.snapshot.parts import Part
 from airflow_provider_cdc.jobs.snapshot.piece_progress import (
     LARGE_BYTES,
     PARTS,
-    Piece,
+    PartPiece,
+    PieceWatch,
     UnderWay,
-    Watch,
     forget,
     piece_of_part,
     piece_of_segment,
@@ -33,7 +33,7 @@ WEIGHT = 1000 * LARGE_BYTES
 TABLES = [RunTable(Table(TableName("d", "t"), (Column("v", "int", False),), rows=1000), "lock", "")]
 
 
-def piece(number: int, weight: int = WEIGHT, rows: int = 0) -> Piece:
+def piece(number: int, weight: int = WEIGHT, rows: int = 0) -> PartPiece:
     return piece_of_part(Part(number, 0, (Chunk(0, rows=rows),), weight), TABLES)
 
 
@@ -79,13 +79,13 @@ def test_small_parts_say_something_only_if_they_take_long(folder: Storage, monke
 
 def test_pieces_that_are_read_and_not_yet_written_are_told_apart(folder: Storage) -> None:
     pieces = [piece(0), piece(1)]
-    watch = Watch(folder, PARTS, lambda: pieces)
+    watch = PieceWatch(folder, PARTS, lambda: pieces)
     UnderWay(folder, pieces[0]).add(1000, 1000)
-    assert [*watch.look()] == [1000, pytest.approx(0.99 * WEIGHT)]
+    assert [*watch.poll()] == [1000, pytest.approx(0.99 * WEIGHT)]
     assert watch.all_read == 0
     # The other one is done.
     del pieces[1]
-    watch.look()
+    watch.poll()
     assert watch.all_read == 1
 
 

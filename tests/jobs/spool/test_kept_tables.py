@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.kinds import parse_position
-from airflow_provider_cdc.core.run.plan import InitialPoint
+from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.jobs.certificate import derive
+from airflow_provider_cdc.jobs.certificate import build
 from airflow_provider_cdc.jobs.restart import begin_again
 from airflow_provider_cdc.jobs.roll_forward import merge, plan
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
@@ -173,7 +173,7 @@ def test_one_move_covers_copies_that_are_rolled_forward(
     server.query("CREATE TABLE shop.late (id INT PRIMARY KEY)")
     server.query("INSERT INTO shop.late VALUES (1), (2)")
     options: dict[str, Any] = {"run_id": "20260102T000000Z-00000000", "refresh": "auto"}
-    for module in (plan, merge, derive):
+    for module in (plan, merge, build):
         monkeypatch.setattr(module, "run_tasks", run._run_tasks)
     spark = run.pipeline._spark
     run.pipeline = Pipeline(spark, settings_of(server), tmp_path.as_uri(), ["shop.*"], **options)

@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.jobs.restart import begin_again
 from airflow_provider_cdc.jobs.runtime import source_watch
-from airflow_provider_cdc.jobs.snapshot import ends_of_reads
+from airflow_provider_cdc.jobs.snapshot import table_files
 from airflow_provider_cdc.sources.mysql.tables.identities import identity, replaced
 from harness.lake_readers import iceberg_rows
 from harness.mysql_server import MysqlServer
@@ -198,7 +198,7 @@ def test_the_check_of_each_minute_finds_a_table_that_was_read(
     """The other tables are still read. The finished read is carried."""
     run = CarriedRun(mysql_server, tmp_path, monkeypatch)
     monkeypatch.setattr(source_watch, "WATCH_SECONDS", 0.0)
-    monkeypatch.setattr(ends_of_reads, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(table_files, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(source_watch, "threading", SimpleNamespace(Thread=AtOnce))
     monkeypatch.setattr(run.random, "sample", lambda numbers, count: sorted(numbers, key=last_visits))
     rounds: list[int] = []

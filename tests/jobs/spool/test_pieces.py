@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.options.log import LogOptions
+from airflow_provider_cdc.core.options.run import LogOptions
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.run import Run
@@ -16,8 +16,8 @@ from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import CdcError, LogGone, SchemaChanged
 from airflow_provider_cdc.jobs.changes import net_change_files
-from airflow_provider_cdc.jobs.spool.modes import why_not
-from airflow_provider_cdc.jobs.spool.piece import Piece
+from airflow_provider_cdc.jobs.spool.kept_pieces import Piece
+from airflow_provider_cdc.jobs.spool.spooler import why_not
 from tests.conftest import MysqlFactory, PostgresFactory
 from tests.jobs.spool.spooled_run import Server, SpooledRun, make_tables, purge, rotate
 

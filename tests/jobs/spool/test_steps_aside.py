@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_cdc.core.control.acts import act_on
 from airflow_provider_cdc.errors import LogGone, RunStopped, ValueNotRepresentable
 from airflow_provider_cdc.jobs.control import controller
-from airflow_provider_cdc.jobs.control.turn import Turn
+from airflow_provider_cdc.jobs.control.turn import ReadTurn
 from airflow_provider_cdc.jobs.extract_delta.read_segment import ReadSegment, SegmentRecord
 from airflow_provider_cdc.jobs.spool import spooler as spooler_module
 from airflow_provider_cdc.sources.api.window import LogSegment
@@ -77,7 +77,7 @@ def test_the_spool_leaves_a_slot_to_the_exported_snapshot(
 
     def between() -> None:
         run.change(3)
-        spooler.look()
+        spooler.poll()
         assert not run.links()
 
     run.between = between
@@ -101,7 +101,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_the_piece_under_way(
         reading.set()
         # The reader of a piece waits like this after each batch, and forever if the run is stopped.
         while True:
-            Turn(step.folder).wait()
+            ReadTurn(step.folder).wait()
 
     def end_spool_after_a_stop() -> None:
         with controller.controlled("snapshot", step.run, step.source, step.token):

@@ -6,7 +6,7 @@ import re
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.jobs.verify.ranges import KeyRange, Sample, chance_to_find, cut, draw
+from airflow_provider_cdc.jobs.verify.rows import KeyRange, Sample, chance_to_find, cut, draw
 
 
 @pytest.mark.parametrize("kind", [pa.int16(), pa.int32(), pa.int64(), pa.uint32(), pa.uint64()])

@@ -17,7 +17,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from airflow_provider_cdc.core.options.feeds import BEGIN_ANEW, FeedOptions
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
-from airflow_provider_cdc.core.run.plan import FeedGap, MissedPast, TablePlan
+from airflow_provider_cdc.core.run.manifest import FeedGap, MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName

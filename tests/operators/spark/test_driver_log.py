@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.operators.spark.driver_log import LOG4J, levelled, log4j_option
+from airflow_provider_cdc.operators.spark.step import LOG4J, levelled, log4j_option
 
 PRINTED = """WARNING: Using incubator modules: jdk.incubator.vector
 Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties

@@ -11,8 +11,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG
 
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
-from airflow_provider_cdc.operators.spark.shared_app import steps_after
-from airflow_provider_cdc.operators.spark.step import SparkStepOperator
+from airflow_provider_cdc.operators.spark.step import SparkStepOperator, steps_after
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 
 Change = Callable[[SnapshotTaskGroup], object]

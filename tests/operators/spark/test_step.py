@@ -23,8 +23,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 
 import airflow_provider_cdc
 from airflow_provider_cdc.assets import copies_alias, table_asset
-from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.plan import FeedGap, MissedPast
+from airflow_provider_cdc.core.run.manifest import FeedGap, MissedPast, RunTable
 from airflow_provider_cdc.core.run.results import TableRead
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -33,12 +32,12 @@ from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.jobs.runtime.driver import done_file
 from airflow_provider_cdc.operators.base import run_id_for
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
+from airflow_provider_cdc.operators.copy_tasks import SnapshotOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.release import release_of_task
-from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.operators.spark import step as spark_step
 from airflow_provider_cdc.operators.spark.client_mode import check_spark
-from airflow_provider_cdc.operators.spark.failure import LastLines, spark_failed
+from airflow_provider_cdc.operators.spark.launch import LastLines, spark_failed
 from tests.runs import consolidate_result, manifest_of, snapshot_result
 from tests.seeds import some
 

@@ -12,11 +12,10 @@ from typing import Any
 import pyarrow as pa
 from pyiceberg.table import Table
 
-from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.run.manifest import Place
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.layout import PLAIN, Layout
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.tables.table import PLAIN, Layout, TableName
 from airflow_provider_cdc.sinks.base import Prepared, Publication, TableChange
 from tests.sinks.catalogs import plain_catalog
 from tests.sinks.test_contract import MYSQL, ORDERS, SERVER, Lake

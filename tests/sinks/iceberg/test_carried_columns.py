@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from pyiceberg.exceptions import NoSuchTableError
 
-from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.run.manifest import Place
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sinks.base import Prepared, Publication

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.run.plan import FeedGap
+from airflow_provider_cdc.core.run.manifest import FeedGap
 from airflow_provider_cdc.errors import ChangesMissing, ManifestError
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_cut
 from airflow_provider_cdc.sinks.base import Publication

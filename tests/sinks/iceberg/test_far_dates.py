@@ -18,8 +18,7 @@ from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, LessThan
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.tables.layout import layout_of
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.tables.table import TableName, layout_of
 from airflow_provider_cdc.errors import ConfigurationError
 from harness.lake_readers import opened_duckdb
 from harness.pipeline import settings_of

@@ -15,9 +15,8 @@ from pyiceberg.expressions import EqualTo, GreaterThanOrEqual, LessThan
 from pyiceberg.table import Table
 from pyiceberg.table.sorting import NullOrder, SortDirection
 
-from airflow_provider_cdc.core.parquet import partitioned_writer
-from airflow_provider_cdc.core.tables.layout import Layout, layout_of
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.parquet import partitions
+from airflow_provider_cdc.core.tables.table import Layout, TableName, layout_of
 from airflow_provider_cdc.errors import ConfigurationError
 from harness.lake_readers import opened_duckdb
 from tests.seeds import seeds, some
@@ -251,10 +250,10 @@ def test_too_many_partitions_are_refused_and_waiting_rows_are_bounded(
     lake: Lake, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = table_of(pa.array([f"{number % 100} {'x' * 1000}" for number in range(2000)]))
-    monkeypatch.setattr(partitioned_writer, "PENDING_BYTES", 100_000)
+    monkeypatch.setattr(partitions, "PENDING_BYTES", 100_000)
     publish(lake, 1, rows, layout_of(["c"], []))
     assert sorted(row["id"] for row in rows_at(lake, run_id_of(1))) == [*range(2000)]
     assert len(files_of(iceberg_table(lake))) == 100
-    monkeypatch.setattr(partitioned_writer, "MOST_PARTITIONS", 99)
+    monkeypatch.setattr(partitions, "MOST_PARTITIONS", 99)
     with pytest.raises(ConfigurationError, match="more than 99 partitions"):
         publish(lake, 2, rows, layout_of(["c"], []))

@@ -12,9 +12,8 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, CheckFiles
 from airflow_provider_cdc.sinks.base import Prepared
-from airflow_provider_cdc.sinks.catalog import CatalogSettings, LakeSettings
 from airflow_provider_cdc.sinks.iceberg.catalog import properties_of
-from airflow_provider_cdc.sinks.registry import open_sink
+from airflow_provider_cdc.sinks.registry import CatalogSettings, LakeSettings, open_sink
 from tests.sinks.test_contract import ORDERS, Lake
 
 SECRETS = ("s3cret-horse", "t0ken", "AKIAADMIN")

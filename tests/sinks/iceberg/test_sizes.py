@@ -58,8 +58,8 @@ def requests_of(lake: Lake, count: int, patch: pytest.MonkeyPatch) -> Counter[st
 def test_requests_grow_with_the_tables_only(lake: Lake, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = requests_of(lake, count, monkeypatch)
     assert requests["commit"] == count + 1
-    # For each table: one by the sink, one by PyIceberg's own SQL catalog in the commit, and one that confirms the commit
-    # before the cut; the rest is for the cuts.
+    # For each table: one by the sink, one by PyIceberg's own SQL catalog in the commit, and one that confirms the
+    # commit before the cut; the rest is for the cuts.
     assert requests["load"] <= 3 * count + 6
     rows = plain_catalog(lake.storage).load_table("cdc.cdc_cuts").scan().to_arrow()
     assert rows.num_rows == count

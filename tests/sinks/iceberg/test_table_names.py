@@ -11,9 +11,8 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sinks.base import Prepared, Sink
-from airflow_provider_cdc.sinks.catalog import LakeSettings
 from airflow_provider_cdc.sinks.iceberg.catalog import identifier_in, name_of
-from airflow_provider_cdc.sinks.registry import open_sink
+from airflow_provider_cdc.sinks.registry import LakeSettings, open_sink
 
 ORDERS, LINES = TableName("shop", "orders"), TableName("shop", "lines")
 

@@ -12,9 +12,8 @@ from pyiceberg.catalog.rest import RestCatalog
 
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import StorageUnavailable
-from airflow_provider_cdc.sinks.catalog import CatalogSettings
-from airflow_provider_cdc.sinks.iceberg.catalog import open_catalog
-from airflow_provider_cdc.sinks.iceberg.rest import TIMEOUT
+from airflow_provider_cdc.sinks.iceberg.catalog import TIMEOUT, open_catalog
+from airflow_provider_cdc.sinks.registry import CatalogSettings
 
 
 @pytest.fixture

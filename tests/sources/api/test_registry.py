@@ -11,11 +11,11 @@ from airflow_provider_cdc.core import kinds as core_kinds
 from airflow_provider_cdc.core.options.run import declared
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.registry import KINDS, Kind, kind_of, open_source
+from airflow_provider_cdc.sources.api.registry import KINDS, SourceKind, kind_of, open_source
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_kind_is_what_its_source_and_its_hook_say_it_is(kind: Kind) -> None:
+def test_a_kind_is_what_its_source_and_its_hook_say_it_is(kind: SourceKind) -> None:
     source = open_source(ConnectionSettings(kind.name, "nowhere.invalid", 1, "nobody"))
     assert source.kind == kind.name
     hook = kind.load(kind.hook)("shop")

@@ -13,7 +13,7 @@ from airflow_provider_cdc.core.positions.as_of import parse
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.tables.table import Era
 from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged
-from airflow_provider_cdc.sources.api.registry import KINDS, Kind
+from airflow_provider_cdc.sources.api.registry import KINDS, SourceKind
 from airflow_provider_cdc.sources.api.source import Source
 from tests.jobs.history_source import History, HistorySource, at, tables
 
@@ -41,7 +41,7 @@ PAST = parse("2026-01-01T00:00:00Z")
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_a_kind_overrides_the_defaults_for_what_its_databases_have(kind: Kind) -> None:
+def test_a_kind_overrides_the_defaults_for_what_its_databases_have(kind: SourceKind) -> None:
     source = kind.load(kind.source)
     names = {name for name in dir(Source) if not name.startswith("_")} - Source.__abstractmethods__
     overridden = {name for name in names if getattr(source, name, None) is not getattr(Source, name, None)}
@@ -82,7 +82,7 @@ def test_what_a_database_cannot_do_is_refused(call: Callable[[Any], object]) -> 
 
 def test_what_a_database_lacks_is_named_where_the_run_can_go_on_without_it() -> None:
     source = HistorySource(History(), 0)
-    assert source.stays(TABLE)
+    assert source.reason_not_rollable(TABLE)
     assert source.waiting(at(0), {}, PLACE).obstacle
     assert source.refusals_since({}, at(0), [TABLE], None, StepOptions()).keys() == {TABLE.name}
 

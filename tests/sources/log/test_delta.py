@@ -21,7 +21,7 @@ from airflow_provider_cdc.sources.api.window import BUCKETS, DELTA_SCHEMA, Track
 from airflow_provider_cdc.sources.log import delta
 from airflow_provider_cdc.sources.log.delta import delta_batches, order_base
 from airflow_provider_cdc.sources.log.net_change import NetChange
-from airflow_provider_cdc.sources.log.netting import USED, decide
+from airflow_provider_cdc.sources.log.netting import USED, apply_prepared
 from tests.seeds import examples
 from tests.sources.log.test_netting import KEYED, KEYLESS, TABLES, changed, counted, left, new
 
@@ -220,7 +220,7 @@ def test_a_transaction_that_was_committed_in_the_segment_stands_at_its_commit() 
     for order in (1, 2):
         changed(net, KEYED + TABLES, image(b"%d" % order), None, image(b"%d" % order, b"old"), order)
     changed(net, KEYED, image(b"0"), None, image(b"0", b"old"), 5)
-    decide(net.arrays, start, int(net.state[USED]), 0, np.ones(2, np.uint8), net.keyless, 9)
+    apply_prepared(net.arrays, start, int(net.state[USED]), 0, np.ones(2, np.uint8), net.keyless, 9)
     found = {row["key"]: (row["order"], row["suborder"], row["pending"]) for row in rows_of(batches(net))}
     assert found == {canonical(b"0"): (5, 0, None), canonical(b"1"): (9, 1, None), canonical(b"2"): (9, 2, None)}
 

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, bytes_of
-from airflow_provider_cdc.sources.log.located_values import OVERRUN, Located, copy_values
+from airflow_provider_cdc.sources.log.netting import OVERRUN, Located, copy_values
 from tests.sources.guarded import guarded
 
 VALUES = st.lists(st.one_of(st.none(), st.binary(max_size=40), st.sampled_from([b"x" * 16, b"y" * 17, b"z" * 33])))

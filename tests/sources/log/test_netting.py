@@ -19,8 +19,8 @@ from airflow_provider_cdc.sources.log.netting import (
     SUBORDER,
     USED,
     Net,
+    apply_prepared,
     count,
-    decide,
     has_room,
     hash_key,
     key_place,
@@ -199,7 +199,7 @@ def test_what_a_prepared_transaction_left_counts_at_its_commit(
     others = {key: row for key, row in after.items() if key not in prepared}
     for key, row in others.items():
         left(net, KEYED, key, row, 4)
-    decide(net.arrays, start, stop, 0, np.array([counts, 0], np.uint8), net.keyless, 5)
+    apply_prepared(net.arrays, start, stop, 0, np.array([counts, 0], np.uint8), net.keyless, 5)
     for key, row in after.items():
         left(net, KEYED, key, row, 6)
     expected = {**before, **others, **(prepared if counts else {}), **after}
@@ -247,7 +247,7 @@ def test_what_a_prepared_transaction_did_counts_at_its_commit_and_only_where_it_
         changed(net, KEYED + TABLES, key, None, b"prepared", order)
         counted(net, KEYLESS + TABLES, key, -1, order)
     counts = np.array([data.draw(st.booleans()), data.draw(st.booleans())], np.uint8)
-    decide(net.arrays, start, int(net.state[USED]), 0, counts, net.keyless, 100)
+    apply_prepared(net.arrays, start, int(net.state[USED]), 0, counts, net.keyless, 100)
     found = contents(net)
     keyed = {key: value for (group, key), value in found.items() if group == KEYED}
     keyless = {key: value[2] for (group, key), value in found.items() if group == KEYLESS}

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding
 
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.server.session_variables import pinned
+from airflow_provider_cdc.sources.mysql.server.session import pinned
 from tests.sources.lying_server import KEY, Peer
 
 PASSWORD = "pässword-☂-'%s"

@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from airflow_provider_cdc.errors import PreflightError
-from airflow_provider_cdc.sources.planning.server_clock import SKEW, wait_for_clock
+from airflow_provider_cdc.sources.planning.survey import SKEW, wait_for_clock
 
 
 def test_a_clock_that_is_a_little_behind_is_waited_for_and_another_one_is_not() -> None:

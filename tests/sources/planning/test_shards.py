@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.options.merge import MergeOptions
+from airflow_provider_cdc.core.options.lake import MergeOptions
 from airflow_provider_cdc.core.options.run import AS_DECLARED, StepOptions
-from airflow_provider_cdc.core.run.plan import InitialPoint
+from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
 from airflow_provider_cdc.jobs.begin.fit import with_shards as fixed
 from airflow_provider_cdc.sources.api.registry import open_source

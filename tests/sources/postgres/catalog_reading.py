@@ -5,12 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Concatenate, ParamSpec, TypeVar
 
-from airflow_provider_cdc.sources.postgres.catalog import (
-    named_tables,
-    partition_bounds,
-    replica_identities,
-    schema,
-)
+from airflow_provider_cdc.sources.postgres.catalog import named_tables, replica_identities, schema
+from airflow_provider_cdc.sources.postgres.catalog import schema as partition_bounds
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.server.session import Connection
 from airflow_provider_cdc.sources.postgres.slots import standing_record

@@ -17,7 +17,7 @@ from airflow_provider_cdc.sources.api.reading import KeyReader
 from airflow_provider_cdc.sources.log.delta import key_table
 from airflow_provider_cdc.sources.planning.point import late_problems
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.postgres.chunking.key_lookup import ONE_BY_ONE, KeyLookup
+from airflow_provider_cdc.sources.postgres.chunking.key_ranges import ONE_BY_ONE, KeyLookup
 from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
 from airflow_provider_cdc.sources.postgres.server.session import session
 from harness.postgres_binaries import installations

@@ -9,10 +9,10 @@ from pyiceberg.typedef import Record
 from airflow_provider_cdc.core.parquet.file_stats import FileStats
 from airflow_provider_cdc.core.parquet.partitions import decode_partition
 from airflow_provider_cdc.core.parquet.position_deletes import PATH_ID
-from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.run.manifest import Place
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import FileDamaged
 from airflow_provider_cdc.sinks.base import TableChange
 from airflow_provider_cdc.sinks.iceberg.tables.table import recorded_location, recorded_spec_id
@@ -75,7 +75,7 @@ def named_data_files(place: Place, change: TableChange) -> tuple[dict[str, DataF
         size = present.get(file.base_name)
         if size != file.bytes:
             # A program that removes orphan files may have deleted files of a run that waited for days.
-            what = "is gone" if size is None else f"has {counted(size, 'byte')}, not {file.bytes:,}"
+            what = "is gone" if size is None else f"has {format_count(size, 'byte')}, not {file.bytes:,}"
             raise FileDamaged(f"the file {file.base_name} of this copy {what}", where=folder.uri, hint=_DAMAGED)
     location = recorded_location(place)
     wanted: dict[str, DataFile | None] = {f"{location}/{file.base_name}": None for file in change.kept if file.rows}

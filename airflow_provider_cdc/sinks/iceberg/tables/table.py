@@ -12,27 +12,25 @@ from pyiceberg.schema import Schema
 from pyiceberg.table import Table
 from pyiceberg.types import ListType
 
-from airflow_provider_cdc.core.run.place import Place
+from airflow_provider_cdc.core.run.manifest import Place
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sinks.base import Prepared
 from airflow_provider_cdc.sinks.iceberg.catalog import Identifier, folder_of, load_table, name_of
-from airflow_provider_cdc.sinks.iceberg.tables.columns import (
-    decode_identities,
-    encode_identities,
-    evolved_columns,
-    new_schema,
-)
 from airflow_provider_cdc.sinks.iceberg.tables.layout import (
     check_columns,
     check_partitioning,
+    decode_identities,
+    encode_identities,
     encode_order,
+    evolved_columns,
+    new_schema,
     partition_spec,
+    schema_digest,
     sort_order,
 )
-from airflow_provider_cdc.sinks.iceberg.tables.schema_change import schema_digest
 
 RUN_ID = "cdc.run_id"
 """The property of a snapshot that contains the id of the run."""

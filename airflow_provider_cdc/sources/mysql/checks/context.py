@@ -11,15 +11,14 @@ import pymysql
 
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.run.spool_chain import Reached, reached
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.server.amazon import is_amazon
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, log_files, log_status
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
-from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE, is_replica, state
+from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE, is_amazon, is_replica, state
 from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, variables
 from airflow_provider_cdc.sources.mysql.tables.cascades import with_parents
 

@@ -21,9 +21,8 @@ from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 from airflow_provider_cdc.sources.mysql.checks.context import ServerContext
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.mysql.log import walk_state
-from airflow_provider_cdc.sources.mysql.log.long_prepared import LongPrepared, PreparedWalker
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import Prefix, latest_commit, prefix_at
-from airflow_provider_cdc.sources.mysql.log.survey import looked_through, stretches
+from airflow_provider_cdc.sources.mysql.log.survey import LongPrepared, PreparedWalker, looked_through, stretches
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
     check_continuity,

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.mysql.checks.context import RunContext, ServerContext
-from airflow_provider_cdc.sources.mysql.server.amazon import setting_hint
-from airflow_provider_cdc.sources.mysql.server.server import FIXED_PREFIX, LAST_SET
+from airflow_provider_cdc.sources.mysql.server.server import FIXED_PREFIX, LAST_SET, setting_hint
 from airflow_provider_cdc.sources.mysql.server.session import is_server_itself
 
 _WHEN = (Moment.PREFLIGHT, Moment.EACH_STEP, Moment.ROLL_FORWARD)

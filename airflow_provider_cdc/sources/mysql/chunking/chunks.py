@@ -18,30 +18,163 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import pyarrow as pa
 import pymysql
 
 from airflow_provider_cdc.core.tables.chunk import Bound, Chunk, KeyValue, partition
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.sources.mysql.chunking import value_ranges
-from airflow_provider_cdc.sources.mysql.chunking.axes import Axis, Between, TextAxis, axis_of
-from airflow_provider_cdc.sources.mysql.chunking.bounds import increasing
+from airflow_provider_cdc.core.tables.value_range import Edge, ValueRange
+from airflow_provider_cdc.sources.mysql.chunking.axes import Axis, Between, DateAxis, TextAxis, TextCuts, axis_of
 from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed_span
-from airflow_provider_cdc.sources.mysql.chunking.text_cuts import TextCuts
-from airflow_provider_cdc.sources.mysql.server.driver_errors import is_of_table
-from airflow_provider_cdc.sources.mysql.server.session import Connection, query, quote
-from airflow_provider_cdc.sources.mysql.server.statement_size import batches, fits, size_of
+from airflow_provider_cdc.sources.mysql.decode.stream import PreparedStatement
+from airflow_provider_cdc.sources.mysql.server.driver import is_of_table
+from airflow_provider_cdc.sources.mysql.server.session import Connection, batches, fits, query, quote, size_of
 from airflow_provider_cdc.sources.mysql.tables.schema import table_sql, unsigned_difference
+from airflow_provider_cdc.sources.mysql.tables.types import arrow_schema
+
+# Selects the bounds of chunks. The server must confirm that the bounds increase, with the same comparisons that chunk
+# reads use.
+#
+# The query for this confirmation uses the same expressions, parameters and protocol as the reads, because the server
+# may interpret the same text differently in different places. For example, in a prepared statement, ``CAST('08:12:27'
+# AS TIME)`` of a parameter is the time of a date, 00:00:00. So the query also returns each bound, and the result must
+# be equal to the bound. A bound is dropped if the server reads it as another value, or cannot read it as a value of the
+# column's type.
+
+
+_BATCH = 64
+"""Maximum number of bounds per statement."""
+
+
+def increasing(connection: Connection, axes: Sequence[Axis], bounds: Sequence[Bound]) -> list[int]:
+    """Return the indexes of the bounds to keep. A bound is kept only if the server interprets it as the intended value,
+    and finds it greater than the previous kept bound."""
+    increasing_indexes = list(range(len(bounds)))
+    while True:
+        greater: list[bool] = []
+        pairs = list(pairwise([(), *(bounds[index] for index in increasing_indexes)]))
+        checks = [_greater(axes, *pair) for pair in pairs]
+        for some in batches(connection, checks, _size, _BATCH):
+            greater += _answers(connection, some)
+        if all(greater):
+            return increasing_indexes
+        # Keep a bound that follows a dropped bound, because it still has to be compared with the last kept bound.
+        increasing_indexes = [
+            index
+            for index, is_greater, last_was in zip(increasing_indexes, greater, [True, *greater[:-1]], strict=True)
+            if is_greater or not last_was
+        ]
+
+
+_Check = tuple[str, list[KeyValue]]
+
+
+def _greater(axes: Sequence[Axis], before: Bound, bound: Bound) -> _Check:
+    """Return SQL that is true if ``bound`` is greater than ``before`` and the server returns its values unchanged.
+
+    If one bound is a prefix of the other bound, the longer bound is greater.
+    """
+    checks = ["TRUE"]
+    params: list[KeyValue] = []
+    for axis, value in zip(axes, bound, strict=False):
+        # Compare as bytes: values that are equal in the collation may still be different bounds.
+        back = axis.read.format(axis.bound.format("?"))
+        checks.append(f"CAST({back} AS BINARY) = CAST(? AS BINARY)")
+        params += [value, value]
+    order = "TRUE" if len(before) < len(bound) else "FALSE"
+    values: list[KeyValue] = []
+    for axis, low, high in reversed(list(zip(axes, before, bound, strict=False))):
+        parameter = axis.bound.format("?")
+        order = f"({parameter} < {parameter} OR ({parameter} = {parameter} AND {order}))"
+        values = [low, high, low, high, *values]
+    return f"({' AND '.join([*checks, order])})", params + values
+
+
+def _size(check: _Check) -> int:
+    sql, values = check
+    return len(sql.encode()) + size_of(values)
+
+
+def _answers(connection: Connection, checks: Sequence[_Check]) -> list[bool]:
+    # Let the query return one string, so that the form of the result does not depend on the number of checks.
+    sql = ", ".join(f"IF({check}, 'Y', 'N')" for check, _ in checks)
+    statement = PreparedStatement(connection, f"SELECT CAST(CONCAT({sql}) AS BINARY)")
+    try:
+        answers = statement.value([value for _, values in checks for value in values])
+    finally:
+        statement.close()
+    return [answer == ord("Y") for answer in answers]
+
+
+# Divides a keyless table into ranges of a column's values, so that each range can be read at a position of its own
+# (docs/design/resume.md).
+#
+# InnoDB stores a table without a key in the order in which its rows were inserted. A column is used only if its values
+# come in this order, too, and if it has an index: an AUTO_INCREMENT column, or a column with the time of the INSERT.
+# With another column, the server would look up each row at another place on the disk.
+
+
+_COLUMNS = """
+SELECT s.COLUMN_NAME, s.INDEX_NAME FROM information_schema.STATISTICS s
+JOIN information_schema.COLUMNS c USING (TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME)
+JOIN information_schema.TABLES t USING (TABLE_SCHEMA, TABLE_NAME)
+WHERE (s.TABLE_SCHEMA, s.TABLE_NAME) = (%s, %s) AND s.SEQ_IN_INDEX = 1 AND s.SUB_PART IS NULL
+    AND s.INDEX_TYPE = 'BTREE' AND s.IS_VISIBLE = 'YES' AND c.IS_NULLABLE = 'NO'
+    AND t.CREATE_OPTIONS NOT LIKE '%%partitioned%%'
+    AND (c.EXTRA LIKE '%%auto_increment%%'
+        OR (c.COLUMN_DEFAULT LIKE 'CURRENT_TIMESTAMP%%' AND c.EXTRA NOT LIKE '%%on update%%'))
+ORDER BY c.EXTRA LIKE '%%auto_increment%%' DESC, s.COLUMN_NAME, s.INDEX_NAME LIMIT 1
+"""
+
+
+def with_range_key(connection: Connection, table: Table) -> Table | None:
+    """Return a keyless table as if the column by which it is divided were its key. None: it cannot be divided."""
+    read = {column.name for column in table.as_read.columns}
+    for name, index in query(connection, _COLUMNS, (table.name.schema, table.name.name)):
+        if name in read and _can_divide(table, name):
+            return replace(table, key=(name,), key_index=index)
+    return None
+
+
+def in_ranges(table: Table, chunks: list[Chunk]) -> list[Chunk]:
+    """Return chunks of the result of `with_range_key` with their ranges of values."""
+    (name,) = table.key
+    kind = arrow_schema(table).field(name).type
+    return [
+        replace(chunk, within=ValueRange(name, *(_edge(bound, kind) for bound in chunk.bounds))) for chunk in chunks
+    ]
+
+
+def _can_divide(table: Table, name: str) -> bool:
+    """Return whether the log and the server place each value in the same range. In a table with a condition, a value
+    that no Arrow type holds does not stop the run, but it has no known range. Dates that are published as text
+    (``unrepresentable``) do not sort like dates."""
+    axis = axis_of(table.column(name))
+    if type(axis) is Axis:
+        return axis.read == "{}"
+    is_date = isinstance(axis, DateAxis) and pa.types.is_temporal(arrow_schema(table).field(name).type)
+    return is_date and table.selection.where is None
+
+
+def _edge(bound: tuple[KeyValue, ...] | None, kind: pa.DataType) -> Edge:
+    if bound is None:
+        return None
+    (value,) = bound
+    if isinstance(value, int):
+        return value
+    whole, _, fraction = str(value).partition(".")
+    zone = "+00:00" if pa.types.is_timestamp(kind) and kind.tz is not None else ""
+    return f"{whole}.{fraction.ljust(6, '0')}{zone}" if pa.types.is_timestamp(kind) else whole
+
 
 _TOO_BIG = 1.5
 """A cell (key range) is cut again if its rows would fill more than this number of chunks."""
 
 _ROUNDS = 40
-_BATCH = 64
-"""Maximum number of key ranges per statement."""
 _MOST_COPIES = 8
 """The maximum number of times that the values of a bound occur in a statement. Each of two bounds occurs twice in each
 of two SELECTs."""
@@ -63,9 +196,9 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
     condition (``schema.unsigned_difference``).
     """
     is_cut = table.rows > chunk_rows * _TOO_BIG and not unsigned_difference(table)
-    if is_cut and table.keyless and (by_value := value_ranges.with_range_key(connection, table)):
+    if is_cut and table.keyless and (by_value := with_range_key(connection, table)):
         by_range = plan_chunks(connection, by_value, chunk_rows)
-        return value_ranges.in_ranges(by_value, by_range) if len(by_range) > 1 else by_range
+        return in_ranges(by_value, by_range) if len(by_range) > 1 else by_range
     axes = _axes(connection, table) if is_cut else []
     if not axes:
         return partition([], [table.rows])
@@ -220,7 +353,7 @@ class _Planner:
             ]
             questions.append((" UNION ALL ".join(selects), [*params, *params]))
         bounds: dict[tuple[int, int], Bound] = {}
-        for some in batches(self._connection, questions, _size, _BATCH):
+        for some in batches(self._connection, questions, _asked_size, _BATCH):
             rows = _run(self._connection, " UNION ALL ".join(sql for sql, _ in some), _params(some))
             bounds |= {(number, side): tuple(key) for number, side, *key in rows}
         # A cell may have only one row, and this row may be deleted after the query for the first key and before the
@@ -235,7 +368,7 @@ class _Planner:
         conditions = (self._where(cell) for cell in cells)
         statements = [(f"SELECT 1 {self._from}{condition}", params) for condition, params in conditions]
         done = 0
-        for some in batches(self._connection, statements, _size, _BATCH):
+        for some in batches(self._connection, statements, _asked_size, _BATCH):
             # Send at least two SELECTs, because the server makes no estimate for a single SELECT with a forced index.
             twice = [*some, *(some if len(some) == 1 else ())]
             selects = " UNION ALL ".join(sql for sql, _ in twice)
@@ -321,7 +454,7 @@ def _run(connection: Connection, sql: str, params: Sequence[KeyValue]) -> list[t
     return query(connection, sql, params)
 
 
-def _size(asked: _Asked) -> int:
+def _asked_size(asked: _Asked) -> int:
     sql, params = asked
     return len(sql.encode()) + size_of(params)
 

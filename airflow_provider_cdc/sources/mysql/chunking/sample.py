@@ -6,17 +6,17 @@ from collections.abc import Iterator, Sequence
 
 import pymysql
 
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.server.blockers import naming_blockers
-from airflow_provider_cdc.sources.mysql.server.driver_errors import INTERRUPTED
+from airflow_provider_cdc.sources.mysql.server.driver import INTERRUPTED
+from airflow_provider_cdc.sources.mysql.server.server import naming_blockers
 from airflow_provider_cdc.sources.mysql.server.session import query, quote, session
 from airflow_provider_cdc.sources.mysql.tables.charsets import has_gaps
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, table_sql
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, column_types
-from airflow_provider_cdc.sources.planning.sampling import gave_up, problems_of
+from airflow_provider_cdc.sources.planning.survey import gave_up, problems_of
 
 ROWS = 1000
 """Maximum number of rows at each end of the key."""

@@ -13,7 +13,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, bytes_of, copy_bytes, kernel, load8
 from airflow_provider_cdc.core.tables.table import Era, Table
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.mysql.decode.images import image_layout, locate_images
+from airflow_provider_cdc.sources.mysql.decode.images import decode_images, image_layout, locate_images
 from airflow_provider_cdc.sources.mysql.tables.types import Family, column_types
 
 
@@ -105,3 +105,14 @@ def _fill(
                 at += size
             if source < 0 and sizes[column] > 0:
                 constant += sizes[column]
+
+
+# The values of new columns in rows from before a schema change.
+
+
+def new_columns(table: Table, era: Era) -> pa.RecordBatch:
+    """Implements `Source.new_columns`."""
+    # All columns of the earlier row are NULL, so its image has only the bitmap.
+    earlier = pa.array([b"\xff" * ((len(era.columns) + 7) // 8)], pa.binary())
+    new = [one.name for one in era.fields if not one.was]
+    return decode_images(table, carried_images(table, era, earlier), names=new)

@@ -13,21 +13,233 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_cdc.core.kernels.compile import (
+    Bytes,
+    Int32s,
+    Int64s,
+    kernel,
+    load8,
+    load16,
+    load32,
+    multiply_add_128,
+    negative_128,
+)
 from airflow_provider_cdc.core.tables.chunk import KeyValue
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ConfigurationError, DecodeError
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue, check_noted
-from airflow_provider_cdc.sources.mysql.decode import packets
-from airflow_provider_cdc.sources.mysql.decode.cells import Located
+from airflow_provider_cdc.sources.mysql.decode import stream as packets
+from airflow_provider_cdc.sources.mysql.decode.calendar import (
+    ALL_GOOD,
+    Cells,
+    Located,
+    bit_cells,
+    byte_cells,
+    check,
+    fixed_cells,
+    integer_cells,
+    number_cells,
+    pack_datetime,
+    wide_row_cells,
+)
 from airflow_provider_cdc.sources.mysql.decode.columns import finish
-from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
-from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
-from airflow_provider_cdc.sources.mysql.decode.stream import ResultStream
-from airflow_provider_cdc.sources.mysql.decode.too_long import check_whole
-from airflow_provider_cdc.sources.mysql.server.driver_errors import mapped_errors
+from airflow_provider_cdc.sources.mysql.decode.stream import MOST_WARNINGS, PreparedStatement, ResultStream
+from airflow_provider_cdc.sources.mysql.server.driver import RESULT_TOO_LONG, mapped_errors
 from airflow_provider_cdc.sources.mysql.server.session import Connection, end, query, quote
+from airflow_provider_cdc.sources.mysql.tables.generated import has_bounded_results
 from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
-from airflow_provider_cdc.sources.mysql.tables.types import arrow_schema, column_types
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, arrow_schema, column_types
+
+# Converts values in the rows of a prepared statement's result to cells.
+#
+# The format is described in MySQL's documentation of "Binary Protocol Value". Decimals are sent as text. Dates and
+# times are sent as structs of 0 to 12 bytes. Trailing parts that are zero are omitted.
+
+
+def row_cells(located: Located, index: int, column: ColumnType) -> Cells:
+    """Return the cells of column ``index`` of a batch of result rows.
+
+    :raises DecodeError: a value does not follow the format.
+    """
+    match column.family:
+        case Family.NUMBER | Family.YEAR:
+            return number_cells(located, index, column, column.row_width)
+        case Family.ENUM | Family.SET:
+            return integer_cells(located, index, column.row_width)
+        case Family.BITS:
+            return bit_cells(located, index, column, located.lengths[index])
+        case Family.DECIMAL:
+            return _decimal_cells(located, index, column)
+        case Family.WIDE_DECIMAL:
+            return wide_row_cells(located, index, column)
+        case Family.DATE | Family.DATETIME | Family.TIMESTAMP | Family.TIME:
+            return _temporal_cells(located, index, column)
+        case Family.BYTES | Family.TEXT | Family.JSON | Family.VECTOR:
+            return byte_cells(located, index, column)
+
+
+def _decimal_cells(located: Located, index: int, column: ColumnType) -> Cells:
+    values = pa.allocate_buffer(located.rows * 16)
+    bad = _parse_decimals(
+        located.data,
+        located.starts[index],
+        located.lengths[index],
+        located.rows,
+        column.precision,
+        column.scale,
+        np.frombuffer(values, np.int64),
+    )
+    check(bad, column, f"not a decimal({column.precision},{column.scale})")
+    return fixed_cells(located, index, values)
+
+
+def _temporal_cells(located: Located, index: int, column: ColumnType) -> Cells:
+    values = pa.allocate_buffer(located.rows * 8)
+    parse = _parse_times if column.family is Family.TIME else _parse_datetimes
+    bad = parse(
+        located.data,
+        located.starts[index],
+        located.lengths[index],
+        located.rows,
+        np.frombuffer(values, np.int64),
+    )
+    check(bad, column, f"not a {column.family.value}")
+    return fixed_cells(located, index, values)
+
+
+@kernel
+def _parse_decimals(
+    data: Bytes, starts: Int32s, lengths: Int32s, rows: int, precision: int, scale: int, out: Int64s
+) -> int:
+    for row in range(rows):
+        start = int(starts[row])
+        low = high = 0
+        if start >= 0:
+            length = int(lengths[row])
+            # The precision does not count three characters that the text may have: a sign, a point, and a zero before
+            # the point.
+            if length == 0 or length > precision + 3:
+                return row
+            end = start + length
+            negative = load8(data, start) == 45
+            position = start + 1 if negative else start
+            while position < end and load8(data, position) == 48:
+                position += 1
+            group, power, digits, point = 0, 1, 0, -1
+            while position < end:
+                character = load8(data, position)
+                position += 1
+                if character == 46 and point < 0:
+                    point = position
+                    continue
+                if character < 48 or character > 57:
+                    return row
+                digits += 1
+                group = group * 10 + (character - 48)
+                power *= 10
+                if power == 1_000_000_000_000_000_000:
+                    low, high = multiply_add_128(low, high, power, group)
+                    group, power = 0, 1
+            if digits > precision or (end - point if point >= 0 else 0) != scale:
+                return row
+            low, high = multiply_add_128(low, high, power, group)
+            if negative:
+                low, high = negative_128(low, high)
+        out[2 * row] = low
+        out[2 * row + 1] = high
+    return ALL_GOOD
+
+
+@kernel
+def _parse_datetimes(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, out: Int64s) -> int:
+    for row in range(rows):
+        start = int(starts[row])
+        packed = 0
+        if start >= 0:
+            length = lengths[row]
+            if length != 0 and length != 4 and length != 7 and length != 11:
+                return row
+            if length:
+                year, month, day = load16(data, start), load8(data, start + 2), load8(data, start + 3)
+                hour = minute = second = micro = 0
+                if length > 4:
+                    hour, minute, second = load8(data, start + 4), load8(data, start + 5), load8(data, start + 6)
+                if length > 7:
+                    micro = load32(data, start + 7)
+                if year > 9999 or month > 12 or day > 31 or hour > 23 or minute > 59 or second > 59 or micro > 999_999:
+                    return row
+                packed = pack_datetime(year, month, day, hour, minute, second, micro)
+        out[row] = packed
+    return ALL_GOOD
+
+
+@kernel
+def _parse_times(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, out: Int64s) -> int:
+    for row in range(rows):
+        start = int(starts[row])
+        value = 0
+        if start >= 0:
+            length = lengths[row]
+            if length != 0 and length != 8 and length != 12:
+                return row
+            if length:
+                negative, days = load8(data, start), load32(data, start + 1)
+                hour, minute, second = load8(data, start + 5), load8(data, start + 6), load8(data, start + 7)
+                micro = load32(data, start + 8) if length > 8 else 0
+                if negative > 1 or days > 34 or hour > 23 or minute > 59 or second > 59 or micro > 999_999:
+                    return row
+                value = (((days * 24 + hour) * 60 + minute) * 60 + second) * 1_000_000 + micro
+                if negative:
+                    value = -value
+        out[row] = value
+    return ALL_GOOD
+
+
+# Detects values that the server left out because they are longer than its ``max_allowed_packet``.
+#
+# Instead of such a value, the server returns NULL for the result of a function (for example, in a VIRTUAL column), and
+# the empty text for a JSON document. The statement does not fail; the server only adds a warning. The log has no such
+# limit. So a copy would contain the value in rows from the log, but not in rows from a SELECT.
+
+
+def check_whole(connection: Connection, table: Table, warnings: int) -> None:
+    """Check the warnings of the last statement, to make sure that the server left out no value in the result.
+
+    :param warnings: the number of warnings.
+    :raises ConfigurationError: a value was left out, or the statement had too many warnings to exclude this.
+    """
+    listed = query(connection, "SHOW WARNINGS")
+    if messages := [str(text) for _, code, text in listed if code == RESULT_TOO_LONG]:
+        raise ConfigurationError(
+            f"a value is too long for the server to send: {messages[0]} (MySQL warning {RESULT_TOO_LONG})",
+            where=str(table.name),
+            hint="raise max_allowed_packet on the server, to at most 1G; if the value is longer than that, leave its "
+            "column out",
+        )
+    listed_all = len(listed) == warnings < MOST_WARNINGS
+    if not listed_all and _may_be_left_out(connection, table):
+        raise ConfigurationError(
+            f"a SELECT had {warnings:,} warnings, of which the server lists {len(listed):,}: another may say that a "
+            f"value was left out because it is longer than max_allowed_packet (MySQL warning {RESULT_TOO_LONG})",
+            where=str(table.name),
+            hint=f"raise max_error_count on the server (to at most {MOST_WARNINGS - 1}), decrease the option "
+            "`chunk_rows`, or leave out the VIRTUAL column that causes the warnings"
+            + (f": {listed[0][2]}" if listed else ""),
+        )
+
+
+def _may_be_left_out(connection: Connection, table: Table) -> bool:
+    virtual = {column.name for column in table.columns if column.details.get("generated") == "virtual"}
+    expressions = query(
+        connection,
+        "SELECT COLUMN_NAME, GENERATION_EXPRESSION FROM information_schema.COLUMNS "
+        "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+        (table.name.schema, table.name.name),
+    )
+    return any(column.type == "json" for column in table.columns) or not all(
+        has_bounded_results(str(expression)) for name, expression in expressions if name in virtual
+    )
+
 
 _BATCH_ROWS = 65_560
 """The maximum number of rows per batch. This number is not a large power of two, because then all locations of a row

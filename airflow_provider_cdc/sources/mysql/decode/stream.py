@@ -11,11 +11,188 @@ import pymysql
 from pymysql import err
 from pymysql.constants import CR, SERVER_STATUS
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
+from airflow_provider_cdc.core.kernels.compile import (
+    Bytes,
+    Int32s,
+    Int64s,
+    copy_bytes,
+    inner,
+    kernel,
+    load8,
+    load32,
+    load_le,
+    store32,
+)
+from airflow_provider_cdc.core.tables.chunk import KeyValue
 from airflow_provider_cdc.errors import DecodeError, SchemaChanged
-from airflow_provider_cdc.sources.mysql.decode import packets
 from airflow_provider_cdc.sources.mysql.server.session import Connection
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType
+
+# Parses the packets of a statement's result in the buffer that receives the bytes from the socket.
+#
+# A packet is a header of four bytes (three for the length, one for the sequence number) and a payload. A payload of
+# 2^24 - 1 bytes or more continues in the next packets. The payload of a row is a zero byte, a bitmap of NULLs in which
+# column ``c`` has bit ``c + 2``, and the values. Source: MySQL's "Client/Server Protocol", pages "MySQL Packets" and
+# "Binary Protocol Resultset Row".
+
+
+# Return codes of the kernels.
+FOUND = 0
+NEEDS_BYTES = 1
+"""All complete packets are processed."""
+NEEDS_ROOM = 2
+"""The arrays have no room to locate more rows."""
+AT_LAST = 3
+"""The next packet is not a row: it is the last packet of the result."""
+BAD_SEQUENCE = -1
+BAD_ROW = -2
+
+STATE_POSITION = 0
+"""Offset of the next packet."""
+STATE_FILLED = 1
+"""Offset of the end of the received bytes."""
+STATE_SEQUENCE = 2
+"""Sequence number of the next packet."""
+STATE_ROWS = 3
+"""Number of located rows."""
+STATE_SIZE = 4
+
+_MOST = 0xFF_FFFF
+"""The length in a packet's header if the payload continues in the next packet."""
+
+
+@kernel
+def next_payload(buffer: Bytes, position: int, filled: int, sequence: int) -> tuple[int, int, int, int]:
+    """Find the whole payload of the packet at ``position``.
+
+    A payload that spans several packets is joined in place: the headers inside it are removed from the buffer.
+
+    :param filled: the end of the received bytes; nothing after it is read.
+    :param sequence: the sequence number that the packet must have.
+    :returns: a code. With ``FOUND``, also the end of the payload (the payload starts at ``position + 4``), and the
+        offset and the sequence number of the next packet. With ``NEEDS_BYTES`` and ``BAD_SEQUENCE``, nothing was
+        changed.
+    """
+    packet, number, length = position, sequence, _MOST
+    while length == _MOST:
+        if filled - packet < 4:
+            return NEEDS_BYTES, 0, 0, 0
+        header = load32(buffer, packet)
+        length = header & _MOST
+        if header >> 24 != number:
+            return BAD_SEQUENCE, 0, 0, 0
+        if length > filled - packet - 4:
+            return NEEDS_BYTES, 0, 0, 0
+        packet += 4 + length
+        number = (number + 1) & 0xFF
+    end = packet
+    if end - position - 4 > _MOST:
+        end = _join(buffer, position)
+    return FOUND, end, packet, number
+
+
+@inner
+def _join(buffer: Bytes, position: int) -> int:
+    """Join the pieces of a long payload. Return its end."""
+    packet, end, length = position, position + 4, _MOST
+    while length == _MOST:
+        length = load32(buffer, packet) & _MOST
+        if packet > position:
+            copy_bytes(buffer, end, buffer, packet + 4, length)
+        end += length
+        packet += 4 + length
+    return end
+
+
+@kernel
+def locate_rows(
+    buffer: Bytes, state: Int64s, widths: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s
+) -> int:
+    """Locate the values of all complete rows between ``STATE_POSITION`` and ``STATE_FILLED``.
+
+    Nothing outside this range is read. Call this function again after receiving more bytes. For the arrays that this
+    function fills, see ``cells.Located``.
+
+    :param widths: ``ColumnType.row_width`` of each column.
+    :returns: one of the codes above. After the call, the state points to the packet that was not used or is malformed.
+    """
+    columns, capacity = len(widths), starts.shape[1]
+    bitmap = (columns + 9) >> 3
+    # Use one dimension instead of two, because this loop takes most of the time of a row.
+    flat_starts, flat_lengths = starts.reshape(-1), lengths.reshape(-1)
+    packet, filled, sequence = state[STATE_POSITION], state[STATE_FILLED], state[STATE_SEQUENCE]
+    row = state[STATE_ROWS]
+    code = NEEDS_ROOM
+    while row < capacity:
+        code = NEEDS_BYTES
+        if filled - packet < 4:
+            break
+        header = load32(buffer, packet)
+        end = packet + 4 + (header & _MOST)
+        following, number = end, (sequence + 1) & 0xFF
+        if header & _MOST == _MOST:
+            code, end, following, number = next_payload(buffer, packet, filled, sequence)
+            if code != FOUND:
+                break
+        elif end > filled:
+            break
+        elif header >> 24 != sequence:
+            code = BAD_SEQUENCE
+            break
+        bits = packet + 5
+        position = bits + bitmap
+        if bits > end or load8(buffer, packet + 4) != 0:
+            code = AT_LAST
+            break
+        code = BAD_ROW
+        if position > end:
+            break
+        any_null = 0
+        for byte in range(bits, position):
+            any_null |= load8(buffer, byte)
+        slot = row
+        for column in range(columns):
+            bit = column + 2
+            if any_null != 0 and (load8(buffer, bits + (bit >> 3)) >> (bit & 7)) & 1:
+                store32(flat_starts, slot, -1)
+                nulls[column] += 1
+                slot += capacity
+                continue
+            length = int(widths[column])
+            if length <= 0:
+                if position >= end:
+                    position = -1
+                    break
+                temporal = length < 0
+                length = load8(buffer, position)
+                position += 1
+                if length > 250 and not temporal:
+                    # In a length-encoded integer, the byte 252, 253 or 254 means that an integer of 2, 3 or 8 bytes
+                    # follows.
+                    size = 2 if length == 252 else 3 if length == 253 else 8 if length == 254 else 0
+                    if size == 0 or size > end - position:
+                        position = -1
+                        break
+                    length = load_le(buffer, position, size)
+                    position += size
+                if length < 0 or length > end - position:
+                    position = -1
+                    break
+                store32(flat_lengths, slot, length)
+                totals[column] += length
+            store32(flat_starts, slot, position)
+            position += length
+            slot += capacity
+        # Check the bounds of all values of fixed width here at once; this is early enough because none of them has been
+        # read yet.
+        if position != end:
+            break
+        packet, sequence = following, number
+        row += 1
+        code = NEEDS_ROOM
+    state[STATE_ROWS], state[STATE_POSITION], state[STATE_SEQUENCE] = row, packet, sequence
+    return code
+
 
 _BUFFER = 4 << 20
 _LARGEST = 2**31 - 1
@@ -42,7 +219,7 @@ class ResultStream:
         self._where = where
         self._size = _BUFFER
         self._allocate()
-        self.state: Int64s = np.zeros(packets.STATE_SIZE, np.int64)
+        self.state: Int64s = np.zeros(STATE_SIZE, np.int64)
         self.ended = True
         self.warnings = 0
 
@@ -59,7 +236,7 @@ class ResultStream:
         """
         self._socket = self._connection.bare_socket()
         self.state[:] = 0
-        self.state[packets.STATE_SEQUENCE] = 1
+        self.state[STATE_SEQUENCE] = 1
         self.ended = False
         head = self._payload(_SMALL)
         if head[:1] == b"\xff":
@@ -82,10 +259,10 @@ class ResultStream:
 
     def make_room(self) -> None:
         """Move the unused bytes to the front of the buffer. This makes the locations of earlier rows invalid."""
-        position, filled = self.state[packets.STATE_POSITION], self.state[packets.STATE_FILLED]
+        position, filled = self.state[STATE_POSITION], self.state[STATE_FILLED]
         if position:
             self.buffer[: filled - position] = self.buffer[position:filled]
-            self.state[packets.STATE_POSITION], self.state[packets.STATE_FILLED] = 0, filled - position
+            self.state[STATE_POSITION], self.state[STATE_FILLED] = 0, filled - position
 
     def receive(self) -> bool:
         """Receive more bytes. Return False if the buffer is full.
@@ -93,13 +270,13 @@ class ResultStream:
         :raises pymysql.OperationalError: the server closed the connection.
         :raises OSError: the connection broke, or nothing was received for too long.
         """
-        filled = int(self.state[packets.STATE_FILLED])
+        filled = int(self.state[STATE_FILLED])
         if filled == self._size:
             return False
         count = self._socket.recv_into(self._view[filled:])
         if not count:
             raise err.OperationalError(CR.CR_SERVER_LOST, "Lost connection to MySQL server during query")
-        self.state[packets.STATE_FILLED] = filled + count
+        self.state[STATE_FILLED] = filled + count
         return True
 
     def grow(self) -> None:
@@ -109,7 +286,7 @@ class ResultStream:
         """
         if self._size == _LARGEST:
             raise DecodeError("a row has 2 GiB or more, but an Arrow array holds less", where=self._where)
-        filled = self.state[packets.STATE_FILLED]
+        filled = self.state[STATE_FILLED]
         self._size = min(2 * self._size, _LARGEST)
         old = self.buffer
         self._allocate()
@@ -130,7 +307,7 @@ class ResultStream:
             raise DecodeError(
                 f"the server sent neither a row nor the end of the rows: x'{last[:16].hex()}'", where=self._where
             )
-        if self.state[packets.STATE_POSITION] != self.state[packets.STATE_FILLED]:
+        if self.state[STATE_POSITION] != self.state[STATE_FILLED]:
             raise DecodeError("bytes after the end of the rows", where=self._where)
         self.ended = True
         self.warnings = int.from_bytes(last[1:3], "little")
@@ -153,11 +330,11 @@ class ResultStream:
         """
         while True:
             position, filled, sequence = self.state[:3].tolist()
-            code, end, following, number = packets.next_payload(self.buffer, position, filled, sequence)
-            if code == packets.FOUND:
-                self.state[packets.STATE_POSITION], self.state[packets.STATE_SEQUENCE] = following, number
+            code, end, following, number = next_payload(self.buffer, position, filled, sequence)
+            if code == FOUND:
+                self.state[STATE_POSITION], self.state[STATE_SEQUENCE] = following, number
                 return self.buffer[position + 4 : end].tobytes()
-            if code != packets.NEEDS_BYTES:
+            if code != NEEDS_BYTES:
                 raise DecodeError("a packet is out of sequence", where=self._where)
             if filled - position > largest:
                 raise DecodeError(f"a packet of more than {largest:,} bytes that is not a row", where=self._where)
@@ -188,3 +365,94 @@ def _definition(payload: bytes) -> tuple[int, bool]:
 
 def _expected(column: ColumnType) -> tuple[int, bool]:
     return column.row_code, column.row_unsigned
+
+
+# Prepared statements on a PyMySQL connection (PyMySQL has no API for them). Parameters are sent in binary, not as SQL.
+#
+# Source: MySQL's "Client/Server Protocol", pages COM_STMT_PREPARE, COM_STMT_EXECUTE and COM_STMT_CLOSE.
+
+
+_PREPARE, _EXECUTE, _CLOSE = 0x16, 0x17, 0x19
+_LONGLONG, _BLOB, _VAR_STRING = 8, 252, 253
+_UNSIGNED = 0x80
+_HEAD_BYTES = 9
+
+
+class PreparedStatement:
+    """A prepared statement on the server. ``sql`` has a ``?`` for each parameter.
+
+    :raises pymysql.MySQLError: the server rejects the statement, or the session broke.
+    :raises DecodeError: the server's answer is malformed.
+    """
+
+    def __init__(self, connection: Connection, sql: str) -> None:
+        connection.send(_PREPARE, sql)
+        head = connection.packet().get_all_data()
+        if len(head) < _HEAD_BYTES or head[0] != 0:
+            raise DecodeError(
+                f"the server did not prepare the statement: x'{head[:16].hex()}'",
+                hint="check for a proxy between this machine and the server",
+            )
+        self._id, columns, self._parameters = struct.unpack_from("<IHH", head, 1)
+        for definitions in (self._parameters, columns):
+            if definitions:
+                for _ in range(definitions + 1):  # and the EOF packet after them
+                    connection.packet()
+        self._connection = connection
+
+    def execute(self, params: Sequence[KeyValue]) -> None:
+        """Send the statement with its parameters. The caller receives the result.
+
+        :raises ValueError: the number of parameters does not match the marks, or an integer has more than 64 bits.
+        """
+        if len(params) != self._parameters:
+            raise ValueError(f"{len(params)} parameters for {self._parameters} marks")
+        no_cursor, iterations = 0, 1
+        message = struct.pack("<IBI", self._id, no_cursor, iterations)
+        if params:
+            nulls = bytes((len(params) + 7) // 8)
+            bound = [_bind(value) for value in params]
+            types = b"".join(kind for kind, _ in bound)
+            message += nulls + b"\x01" + types + b"".join(value for _, value in bound)
+        self._connection.send(_EXECUTE, message)
+
+    def value(self, params: Sequence[KeyValue]) -> bytes:
+        """Execute a statement whose result is a single string (text or binary, not NULL). Return this string."""
+        self.execute(params)
+        (columns,) = self._connection.packet().get_all_data()
+        for _ in range(columns + 1):  # and the EOF packet after them
+            self._connection.packet()
+        row = self._connection.packet()
+        row.advance(2)  # the first byte, which is 0, and the bitmap of NULLs
+        data = row.read_length_coded_string()
+        self._connection.packet()
+        if data is None:
+            raise ValueError("the value is NULL")
+        return bytes(data)
+
+    def close(self) -> None:
+        """Deallocate the statement on the server. The server does not answer."""
+        self._connection.send(_CLOSE, struct.pack("<I", self._id))
+
+
+def _bind(value: KeyValue) -> tuple[bytes, bytes]:
+    """Return the type (two bytes) and the value of a parameter."""
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise ValueError(f"{value} has more than 64 bits")
+        unsigned = value >= 2**63
+        return bytes([_LONGLONG, _UNSIGNED if unsigned else 0]), struct.pack("<Q" if unsigned else "<q", value)
+    if isinstance(value, str):
+        return bytes([_VAR_STRING, 0]), _length_encoded(value.encode())
+    return bytes([_BLOB, 0]), _length_encoded(value)
+
+
+def _length_encoded(data: bytes) -> bytes:
+    size = len(data)
+    if size < 251:
+        return bytes([size]) + data
+    if size < 2**16:
+        return b"\xfc" + size.to_bytes(2, "little") + data
+    if size < 2**24:
+        return b"\xfd" + size.to_bytes(3, "little") + data
+    return b"\xfe" + size.to_bytes(8, "little") + data

@@ -9,33 +9,124 @@ from __future__ import annotations
 
 import re
 import struct
-from dataclasses import dataclass
-from typing import Any
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import or_
+from typing import Any, NamedTuple
 
+import numpy as np
 from pymysql.charset import charset_by_id
 
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import DecodeError, UnknownEvent
-from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.api.window import TrackedTable
+from airflow_provider_cdc.sources.mysql.decode.images import ImageLayout, image_layout
+from airflow_provider_cdc.sources.mysql.log.positions.membership import SetArrays, set_arrays
 from airflow_provider_cdc.sources.mysql.log.statements import client_text
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import OLDEST, Statement
+from airflow_provider_cdc.sources.mysql.log.walk_state import (
+    COLUMNS,
+    COLUMNS_AT,
+    FORWARD,
+    JSON_COLUMNS,
+    KEYS,
+    KEYS_AT,
+    LOOKED_AT,
+    TABLE_WORDS,
+    UPPER,
+)
+from airflow_provider_cdc.sources.mysql.tables.types import Family, column_types
+
+# Constants of the binary log: event types, and the offsets of the fields in the common event header.
+
+
+HEADER_BYTES = 19
+KIND_AT, LENGTH_AT, END_AT, FLAGS_AT = 4, 9, 13, 17
+"""Offsets of the header fields of an event: type, total size, end position in the file (the low 32 bits), flags."""
+LOW_HALF = 0xFFFFFFFF
+"""Mask for the low 32 bits of a position. The header of an event contains only these bits. A file can exceed 4 GiB,
+because a transaction is never split between files."""
+CHECKSUM_BYTES = 4
+FIRST_POSITION = 4
+"""Position of the first event in a file, after four magic bytes."""
+MAX_EVENT_BYTES = 2**30 + 2**20
+"""The server never writes an event of more than 1 GiB. A greater length means that the log is damaged, so no memory is
+allocated for the event."""
+
+ARTIFICIAL = 0x20
+"""Header flag: the server generated this event while it sent the log. The event is not in the log file."""
+
+QUERY = 2
+STOP = 3
+ROTATE = 4
+INTVAR = 5
+APPEND_BLOCK = 9
+DELETE_FILE = 11
+RAND = 13
+USER_VAR = 14
+FORMAT_DESCRIPTION = 15
+XID = 16
+BEGIN_LOAD_QUERY = 17
+EXECUTE_LOAD_QUERY = 18
+TABLE_MAP = 19
+WRITE_ROWS_V1 = 23
+UPDATE_ROWS_V1 = 24
+DELETE_ROWS_V1 = 25
+INCIDENT = 26
+HEARTBEAT = 27
+IGNORABLE = 28
+ROWS_QUERY = 29
+WRITE_ROWS = 30
+UPDATE_ROWS = 31
+DELETE_ROWS = 32
+GTID = 33
+ANONYMOUS_GTID = 34
+PREVIOUS_GTIDS = 35
+TRANSACTION_CONTEXT = 36
+VIEW_CHANGE = 37
+XA_PREPARE = 38
+PARTIAL_UPDATE_ROWS = 39
+TRANSACTION_PAYLOAD = 40
+HEARTBEAT_V2 = 41
+TAGGED_GTID = 42
+
+QUERY_POST_HEADER_BYTES = 13
+EXECUTE_LOAD_QUERY_POST_HEADER_BYTES = 26
+"""Size of the post-header in bytes. It contains the fields of a QUERY's post-header, followed by the fields that
+identify the file to load."""
+ROWS_POST_HEADER_BYTES_V1 = 8
+"""Size in bytes of the post-header of row events in version 1: table number and flags. In later versions, the length of
+the extra data follows these fields."""
+ROWS_POST_HEADER_BYTES = 10
+TABLE_NUMBER_BYTES = 6
+NO_FOREIGN_KEYS, LOGS_CASCADES = 0x02, 0x10
+"""Flags of row events, in the field after the table number. NO_FOREIGN_KEYS: foreign keys were not checked.
+LOGS_CASCADES: the effects of foreign keys are logged, too (since MySQL 9.6)."""
+TWO_BYTES_FOLLOW = 252
+"""The first byte of a length-encoded integer whose value is in the next two bytes. If the first byte is greater, the
+value is in more than two bytes after it. If the first byte is smaller, it is the value itself."""
+
 
 # Maps an event type to the post-header length, in bytes, that the kernel and this module expect.
 _POST_HEADERS = {
-    codes.QUERY: codes.QUERY_POST_HEADER_BYTES,
-    codes.ROTATE: 8,
-    codes.XID: 0,
-    codes.TABLE_MAP: 8,
-    codes.WRITE_ROWS: codes.ROWS_POST_HEADER_BYTES,
-    codes.UPDATE_ROWS: codes.ROWS_POST_HEADER_BYTES,
-    codes.DELETE_ROWS: codes.ROWS_POST_HEADER_BYTES,
+    QUERY: QUERY_POST_HEADER_BYTES,
+    ROTATE: 8,
+    XID: 0,
+    TABLE_MAP: 8,
+    WRITE_ROWS: ROWS_POST_HEADER_BYTES,
+    UPDATE_ROWS: ROWS_POST_HEADER_BYTES,
+    DELETE_ROWS: ROWS_POST_HEADER_BYTES,
 }
 _OPTIONAL_POST_HEADERS = {
-    codes.EXECUTE_LOAD_QUERY: codes.EXECUTE_LOAD_QUERY_POST_HEADER_BYTES,
-    codes.WRITE_ROWS_V1: codes.ROWS_POST_HEADER_BYTES_V1,
-    codes.UPDATE_ROWS_V1: codes.ROWS_POST_HEADER_BYTES_V1,
-    codes.DELETE_ROWS_V1: codes.ROWS_POST_HEADER_BYTES_V1,
-    codes.PARTIAL_UPDATE_ROWS: codes.ROWS_POST_HEADER_BYTES,
+    EXECUTE_LOAD_QUERY: EXECUTE_LOAD_QUERY_POST_HEADER_BYTES,
+    WRITE_ROWS_V1: ROWS_POST_HEADER_BYTES_V1,
+    UPDATE_ROWS_V1: ROWS_POST_HEADER_BYTES_V1,
+    DELETE_ROWS_V1: ROWS_POST_HEADER_BYTES_V1,
+    PARTIAL_UPDATE_ROWS: ROWS_POST_HEADER_BYTES,
 }
 """Event types that some servers do not have. Such a server declares the length 0, or no length, for them."""
 
@@ -68,7 +159,7 @@ def format_description(body: bytes) -> FormatDescription:
         if lengths[kind - 1 : kind] not in (b"", b"\0", bytes([length]))
     ]
     server_version = server.rstrip(b"\0").decode("utf-8", "replace")
-    if version != 4 or header != codes.HEADER_BYTES or odd or checksum not in (0, 1):
+    if version != 4 or header != HEADER_BYTES or odd or checksum not in (0, 1):
         raise UnknownEvent(
             f"the log of server {server_version} has an unknown form: format {version}, headers of {header} bytes, "
             f"checksum algorithm {checksum}, unknown lengths for events {odd}"
@@ -133,7 +224,7 @@ def query(body: bytes) -> Statement:
     """Parse a QUERY event."""
     try:
         _, _, schema_bytes, _, status_bytes = struct.unpack_from("<IIBHH", body)
-        status, at = _slice(body, codes.QUERY_POST_HEADER_BYTES, status_bytes)
+        status, at = _slice(body, QUERY_POST_HEADER_BYTES, status_bytes)
         schema, at = _slice(body, at, schema_bytes)
         text = body[at + 1 :]
         variables = _status_variables(status)
@@ -157,7 +248,7 @@ def query(body: bytes) -> Statement:
 
 def execute_load_query(body: bytes) -> Statement:
     """Parse an EXECUTE_LOAD_QUERY event. It contains a LOAD DATA that was logged as a statement."""
-    return query(body[: codes.QUERY_POST_HEADER_BYTES] + body[codes.EXECUTE_LOAD_QUERY_POST_HEADER_BYTES :])
+    return query(body[:QUERY_POST_HEADER_BYTES] + body[EXECUTE_LOAD_QUERY_POST_HEADER_BYTES:])
 
 
 def _status_variables(data: bytes) -> dict[int, bytes]:
@@ -316,3 +407,111 @@ def _short_name(body: bytes, at: int) -> tuple[str, int]:
     name, at = _slice(body, at, size)
     _slice(body, at, 1)
     return name.decode(), at + 1
+
+
+# Layouts of the copied tables and of their parents (through foreign keys), as arrays for the kernels.
+
+
+class TableArrays(NamedTuple):
+    """Layouts of several tables. ``words`` has an entry for each table (see ``walk_state``), which refers to the other
+    arrays by index."""
+
+    words: Int64s
+    prefixes: Int32s
+    widths: Int32s
+    slots: Int32s
+    key_prefixes: Int32s
+
+
+@dataclass(frozen=True)
+class Layouts:
+    """``tables`` are the copied tables. ``parents`` are the parents whose changes reach copied tables through foreign
+    keys. ``keyless`` has one ``uint8`` for each copied table. ``most_keys`` is the largest number of key columns of any
+    of these tables."""
+
+    tables: TableArrays
+    parents: TableArrays
+    keyless: Bytes
+    most_keys: int
+    sets: SetArrays
+
+
+def parents_of(tracked: Sequence[TrackedTable], watched: Sequence[Table]) -> list[TrackedTable]:
+    """Return the parents whose cascades to a copied table are not logged; no parent occurs twice.
+
+    The key of each parent consists of all its referenced columns. These columns must not change until all tables that
+    the parent's changes reach have been read. If one of these tables is in ``watched``, the columns must not change at
+    all.
+    """
+    reached: dict[TableName, list[TrackedTable]] = defaultdict(list)
+    parents: dict[TableName, Table] = {}
+    for tracked_table in [*tracked, *(TrackedTable(-1, table) for table in watched)]:
+        for parent in tracked_table.table.cascades_from:
+            reached[parent.name].append(tracked_table)
+            tracked_parent = parents.get(parent.name, parent)
+            key = tuple(column.name for column in parent.columns if column.name in {*tracked_parent.key, *parent.key})
+            parents[parent.name] = replace(parent, key=key)
+    return [TrackedTable(-1, parent, _last(reached[name])) for name, parent in parents.items()]
+
+
+def layouts(tracked: Sequence[TrackedTable], parents: Sequence[TrackedTable], initial: GtidSet) -> Layouts:
+    """Return the layouts of ``tracked`` and ``parents``. Set 0 of ``sets`` is ``initial``; the other sets are the
+    bounds of tables."""
+    sets = [initial]
+    return Layouts(
+        _arrays(tracked, sets),
+        _arrays(parents, sets),
+        np.array([tracked_table.table.keyless for tracked_table in tracked], np.uint8),
+        max((len(tracked_table.table.key) for tracked_table in [*tracked, *parents]), default=0),
+        set_arrays(sets),
+    )
+
+
+def _last(children: Sequence[TrackedTable]) -> GtidSet | None:
+    """Return the last of the positions at which the tables were read. None: one of the tables was not read at a
+    position."""
+    uppers = [GtidSet.expect(child.upper) for child in children if child.upper is not None]
+    return reduce(or_, uppers) if len(uppers) == len(children) else None
+
+
+def _number(sets: list[GtidSet], wanted: GtidSet) -> int:
+    """Return the index of the bound ``wanted`` in ``sets``. If the bound is new, append it to ``sets``. The index is
+    never 0."""
+    if wanted not in sets[1:]:
+        sets.append(wanted)
+    return sets.index(wanted, 1)
+
+
+def _arrays(tables: Sequence[TrackedTable], sets: list[GtidSet]) -> TableArrays:
+    """Lay out tables, and add their bounds to ``sets``."""
+    each = [image_layout(tracked_table.table) for tracked_table in tables]
+    words = np.zeros(TABLE_WORDS * len(tables), np.int64)
+    columns_at = keys_at = 0
+    for index, (tracked_table, layout) in enumerate(zip(tables, each, strict=True)):
+        row = words[TABLE_WORDS * index : TABLE_WORDS * (index + 1)]
+        row[COLUMNS_AT], row[COLUMNS] = columns_at, len(layout.widths)
+        row[KEYS_AT], row[KEYS] = keys_at, layout.keys
+        row[JSON_COLUMNS] = sum(column.family is Family.JSON for column in column_types(tracked_table.table))
+        row[UPPER] = _number(sets, GtidSet.expect(tracked_table.known_upper())) if tracked_table.bounded else 0
+        row[FORWARD] = tracked_table.forward + (tracked_table.forward and tracked_table.changes)
+        row[LOOKED_AT] = tracked_table.looked_at
+        columns_at += len(layout.widths)
+        keys_at += layout.keys
+    return TableArrays(
+        words,
+        _joined([layout.prefixes for layout in each]),
+        _joined([layout.widths for layout in each]),
+        _joined([layout.slots for layout in each]),
+        _joined([_key_prefixes(layout) for layout in each]),
+    )
+
+
+def _key_prefixes(layout: ImageLayout) -> Int32s:
+    prefixes: Int32s = np.zeros(layout.keys, np.int32)
+    keys = layout.slots >= 0
+    prefixes[layout.slots[keys]] = layout.prefixes[keys]
+    return prefixes
+
+
+def _joined(arrays: list[Int32s]) -> Int32s:
+    return np.concatenate([np.zeros(0, np.int32), *arrays])

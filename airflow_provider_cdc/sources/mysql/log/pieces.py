@@ -12,7 +12,7 @@ from airflow_provider_cdc.core.run.spool_chain import reached
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.log import Waiting
 from airflow_provider_cdc.sources.api.window import LogSegment
-from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.log.segments import together
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
@@ -52,7 +52,7 @@ def segments_from(
         LogSegment(
             number + place,
             group[0],
-            begin.position if group[0] == begin.file else codes.FIRST_POSITION,
+            begin.position if group[0] == begin.file else events.FIRST_POSITION,
             stop.position if group[-1] == stop.file else None,
             also=tuple(group[1:]),
             bytes=sum(sizes[name] for name in group),

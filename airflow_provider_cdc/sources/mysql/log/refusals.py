@@ -11,7 +11,7 @@ from airflow_provider_cdc.errors import (
     SchemaChanged,
     UnknownEvent,
 )
-from airflow_provider_cdc.sources.mysql.log import codes, walk_state
+from airflow_provider_cdc.sources.mysql.log import events, walk_state
 
 _NEW_RUN = "trigger a new run"
 _LEAVE_ALONE = f"do not change the definitions of copied tables during a run; {_NEW_RUN}"
@@ -93,8 +93,8 @@ def bad_rows(code: int, table: TableName, where: str) -> CdcError:
 def unknown(kind: int, where: str) -> CdcError:
     """Return the error for an event of an unknown type, or of a type that reports a problem."""
     message, hint = {
-        codes.ANONYMOUS_GTID: ("a transaction has no GTID", f"set gtid_mode=ON, then {_NEW_RUN}"),
-        codes.INCIDENT: (
+        events.ANONYMOUS_GTID: ("a transaction has no GTID", f"set gtid_mode=ON, then {_NEW_RUN}"),
+        events.INCIDENT: (
             "the server recorded that events may be missing here",
             f"check the server's error log, then {_NEW_RUN}",
         ),

@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.kernels.compile import (
 )
 from airflow_provider_cdc.sources.log.changes import (
     NAME_BYTES,
-    Changes,
+    SegmentChanges,
     change_words,
     has_room_for,
     note_change,
@@ -26,7 +26,7 @@ from airflow_provider_cdc.sources.log.changes import (
 )
 from airflow_provider_cdc.sources.log.netting import HEADER, NO_ROW, Net, count, has_room, key_place, leave, touch
 from airflow_provider_cdc.sources.mysql.decode.images import skip_image
-from airflow_provider_cdc.sources.mysql.log.codes import (
+from airflow_provider_cdc.sources.mysql.log.events import (
     DELETE_ROWS,
     DELETE_ROWS_V1,
     HEADER_BYTES,
@@ -38,8 +38,8 @@ from airflow_provider_cdc.sources.mysql.log.codes import (
     TWO_BYTES_FOLLOW,
     WRITE_ROWS,
     WRITE_ROWS_V1,
+    TableArrays,
 )
-from airflow_provider_cdc.sources.mysql.log.layouts import TableArrays
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     AT,
     BAD_ROWS,
@@ -256,7 +256,7 @@ def net_rows(
     tables: TableArrays,
     ranges: KeyRanges,
     net: Net,
-    changes: Changes,
+    changes: SegmentChanges,
 ) -> int:
     """Add the rows of the event at ``state[AT]`` to the net change of ``table``. If single changes are wanted, also
     record each row change. Return MORE on success."""

@@ -18,7 +18,7 @@ from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, 
 from airflow_provider_cdc.sources.log.changes import LOG_BYTES
 from airflow_provider_cdc.sources.log.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
-from airflow_provider_cdc.sources.mysql.log import codes, walk_state
+from airflow_provider_cdc.sources.mysql.log import events, walk_state
 from airflow_provider_cdc.sources.mysql.log.eras import EraWalker, SegmentEras
 from airflow_provider_cdc.sources.mysql.log.stream.dump import Dump
 from airflow_provider_cdc.sources.mysql.server.log_history import (
@@ -82,7 +82,7 @@ def log_segments(
         LogSegment(
             number,
             segment_files[0],
-            codes.FIRST_POSITION,
+            events.FIRST_POSITION,
             end.position if segment_files[-1] == end.file else None,
             also=tuple(segment_files[1:]),
             bytes=sum(sizes[name] for name in segment_files),
@@ -126,7 +126,7 @@ def segments_before(settings: ConnectionSettings, segment: LogSegment, count: in
     last = names.index(segment.name)
     before = names[max(0, last - count) : last]
     return [
-        LogSegment(segment.number - len(before) + number, name, codes.FIRST_POSITION, None, bytes=files[name])
+        LogSegment(segment.number - len(before) + number, name, events.FIRST_POSITION, None, bytes=files[name])
         for number, name in enumerate(before)
     ]
 
@@ -218,7 +218,7 @@ class MysqlSegmentReader:
         yield from self._read_file(segment.name, segment.start)
         for name in segment.also:
             walker.go_on(name, segment.stop if name == segment.last_name else None)
-            yield from self._read_file(name, codes.FIRST_POSITION)
+            yield from self._read_file(name, events.FIRST_POSITION)
         summary.transactions = int(walker.state[walk_state.TRANSACTIONS])
         summary.row_images = int(walker.state[walk_state.IMAGES])
         summary.prepared = walker.xa.close()

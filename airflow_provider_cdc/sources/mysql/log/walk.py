@@ -25,9 +25,9 @@ from airflow_provider_cdc.core.kernels.compile import (
     load64,
     same_bytes,
 )
-from airflow_provider_cdc.sources.log.changes import Changes
+from airflow_provider_cdc.sources.log.changes import SegmentChanges
 from airflow_provider_cdc.sources.log.netting import Net
-from airflow_provider_cdc.sources.mysql.log.codes import (
+from airflow_provider_cdc.sources.mysql.log.events import (
     APPEND_BLOCK,
     ARTIFICIAL,
     BEGIN_LOAD_QUERY,
@@ -54,13 +54,12 @@ from airflow_provider_cdc.sources.mysql.log.codes import (
     USER_VAR,
     VIEW_CHANGE,
     XID,
+    TableArrays,
 )
-from airflow_provider_cdc.sources.mysql.log.layouts import TableArrays
-from airflow_provider_cdc.sources.mysql.log.positions.commits import commit_time
+from airflow_provider_cdc.sources.mysql.log.positions.commits import commit_time, tagged_gtid
 from airflow_provider_cdc.sources.mysql.log.positions.membership import SetArrays, contains, find_tsid, set_untagged
-from airflow_provider_cdc.sources.mysql.log.positions.tagged_gtid import tagged_gtid
 from airflow_provider_cdc.sources.mysql.log.row_events import KeyRanges, hides_cascades, is_rows, keeps_keys, net_rows
-from airflow_provider_cdc.sources.mysql.log.stream.crc32 import crc32
+from airflow_provider_cdc.sources.mysql.log.stream.dump import crc32
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     AT,
     BAD_CHECKSUM,
@@ -180,7 +179,7 @@ def walk(
     parents: TableArrays,
     ranges: KeyRanges,
     net: Net,
-    changes: Changes,
+    changes: SegmentChanges,
 ) -> int:
     """Process the events in ``data[state[AT]:end]`` as long as they are complete and of a kind handled here.
 

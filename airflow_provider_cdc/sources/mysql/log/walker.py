@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
 import zstandard
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, kernel
 from airflow_provider_cdc.core.positions.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError
@@ -22,18 +22,231 @@ from airflow_provider_cdc.sources.api.window import Committed, SegmentSummary, S
 from airflow_provider_cdc.sources.log.changes import NO_TIME, ChangeLog, Outcome
 from airflow_provider_cdc.sources.log.delta import order_base
 from airflow_provider_cdc.sources.log.net_change import NetChange
-from airflow_provider_cdc.sources.mysql.log import codes, events, refusals, walk_state
-from airflow_provider_cdc.sources.mysql.log.layouts import layouts, parents_of
+from airflow_provider_cdc.sources.log.netting import HEADER, USED, apply_prepared
+from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
+from airflow_provider_cdc.sources.mysql.log import events, refusals, walk_state
+from airflow_provider_cdc.sources.mysql.log import events as codes
+from airflow_provider_cdc.sources.mysql.log.events import TableMap, layouts, parents_of
 from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYTES, in_set, tsid_parts
 from airflow_provider_cdc.sources.mysql.log.row_events import MOST_RECORDS, KeyRanges
-from airflow_provider_cdc.sources.mysql.log.statements.copied_tables import names_of
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import EVERY_TABLE, Effect, Meaning, meaning
-from airflow_provider_cdc.sources.mysql.log.stream.crc32 import TABLES
-from airflow_provider_cdc.sources.mysql.log.table_maps import TableMaps
-from airflow_provider_cdc.sources.mysql.log.walk import walk
-from airflow_provider_cdc.sources.mysql.log.xa import XaLedger
+from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import names_of
+from airflow_provider_cdc.sources.mysql.log.stream.dump import TABLES
+from airflow_provider_cdc.sources.mysql.log.walk import Maps, find_map, walk
+from airflow_provider_cdc.sources.mysql.log.walk_state import (
+    MAP_AT,
+    MAP_BYTES,
+    MAP_NUMBER,
+    MAP_PARENT,
+    MAP_SERIAL,
+    MAP_TABLE,
+    MAP_WORDS,
+    OTHER_SHAPE,
+    UNTRACKED,
+)
 from airflow_provider_cdc.sources.mysql.tables.cascades import relies_on_log
+
+# The TABLE_MAP events of one log file. The kernel uses these events to find the table of a row event.
+
+
+@kernel
+def _entry(maps: Int64s, number: int) -> int:
+    return find_map(maps, number)
+
+
+class _Shapes:
+    """The column types and metadata that the TABLE_MAP events of some tables must have."""
+
+    def __init__(self, tables: Sequence[TrackedTable]) -> None:
+        self._indexes = {tracked_table.table.name: index for index, tracked_table in enumerate(tables)}
+        self._expected = [expected_table_map(tracked_table.table) for tracked_table in tables]
+
+    def find(self, table_map: TableMap) -> int:
+        """Return the index of the table that ``table_map`` declares, ``UNTRACKED`` or ``OTHER_SHAPE``."""
+        index = self._indexes.get(table_map.name, UNTRACKED)
+        if index >= 0 and (table_map.types, table_map.metadata) != self._expected[index]:
+            return OTHER_SHAPE
+        return index
+
+
+class TableMaps:
+    """Registry of table maps. ``entries`` and ``bodies`` are the arrays of ``walk.Maps``; when they must grow, new
+    arrays replace them."""
+
+    def __init__(self, tracked: Sequence[TrackedTable], parents: Sequence[TrackedTable]) -> None:
+        self._tables = _Shapes(tracked)
+        self._parents = _Shapes(parents)
+        self._names: dict[int, TableName] = {}
+        self._used = 0
+        self.entries: Int64s = np.zeros(256 * MAP_WORDS, np.int64)
+        self.bodies: Bytes = np.empty(1 << 16, np.uint8)
+
+    @property
+    def arrays(self) -> Maps:
+        """The current arrays, for ``walk.walk``. `register` may replace them."""
+        return Maps(self.entries, self.bodies)
+
+    def register(self, table_map: TableMap, body: bytes, serial: int) -> None:
+        """Register a table map from the transaction with the number ``serial``. It replaces an earlier table map with
+        the same table number."""
+        is_registered = table_map.number in self._names
+        self._names[table_map.number] = table_map.name
+        if not is_registered and 2 * len(self._names) > len(self.entries) // MAP_WORDS:
+            self._grow_entries()
+        entry = _entry(self.entries, table_map.number)
+        at = int(self.entries[entry + MAP_AT])
+        if not is_registered or len(body) > self.entries[entry + MAP_BYTES]:
+            at = self._room_for(len(body))
+        self.bodies[at : at + len(body)] = np.frombuffer(body, np.uint8)
+        self.entries[entry + MAP_NUMBER] = table_map.number + 1
+        self.entries[entry + MAP_TABLE] = self._tables.find(table_map)
+        self.entries[entry + MAP_PARENT] = self._parents.find(table_map)
+        self.entries[entry + MAP_AT] = at
+        self.entries[entry + MAP_BYTES] = len(body)
+        self.entries[entry + MAP_SERIAL] = serial
+
+    def name(self, number: int) -> TableName:
+        """Return the table that has this number."""
+        return self._names[number]
+
+    def _room_for(self, size: int) -> int:
+        at = self._used
+        self._used += size
+        if self._used > len(self.bodies):
+            bodies: Bytes = np.empty(2 * self._used, np.uint8)
+            bodies[:at] = self.bodies[:at]
+            self.bodies = bodies
+        return at
+
+    def _grow_entries(self) -> None:
+        old = self.entries.reshape(-1, MAP_WORDS)
+        self.entries = np.zeros(2 * len(self.entries), np.int64)
+        for row in old[old[:, MAP_NUMBER] != 0]:
+            entry = _entry(self.entries, int(row[MAP_NUMBER]) - 1)
+            self.entries[entry : entry + MAP_WORDS] = row
+
+
+# XA transactions in a log segment. The server logs the changes of an XA transaction when it is prepared. The changes
+# take effect only when the transaction is committed.
+#
+# If a transaction is prepared and decided (committed or rolled back) in the same segment, the outcome is applied to the
+# net change at the decision. For other transactions, the segment records the changes or the outcome under the
+# transaction's *ids*. The ids are the XID and, for each table that was read at one position, the XID with the table's
+# index. Such a table needs a separate id because a commit may be after the position of one table and before the
+# position of another.
+
+
+@dataclass
+class PreparedTransaction:
+    """An XA transaction, from XA START on.
+
+    ``arena[start:stop]`` contains the records of the transaction, and may contain other records. ``error`` is an error
+    found in its changes, if any. The error stops the run only if the changes count.
+    """
+
+    number: int
+    xid: str
+    start: int
+    stop: int = 0
+    error: CdcError | None = None
+
+
+class XaLedger:
+    """The XA transactions of one segment, by number."""
+
+    def __init__(self, change: NetChange, tracked: Sequence[TrackedTable]) -> None:
+        self.transactions: list[PreparedTransaction] = []
+        self.undecided: dict[str, PreparedTransaction] = {}
+        self.open: PreparedTransaction | None = None
+        self._change = change
+        self._tracked = tracked
+
+    def begin(self, xid: str) -> PreparedTransaction:
+        """Handle XA START of a transaction."""
+        self.open = PreparedTransaction(len(self.transactions), xid, int(self._change.state[USED]))
+        self.transactions.append(self.open)
+        return self.open
+
+    def prepare(self) -> PreparedTransaction:
+        """Handle XA PREPARE, or XA COMMIT ONE PHASE, of the open transaction."""
+        assert self.open is not None
+        prepared, self.open = self.open, None
+        prepared.stop = int(self._change.state[USED])
+        self.undecided[prepared.xid] = prepared
+        return prepared
+
+    def resolve(self, xid: str, counts: Bytes, order: int) -> None:
+        """Apply the outcome of a transaction that was prepared in this segment.
+
+        :param counts: for each table, whether the commit counts; all zero for XA ROLLBACK.
+        :raises CdcError: the transaction's ``error``, if its changes count.
+        """
+        prepared = self.undecided[xid]
+        if prepared.error is not None and counts.any():
+            raise prepared.error
+        change = self._change
+        # Each record may need a second slot in the hash table. A record has at least HEADER words, so the size of the
+        # range limits the number of records in it.
+        most = (prepared.stop - prepared.start) // HEADER
+        if not change.has_slots(most):
+            self.reserve(most, 0)
+        del self.undecided[xid]
+        apply_prepared(change.arrays, prepared.start, prepared.stop, prepared.number, counts, change.keyless, order)
+
+    def reserve(self, records: int, words: int) -> None:
+        """Make room in the net change. This moves the records."""
+        waiting = [*self.undecided.values(), *([self.open] if self.open else [])]
+        waiting.sort(key=lambda prepared: prepared.number)
+        marks: Int64s = np.array(
+            [mark for transaction in waiting for mark in (transaction.start, transaction.stop or transaction.start)],
+            np.int64,
+        )
+        self._change.reserve(records, words, marks)
+        for transaction, (start, stop) in zip(waiting, marks.reshape(-1, 2).tolist(), strict=True):
+            transaction.start = start
+            transaction.stop = stop if transaction.stop else 0
+
+    def decided_elsewhere(
+        self, xid: str, counts: Bytes, ignored: bool, order: int, summary: SegmentSummary
+    ) -> list[str]:
+        """Record the outcome of a transaction that was prepared in an earlier segment. Return the ids under which its
+        changes count.
+
+        :param ignored: whether the transaction was rolled back, or committed within the initial position. Such a
+            transaction has no effect on tables without a bound.
+        """
+        outcomes = [(xid, not ignored)]
+        outcomes += [
+            (tracked_table.pending(xid), bool(counts[index]))
+            for index, tracked_table in enumerate(self._tracked)
+            if tracked_table.bounded
+        ]
+        for name, counted in outcomes:
+            if counted:
+                summary.decided[name] = order_base(summary.segment.number) + order
+            else:
+                summary.rolled_back.append(name)
+        return [name for name, counted in outcomes if counted]
+
+    def close(self) -> list[str]:
+        """Finish the segment. Return the ids of all transactions that are prepared, but not decided, in the segment.
+
+        :raises CdcError: an undecided transaction has an ``error``.
+        """
+        for prepared in self.undecided.values():
+            if prepared.error is not None:
+                raise prepared.error
+        return [name for xid in self.undecided for name in self._ids(xid)]
+
+    def pending(self, number: int, one: TrackedTable) -> str:
+        """Return the id for storing the changes that an undecided transaction made to a table."""
+        xid = self.transactions[number].xid
+        return one.pending(xid) if one.bounded else xid
+
+    def _ids(self, xid: str) -> list[str]:
+        return [xid, *(tracked_table.pending(xid) for tracked_table in self._tracked if tracked_table.bounded)]
+
 
 _Read = TypeVar("_Read")
 
@@ -334,7 +547,7 @@ class LogWalker:
             at = Committed(order_base(summary.segment.number) + order, self._gtid, None if when == NO_TIME else when)
         if xid in self.xa.undecided:
             number = self.xa.undecided[xid].number
-            self.xa.decide(xid, counts, order)
+            self.xa.resolve(xid, counts, order)
             if at is not None:
                 self.changes.outcomes[number] = Outcome(at, counts)
         else:

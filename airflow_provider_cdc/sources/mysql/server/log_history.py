@@ -25,9 +25,9 @@ import pymysql
 
 from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.log import codes
-from airflow_provider_cdc.sources.mysql.log.stream.request import CANNOT_READ_LOG, GTIDS_OFF, request_log
-from airflow_provider_cdc.sources.mysql.server.driver_errors import mapped_errors
+from airflow_provider_cdc.sources.mysql.log import events as codes
+from airflow_provider_cdc.sources.mysql.log.stream.dump import CANNOT_READ_LOG, GTIDS_OFF, request_log
+from airflow_provider_cdc.sources.mysql.server.driver import mapped_errors
 from airflow_provider_cdc.sources.mysql.server.session import Connection, connect, query, server_version, value
 
 _HEADER = struct.Struct("<IBIIIH")
@@ -70,7 +70,7 @@ class LogPlace:
 
 
 @dataclass(frozen=True)
-class Event:
+class HistoryEvent:
     """An event of the log, as the server sends it."""
 
     kind: int
@@ -252,7 +252,7 @@ def _created_after(settings: ConnectionSettings, file: str, size: int, following
     return None
 
 
-def log_events(settings: ConnectionSettings, file: str, start: int) -> Generator[Event]:
+def log_events(settings: ConnectionSettings, file: str, start: int) -> Generator[HistoryEvent]:
     """Yield the events from ``start`` in ``file`` to the end of the log. If no event begins at ``start``, do not yield
     any event."""
     connection = connect(settings)
@@ -263,14 +263,14 @@ def log_events(settings: ConnectionSettings, file: str, start: int) -> Generator
         connection.drop()
 
 
-def _received(connection: Connection, file: str, start: int) -> Iterator[Event]:
+def _received(connection: Connection, file: str, start: int) -> Iterator[HistoryEvent]:
     try:
         request_log(connection, file, start)
         while len(data := connection.packet().get_all_data()) > _HEADER.size:
             when, kind, _, size, end, flags = _HEADER.unpack_from(data, 1)
             creation_time = data[_CREATED] if kind == codes.FORMAT_DESCRIPTION else b""
             made_up = bool(flags & codes.ARTIFICIAL)
-            yield Event(kind, size, end, made_up, when, int.from_bytes(creation_time, "little"), data[1:])
+            yield HistoryEvent(kind, size, end, made_up, when, int.from_bytes(creation_time, "little"), data[1:])
     except pymysql.OperationalError as error:
         if error.args[0] != CANNOT_READ_LOG or GTIDS_OFF in error.args[1]:
             raise

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 
-from airflow_provider_cdc.core.copies.history import Finding, Relation, Trace
+from airflow_provider_cdc.core.copies.history import Finding, HistoryRelation, Trace
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import LogGone, PositionError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.log import events as codes
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     BEGIN_ANEW,
     LogPlace,
@@ -90,9 +90,11 @@ def check_mark(settings: ConnectionSettings, files: Mapping[str, int], mark: Log
     :raises LogGone: the end of the log is missing.
     """
     finding = _compared(settings, files, mark)
-    if finding.relation is Relation.UNKNOWN or (finding.relation is Relation.OTHER and _is_cut(files, mark)):
+    if finding.relation is HistoryRelation.UNKNOWN or (
+        finding.relation is HistoryRelation.OTHER and _is_cut(files, mark)
+    ):
         raise LogGone(finding.why, where=settings.address, hint=BEGIN_ANEW)
-    if finding.relation is Relation.OTHER:
+    if finding.relation is HistoryRelation.OTHER:
         raise other_log(settings, finding.why)
 
 
@@ -104,7 +106,7 @@ def relations(settings: ConnectionSettings, connection: Connection, traces: Sequ
         finding = _by_mark(settings, files, trace.mark)
         if isinstance(trace.position, GtidSet) and (lost := trace.position - executed):
             why = f"the server no longer has the transactions {str(lost)[:200]}, which the copy contains"
-            finding = Finding(Relation.OTHER, why)
+            finding = Finding(HistoryRelation.OTHER, why)
         findings.append(finding)
     return findings
 
@@ -113,7 +115,7 @@ def _by_mark(settings: ConnectionSettings, files: Mapping[str, int], text: str) 
     try:
         mark = LogMark.parse(text)
     except PositionError:
-        return Finding(Relation.UNKNOWN, "the copy has no record of the log position at which it was made")
+        return Finding(HistoryRelation.UNKNOWN, "the copy has no record of the log position at which it was made")
     return _compared(settings, files, mark)
 
 
@@ -124,13 +126,15 @@ def _compared(settings: ConnectionSettings, files: Mapping[str, int], mark: LogM
         numbers = [file_number(name) for name in files if name.rpartition(".")[0] == base]
         # File numbers always increase, and the server purges the oldest files first.
         if numbers and min(numbers) < file_number(place.file):
-            return Finding(Relation.OTHER, f"the log no longer has the file {place.file}, but has earlier files")
+            return Finding(HistoryRelation.OTHER, f"the log no longer has the file {place.file}, but has earlier files")
         return Finding(
-            Relation.UNKNOWN,
+            HistoryRelation.UNKNOWN,
             f"the log file {place.file} was purged. It contained the position at which the copy was made",
         )
     if _is_cut(files, mark):
-        return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches position {place.position:,}")
+        return Finding(
+            HistoryRelation.OTHER, f"the log file {place.file} no longer reaches position {place.position:,}"
+        )
     # Read the beginning of the file last. If this last read finds the file, the file also existed during the other
     # reads.
     last = _last(settings, place) if mark.last != _NOTHING else _NOTHING
@@ -138,18 +142,20 @@ def _compared(settings: ConnectionSettings, files: Mapping[str, int], mark: LogM
     stamp, begin = _begin(settings, place.file)
     if not stamp:
         return Finding(
-            Relation.UNKNOWN,
+            HistoryRelation.UNKNOWN,
             f"the log file {place.file} was purged. It contained the position at which the copy was made",
         )
     if (place.stamp and stamp != place.stamp) or _differ(mark.begin, begin):
-        return Finding(Relation.OTHER, f"the log file {place.file} was replaced after the copy was made")
+        return Finding(HistoryRelation.OTHER, f"the log file {place.file} was replaced after the copy was made")
     if not reaches:
-        return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches position {place.position:,}")
+        return Finding(
+            HistoryRelation.OTHER, f"the log file {place.file} no longer reaches position {place.position:,}"
+        )
     if _differ(mark.last, last):
         return Finding(
-            Relation.OTHER, f"the events before {place} in the log are not the same as when the copy was made"
+            HistoryRelation.OTHER, f"the events before {place} in the log are not the same as when the copy was made"
         )
-    return Finding(Relation.SAME)
+    return Finding(HistoryRelation.SAME)
 
 
 def _differ(recorded: str, found: str) -> bool:

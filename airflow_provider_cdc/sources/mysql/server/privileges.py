@@ -15,7 +15,7 @@ import pymysql
 
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.mysql.server.driver_errors import (
+from airflow_provider_cdc.sources.mysql.server.driver import (
     INTERRUPTED,
     UNOPENABLE_HINT,
     UNOPENABLE_PARTITIONS,

@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 
 import pymysql
 
 from airflow_provider_cdc.core.copies.history import MARK
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.errors import LogGone, SourceReplaced
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone, Problem, SourceReplaced
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.server.log_history import (
-    LogPlace,
-    log_files,
-    log_status,
-    settled_end_of_log,
+from airflow_provider_cdc.sources.api.load import (
+    HISTORY_LIST,
+    MEASURE_SECONDS,
+    REPLICA_LAG,
+    THREADS_RUNNING,
+    one_number,
 )
+from airflow_provider_cdc.sources.mysql.server.driver import LOCK_WAIT_TIMEOUT
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, log_files, log_status, settled_end_of_log
 from airflow_provider_cdc.sources.mysql.server.log_mark import mark_of, mark_of_present
 from airflow_provider_cdc.sources.mysql.server.session import (
     HOSTNAME,
     SERVER_UUID,
     Connection,
     RunSettings,
+    account,
+    batches,
     query,
+    session,
+    set_session,
+    size_of,
     value,
     variables,
 )
@@ -182,3 +192,180 @@ def _last_set(connection: Connection, names: Sequence[str] = WATCHED) -> dict[st
         names,
     )
     return dict(rows)
+
+
+# Amazon RDS and Aurora: how they differ from a self-managed server.
+
+
+_BASE = "/rdsdbbin"
+_NO_TABLE, _DENIED = 1146, (1142, 1143, 1044)
+_RETENTION = "binlog retention hours"
+
+
+def is_amazon(connection: Connection) -> bool:
+    """Return whether the server is Amazon RDS or Aurora. On these servers, users can neither set start options nor have
+    the privilege SUPER."""
+    values = variables(connection, ["basedir", "aurora_version"])
+    return "aurora_version" in values or values.get("basedir", "").startswith(_BASE)
+
+
+def setting_hint(setting: str) -> str:
+    """Return a hint for changing a setting on Amazon RDS or Aurora."""
+    return f"set {setting} in the parameter group of the instance or cluster, and reboot if it asks for that"
+
+
+def retention_hours(connection: Connection) -> int | None:
+    """Return the number of hours for which Amazon keeps the log. This setting of Amazon does not depend on
+    binlog_expire_logs_seconds.
+
+    0: the setting has no value. None: the user may not read the setting.
+    """
+    try:
+        rows = query(connection, f"SELECT value FROM mysql.rds_configuration WHERE name = '{_RETENTION}'")
+    except pymysql.MySQLError as error:
+        if error.args[0] in (_NO_TABLE, *_DENIED):
+            return None
+        raise
+    return int(rows[0][0] or 0) if rows else 0
+
+
+def retention_problem(connection: Connection, needed: int) -> Problem | None:
+    """Return a problem if Amazon keeps the log for less time than a run needs.
+
+    None: Amazon keeps the log long enough, or the user may not read the setting.
+
+    :param needed: the number of seconds for which a run needs the log.
+    """
+    hours = retention_hours(connection)
+    if hours is None or hours * 3600 >= needed:
+        return None
+    return Problem(
+        _RETENTION,
+        f"is {hours or 'not set'}: the log may be purged before a run over these tables has read it",
+        f"CALL mysql.rds_set_configuration('{_RETENTION}', {max(24, -(-needed // 3600))})",
+    )
+
+
+# Measures the load of a MySQL server.
+
+
+def load(settings: ConnectionSettings, signals: Sequence[str]) -> dict[str, float]:
+    """`Source.load`."""
+    numbers = {}
+    with session(settings) as connection:
+        set_session(connection, {"transaction_read_only": "ON", "max_execution_time": str(MEASURE_SECONDS * 1000)})
+        for signal in signals:
+            try:
+                numbers[signal] = _SIGNALS[signal](connection) if signal in _SIGNALS else _of_query(connection, signal)
+            except (pymysql.ProgrammingError, pymysql.OperationalError, pymysql.InternalError) as error:
+                if not connection.open:
+                    raise
+                raise ConfigurationError(
+                    f"cannot be measured: {error.args[-1]}",
+                    where=f"parameter governor, {signal}",
+                    hint="correct the query, or grant the privilege to the user of the connection",
+                ) from error
+    return numbers
+
+
+def _threads_running(connection: Connection) -> float:
+    return float(query(connection, "SHOW GLOBAL STATUS LIKE 'Threads_running'")[0][1])
+
+
+def _history_list_length(connection: Connection) -> float:
+    sql = "SELECT count FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'"
+    return one_number(HISTORY_LIST, query(connection, sql))
+
+
+def _replica_lag(connection: Connection) -> float:
+    with connection.cursor() as cursor:
+        cursor.execute("SHOW REPLICA STATUS")
+        names = [column[0] for column in cursor.description or ()]
+        rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+    if not rows:
+        raise ConfigurationError(
+            "the server is not a replica, and a primary does not know the lag of its replicas",
+            where=f"parameter governor, {REPLICA_LAG}",
+            hint="give a query that returns the lag, such as one of a heartbeat table, as the key",
+        )
+    lags = [row["Seconds_Behind_Source"] for row in rows]
+    # NULL: the replication is not running, so the lag grows.
+    return float("inf") if None in lags else max(float(lag) for lag in lags)
+
+
+def _of_query(connection: Connection, signal: str) -> float:
+    return one_number(signal, query(connection, signal))
+
+
+_SIGNALS: Mapping[str, Callable[[Connection], float]] = {
+    THREADS_RUNNING: _threads_running,
+    HISTORY_LIST: _history_list_length,
+    REPLICA_LAG: _replica_lag,
+}
+SIGNALS = frozenset(_SIGNALS)
+
+
+# Limits the time for which a session waits for table locks of other sessions, and names the sessions that hold these
+# locks.
+
+
+SECONDS = 10
+_TABLE_ACCESS_DENIED = 1142
+
+# The query includes pending locks. The server grants locks in the order of the requests, so a pending lock blocks
+# readers, too. The query includes all tables of the schemas, because the locked table may be a table to which a copied
+# table refers.
+_HOLDERS = """
+SELECT OBJECT_SCHEMA, OBJECT_NAME, LOCK_STATUS, LOCK_TYPE, PROCESSLIST_ID, PROCESSLIST_USER, PROCESSLIST_HOST,
+    PROCESSLIST_TIME
+FROM performance_schema.metadata_locks JOIN performance_schema.threads ON THREAD_ID = OWNER_THREAD_ID
+WHERE OBJECT_TYPE = 'TABLE' AND LOCK_TYPE IN ('SHARED_NO_READ_WRITE', 'EXCLUSIVE')
+    AND PROCESSLIST_ID <> CONNECTION_ID() AND OBJECT_SCHEMA IN ({})
+ORDER BY LOCK_STATUS <> 'GRANTED', OBJECT_SCHEMA, OBJECT_NAME, PROCESSLIST_ID LIMIT 20
+"""
+
+
+@contextmanager
+def naming_blockers(settings: ConnectionSettings, connection: Connection) -> Iterator[list[TableName]]:
+    """Let the session wait for a table lock for at most `SECONDS`.
+
+    Yields a list. The caller adds each table to the list before it runs a statement on the table.
+
+    :raises LockNotGranted: one of the tables was locked for a longer time. The message names the sessions that hold the
+        lock.
+    """
+    tables: list[TableName] = []
+    set_session(connection, {"lock_wait_timeout": str(SECONDS)})
+    try:
+        yield tables
+    except pymysql.OperationalError as error:
+        if error.args[0] != LOCK_WAIT_TIMEOUT:
+            raise
+        holders = _holders(connection, tables)
+        raise LockNotGranted(
+            f"a lock blocked readers for {SECONDS} s: {'; '.join(holders) or 'the sessions are unknown'}",
+            where=", ".join(map(str, tables)) or settings.address,
+            hint="wait until the other session ends, or end it (KILL); the task can be retried. To see the other "
+            f"session, this user needs: GRANT SELECT ON performance_schema.* TO {account(connection)}",
+        ) from error
+
+
+def _holders(connection: Connection, tables: Sequence[TableName]) -> list[str]:
+    if not tables:
+        return []
+    schemas = sorted({table.schema for table in tables})
+    try:
+        rows = [
+            row
+            for some in batches(connection, schemas, lambda schema: size_of([schema]), len(schemas))
+            for row in query(connection, _HOLDERS.format(", ".join(["%s"] * len(some))), some)
+        ]
+    except pymysql.OperationalError as error:
+        if error.args[0] != _TABLE_ACCESS_DENIED:
+            raise
+        return []
+    return [
+        f"session {session} of {user}@{host} {'holds' if status == 'GRANTED' else 'waits for'} the lock {kind} on "
+        f"{schema}.{table}, for {seconds} s"
+        for schema, table, status, kind, session, user, host, seconds in rows
+    ]

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
+from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.errors import ExactnessError
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.run.spool_chain import reached
+from airflow_provider_cdc.counted import format_count
+from airflow_provider_cdc.errors import ConfigurationError, ExactnessError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.log import NeededLog
+from airflow_provider_cdc.sources.api.planning import Reach, Runway
 from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_RUN
 from airflow_provider_cdc.sources.mysql.checks.context import RunContext
-from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, Connection
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, file_number, log_files, stamp_of
+from airflow_provider_cdc.sources.mysql.server.server import CLOCK, begun_at, is_amazon, retention_hours
+from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, Connection, query, session, value, variables
 
 
 def check_identity(
@@ -34,3 +43,91 @@ def check_identity(
             where=f"server {context.state[SERVER_UUID]}",
             hint="correct the setting, do not change it during a run, and trigger a new run",
         )
+
+
+# Determines whether a server has reached a position or a time. The server may be a replica or a source.
+
+
+def has_reached(settings: ConnectionSettings, target: AsOf) -> Reach:
+    """`Source.has_reached`.
+
+    A server has reached a time when its clock is past the time: every later commit then gets a later commit time
+    (docs/design/as-of.md).
+    """
+    if isinstance(target, Lsn):
+        raise ConfigurationError(
+            f"{target} is an LSN, and the source is MySQL", where=settings.address, hint="give a GTID set or a time"
+        )
+    with session(settings) as connection:
+        ((executed, now),) = query(connection, f"SELECT @@global.gtid_executed, {CLOCK}")
+    if isinstance(target, GtidSet):
+        missing = target - GtidSet.parse(str(executed))
+        return Reach(not missing, f"it lacks {format_count(len(missing), 'transaction')}: {str(missing)[:200]}")
+    assert isinstance(target, datetime)
+    clock = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=int(now))
+    return Reach(clock > target, f"the server's clock shows {clock:%Y-%m-%d %H:%M:%S} UTC")
+
+
+# Determines how long a MySQL server keeps its binary log.
+
+
+_AUTO_PURGE, _SECONDS = "binlog_expire_logs_auto_purge", "binlog_expire_logs_seconds"
+_AMAZON = "binlog retention hours"
+
+
+def runway(settings: ConnectionSettings) -> Runway:
+    """Implements `Source.runway`."""
+    with session(settings) as connection:
+        return _runway(connection)
+
+
+def needed_log(
+    settings: ConnectionSettings, identity: Mapping[str, str], since: Sequence[Mapping[str, str]]
+) -> NeededLog:
+    """Implements `Source.needed_log`.
+
+    The server removes whole files, oldest first, when it begins a new file. It removes a file if the file was closed
+    longer ago than the setting allows. A file is closed when the next file is created.
+    """
+    with session(settings) as connection:
+        runway = _runway(connection)
+        files = log_files(connection)
+        now = int(value(connection, "UNIX_TIMESTAMP()"))
+    names = {file_number(name): name for name in files}
+    spooled = reached(identity)
+    begun = [place for one in since if (place := begun_at(one)) is not None]
+    place = LogPlace.parse(spooled.end) if spooled is not None else begun_at(identity)
+    begun += [] if place is None else [place]
+    first = min((file_number(place.file) for place in begun), default=max(names))
+    seconds, is_closed = runway.seconds, first + 1 in names
+    if seconds is not None and is_closed and (closed := stamp_of(settings, names[first + 1])):
+        seconds = max(0.0, seconds - (now - int(closed)))
+    position = min((place.position for place in begun if file_number(place.file) == first), default=0)
+    needed = sum(size for name, size in files.items() if file_number(name) >= first)
+    return NeededLog(
+        # The server does not report how much it has purged. No limit is in bytes, so this is only for display.
+        written=needed,
+        kept=max(0, needed - position),
+        seconds=seconds,
+        limit=runway.why if runway.seconds is None else f"{runway.why} = {runway.seconds:,.0f} s",
+        hint=f"raise {_AMAZON} (CALL mysql.rds_set_configuration)"
+        if runway.why == _AMAZON
+        else f"raise {_SECONDS} (SET PERSIST)",
+        begins=f"{first}:{position}",
+        # A quiet server may write to the same file for days, and does not remove it.
+        certain=is_closed,
+    )
+
+
+def _runway(connection: Connection) -> Runway:
+    if is_amazon(connection):
+        hours = retention_hours(connection)
+        if hours is None:
+            return Runway(None, "this user may not see how long the server keeps its log")
+        return Runway(hours * 3600.0, _AMAZON)
+    values = variables(connection, [_AUTO_PURGE, _SECONDS])
+    seconds = int(values.get(_SECONDS, "0"))
+    # Before 8.0.29, automatic purging cannot be switched off.
+    if not seconds or values.get(_AUTO_PURGE, "ON") != "ON":
+        return Runway(None, "the server does not purge its log by itself", unbounded=True)
+    return Runway(float(seconds), _SECONDS)

@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.errors import PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.asked import OF_TABLES
@@ -31,7 +31,7 @@ from airflow_provider_cdc.sources.mysql.steps.snapshot import NO_POSITION, table
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import with_identities
 from airflow_provider_cdc.sources.mysql.tables.identities.replaced import unaltered_since
 from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position
-from airflow_provider_cdc.sources.planning.server_clock import FINAL_SECONDS, wait_for_clock
+from airflow_provider_cdc.sources.planning.survey import FINAL_SECONDS, wait_for_clock
 
 _POLL_SECONDS = 0.05
 

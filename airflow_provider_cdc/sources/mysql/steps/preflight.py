@@ -8,20 +8,18 @@ from dataclasses import replace
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import TableOptions
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_REQUEST, OF_SERVER
 from airflow_provider_cdc.sources.mysql.checks.context import RequestContext, ServerContext
-from airflow_provider_cdc.sources.mysql.server.blockers import naming_blockers
-from airflow_provider_cdc.sources.mysql.server.server import durability_warnings
+from airflow_provider_cdc.sources.mysql.server.server import durability_warnings, naming_blockers
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.tables.cascades import parents_of, with_parents
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import identity_warnings
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, resolve
-from airflow_provider_cdc.sources.mysql.tables.supported_types import unsupported
-from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, unsupported
 
 _log = logging.getLogger(__name__)
 

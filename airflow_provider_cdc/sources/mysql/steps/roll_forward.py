@@ -22,16 +22,15 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessE
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, PositionContext
-from airflow_provider_cdc.sources.mysql.log import codes, refusals, walk_state
+from airflow_provider_cdc.sources.mysql.log import events, refusals, walk_state
 from airflow_provider_cdc.sources.mysql.log.eras import SegmentEras, cut
-from airflow_provider_cdc.sources.mysql.log.long_prepared import LongPrepared, PreparedWalker
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 from airflow_provider_cdc.sources.mysql.log.statements.column_changes import column_changes
-from airflow_provider_cdc.sources.mysql.log.statements.copied_tables import names_of
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, meaning
-from airflow_provider_cdc.sources.mysql.log.survey import looked_through, stretches
+from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import names_of
+from airflow_provider_cdc.sources.mysql.log.survey import LongPrepared, PreparedWalker, looked_through, stretches
 from airflow_provider_cdc.sources.mysql.log.walk_state import LOOKED_AT, TABLE_WORDS
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, check_place, end_of_log, log_files
 from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE, begun_at
@@ -70,7 +69,7 @@ def refusals_since(
             if not start <= prefix.position:
                 return dict.fromkeys((table.name for table in tables), "the copy is at a later position")
             end, after = prefix.place, prefix.position
-        refused = {table.name: why for table in tables if (why := unfit(table))}
+        refused = {table.name: why for table in tables if (why := reason_not_logged(table))}
         fit = [table for table in tables if table.name not in refused]
         now = {table.name: table for table in read_tables(connection, [table.name for table in fit])}
         differences = {table.name: _difference(table, now[table.name]) for table in fit}
@@ -128,7 +127,7 @@ def _difference(table: Table, now: Table) -> str:
     return difference(table, now) or ("its key is another index" if table.key_index != now.key_index else "")
 
 
-def unfit(table: Table) -> str:
+def reason_not_logged(table: Table) -> str:
     """Return the reason why the log does not have all changes of a table's rows. Empty: the log has them."""
     if table.cascades_from:
         return "foreign keys change its rows, and the server does not log these changes"
@@ -219,7 +218,7 @@ class _Survey(PreparedWalker):
 
     def _handle(self, code: int, data: Bytes) -> bool:
         at = int(self.state[walk_state.AT])
-        self._event_bytes = int.from_bytes(data[at + codes.LENGTH_AT :][:4].tobytes(), "little")
+        self._event_bytes = int.from_bytes(data[at + events.LENGTH_AT :][:4].tobytes(), "little")
         return super()._handle(code, data)
 
     def _check(self, statement: Statement) -> None:

@@ -26,10 +26,10 @@ from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import (
     LockNotGranted,
     PositionError,
@@ -46,7 +46,7 @@ from airflow_provider_cdc.sources.mysql.checks.context import ServerContext, of_
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.mysql.chunking.chunks import where
 from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed_condition
-from airflow_provider_cdc.sources.mysql.server.driver_errors import (
+from airflow_provider_cdc.sources.mysql.server.driver import (
     LOCK_WAIT_TIMEOUT,
     is_of_table,
     mapped_errors,
@@ -65,9 +65,8 @@ from airflow_provider_cdc.sources.mysql.server.session import (
 )
 from airflow_provider_cdc.sources.mysql.tables.cascades import locked_with
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import read_identities, with_identities
-from airflow_provider_cdc.sources.mysql.tables.missing import naming_missing_tables
 from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position, with_same_identity
-from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, table_sql
+from airflow_provider_cdc.sources.mysql.tables.schema import naming_missing_tables, read_tables, table_sql
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
 
 NO_POSITION = Problem(
@@ -352,7 +351,7 @@ def _take_lock(connection: Connection, names: Sequence[TableName], policy: LockP
         if attempt < policy.tries:
             time.sleep(policy.pause_seconds)
     raise LockNotGranted(
-        f"the read lock was not granted in {counted(policy.tries, 'try', 'tries')} of {policy.wait_seconds} s",
+        f"the read lock was not granted in {format_count(policy.tries, 'try', 'tries')} of {policy.wait_seconds} s",
         where=", ".join(map(str, names)),
         hint="end the transactions that hold locks on the tables, or increase the option `lock_tries`. "
         "performance_schema.metadata_locks shows these transactions. Prepared XA transactions hold locks, too: "

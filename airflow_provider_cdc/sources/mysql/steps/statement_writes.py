@@ -20,7 +20,7 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ImageNotWhole, LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, StatementWrite
-from airflow_provider_cdc.sources.mysql.log import codes, walk_state
+from airflow_provider_cdc.sources.mysql.log import events, walk_state
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import EVERY_TABLE, Effect, meaning
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import alike
@@ -146,7 +146,7 @@ def _redefined_between(
             hint="trigger a new run, and make the server keep its logs for longer (binlog_expire_logs_seconds)",
         )
     for file in files[files.index(last.last_name) : files.index(end.file) + 1]:
-        start = codes.FIRST_POSITION if file != last.last_name else last.stop
+        start = events.FIRST_POSITION if file != last.last_name else last.stop
         stop = end.position if file == end.file else None
         if start is None or (stop is not None and start >= stop):
             continue

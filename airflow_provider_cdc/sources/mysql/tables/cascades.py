@@ -38,7 +38,7 @@ from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.server.server import is_replica
 from airflow_provider_cdc.sources.mysql.server.session import Connection, account, variables
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, select_of_tables, table_sql
-from airflow_provider_cdc.sources.mysql.tables.supported_types import unsupported
+from airflow_provider_cdc.sources.mysql.tables.types import unsupported
 
 _RULES = ("CASCADE", "SET NULL", "SET DEFAULT")
 _NATIVE = "innodb_native_foreign_keys"

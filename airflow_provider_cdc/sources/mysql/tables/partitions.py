@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import pymysql
 
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import TableIdentity, read_identities

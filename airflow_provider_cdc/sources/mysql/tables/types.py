@@ -1,4 +1,4 @@
-"""The table of MySQL types: the Arrow type of each MySQL type, and its encoding in MySQL's two binary formats.
+r"""The table of MySQL types: the Arrow type of each MySQL type, and its encoding in MySQL's two binary formats.
 
 One table entry describes both binary formats of a value, so that the descriptions cannot disagree. The formats are a
 *row* of a prepared statement's result, and a row *image* in the binary log. See ``ColumnType``.
@@ -54,15 +54,79 @@ from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.mysql.server.session import quote
 from airflow_provider_cdc.sources.mysql.tables.charsets import bytes_per_character, has_gaps, is_ambiguous
-from airflow_provider_cdc.sources.mysql.tables.declarations import Declared, labels, parse
-from airflow_provider_cdc.sources.mysql.tables.hidden_labels import LABELS
-from airflow_provider_cdc.sources.mysql.tables.supported_types import (
-    GEOMETRIES,
-    TEXTS,
-    policy_of,
-    unmeasured,
-    unsupported,
-)
+from airflow_provider_cdc.sources.mysql.tables.declarations import Declared, are_labels, labels, parse
+from airflow_provider_cdc.sources.mysql.tables.labels import LABELS, may_hide_labels
+
+# The column types that can be copied, and the types whose values the reader can only skip in row images.
+
+
+TEXTS = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
+GEOMETRIES = {
+    "geometry",
+    "point",
+    "linestring",
+    "polygon",
+    "multipoint",
+    "multilinestring",
+    "multipolygon",
+    "geomcollection",
+    "geometrycollection",
+}
+_BINARIES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
+_NUMBERS = {"tinyint", "smallint", "mediumint", "int", "bigint", "float", "double", "decimal", "bit", "year"}
+_TEMPORALS = {"date", "datetime", "timestamp", "time"}
+_SUPPORTED = {"enum", "set", "json", "vector"} | _NUMBERS | _TEMPORALS | GEOMETRIES | TEXTS | _BINARIES
+
+
+def unsupported(column: Column, identifies: bool = False, policy: str = "error") -> str | None:
+    """Return the reason why ``column`` cannot be copied. None: it can be copied.
+
+    :param identifies: whether the column is one of the columns that identify the table's rows.
+    """
+    declared = parse(column.type)
+    charset = str(column.details.get("charset", ""))
+    if declared is None or declared.name not in _SUPPORTED:
+        return f"its type {column.type} is not supported"
+    if is_wide_decimal(column) and policy_of(identifies, policy) == "error":
+        also = ", and with nulls it would no longer identify rows" if policy == "null" else ""
+        return f"its type {column.type} has more than the 38 digits that fit an Arrow decimal{also}"
+    if declared.name in ("enum", "set") and charset == "binary":
+        return f"the members of {declared.name} columns of character set binary are not text"
+    if declared.name in ("enum", "set") and not are_labels(declared.arguments):
+        return f"a member of {column.type} is not text"
+    if may_hide_labels(column) and LABELS not in column.details:
+        # The server shows types only in utf8mb3, so it cannot show characters beyond U+FFFF or undefined codes.
+        return f"a member of {column.type} may contain a character that the server shows as '?', so its text is unknown"
+    if declared.name in TEXTS and bytes_per_character(charset) is None:
+        return f"its character set {charset or '(unknown)'} is not supported"
+    return None
+
+
+def is_wide_decimal(column: Column) -> bool:
+    """Whether ``column`` is a decimal of more than 38 digits, which is the maximum for an Arrow decimal."""
+    declared = parse(column.type)
+    return declared is not None and declared.name == "decimal" and declared.number(0, 10) > 38
+
+
+def leaving_out(table: Table, column: str) -> str:
+    """Return the beginning of a hint about a column that cannot be copied; empty if the column cannot be left out."""
+    return "" if column in table.key else "leave the column out with the option `columns`, "
+
+
+def unmeasured(column: Column) -> str | None:
+    """Return the reason why the reader cannot even skip values of ``column`` in row images. None: it can skip them."""
+    declared = parse(column.type)
+    if declared is None or declared.name not in _SUPPORTED:
+        return f"its type {column.type} is not supported"
+    if declared.name in TEXTS and bytes_per_character(str(column.details.get("charset", ""))) is None:
+        return f"its character set {column.details.get('charset') or '(unknown)'} is not supported"
+    return None
+
+
+def policy_of(identifies: bool, policy: str) -> str:
+    """Return the policy for values that no Arrow type can hold. A column that identifies rows never gets the policy
+    ``null``, because nulls could make two rows equal."""
+    return "error" if identifies and policy == "null" else policy
 
 
 class Family(Enum):
@@ -177,7 +241,7 @@ _INTEGERS = {
     "bigint": (8, 8, 8, pa.int64(), pa.uint64()),
 }
 _FLOATS = {"float": (4, 4, pa.float32()), "double": (5, 8, pa.float64())}
-_TEMPORALS = {
+_FRACTIONAL_TEMPORALS = {
     # type name: family, type code in TABLE_MAP, type code in results, bytes in a row image without the fraction, Arrow
     # type
     "datetime": (Family.DATETIME, 18, 12, 5, pa.timestamp("us")),
@@ -300,8 +364,8 @@ def _column_type(
     if kind == "date":
         arrow = pa.utf8() if policy == "string" else pa.date32()
         return ColumnType(name, Family.DATE, arrow, nullable, quoted, 10, TEMPORAL, 10, width=3, policy=policy)
-    if kind in _TEMPORALS:
-        family, code, row_code, width, arrow = _TEMPORALS[kind]
+    if kind in _FRACTIONAL_TEMPORALS:
+        family, code, row_code, width, arrow = _FRACTIONAL_TEMPORALS[kind]
         digits = declared.number(0, 0)
         if family is Family.TIME:
             policy = "error"

@@ -18,7 +18,7 @@ from typing import NewType, TypeVar
 import psycopg
 
 from airflow_provider_cdc.errors import TransientError
-from airflow_provider_cdc.sources.postgres.server.session import Connection, literal, query, said
+from airflow_provider_cdc.sources.postgres.server.session import Connection, error_text, literal, query
 
 Catalog = NewType("Catalog", Connection)
 """A session whose queries all see the catalog at the same moment. Only `read_catalog` and `catalog_at` create one."""
@@ -52,7 +52,7 @@ def read_catalog(connection: Connection, read: Callable[[Catalog], T]) -> T:
         except psycopg.Error as error:
             if error.sqlstate not in _CHANGED:
                 raise
-            last = said(error)
+            last = error_text(error)
     raise TransientError(
         f"in each of {_TRIES} tries, definitions were changed while they were read: {last}",
         where="catalog",

@@ -2,18 +2,35 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import astuple, dataclass
+from fractions import Fraction
 from itertools import chain
 
+import psycopg
+
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
-from airflow_provider_cdc.errors import SchemaChanged
+from airflow_provider_cdc.errors import Problem, SchemaChanged
+from airflow_provider_cdc.sources.planning.patterns import exactly
 from airflow_provider_cdc.sources.postgres.catalog import publication_scope
-from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, CatalogChanged, read_catalog
+from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import (
+    Catalog,
+    CatalogChanged,
+    catalog_at,
+    read_catalog,
+)
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import read_types
 from airflow_provider_cdc.sources.postgres.catalog.views import view_definitions
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
+from airflow_provider_cdc.sources.postgres.server.session import (
+    Connection,
+    error_text,
+    is_transient,
+    query,
+    quote,
+    value,
+)
 
 HAS_NO_NULL = """(a.attnotnull AND NOT EXISTS (
     SELECT FROM pg_catalog.pg_constraint never_checked WHERE never_checked.conrelid = a.attrelid
@@ -309,3 +326,158 @@ def _order(columns: Sequence[str], own: Sequence[str]) -> list[int]:
         return []
     places = {name: index for index, name in enumerate(columns)}
     return [places[name] for name in own]
+
+
+# Checks that new partitions of a table are empty in an exported snapshot.
+#
+# A partition is new if it was added after the table was recorded. The log does not report the rows of a new partition,
+# and no task reads the partition. If the partition is empty in the snapshot, all of its rows were added after the
+# snapshot's position. So the copy at the snapshot's position misses no row.
+
+
+_RELATIONS = """
+SELECT c.oid, c.relkind::text, c.relfilenode, n.nspname, c.relname FROM pg_class c
+JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s::oid[]) ORDER BY c.oid
+"""
+# A relation that was truncated after the snapshot looks empty in the snapshot. So check that the relation still has the
+# same file. The catalog functions in this query return the present file, even in an older snapshot.
+_SAME_FILE = """
+SELECT EXISTS (SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = %(oid)s)
+    AND pg_relation_filenode(%(oid)s::oid) = %(filenode)s
+"""
+
+
+def why_not_empty(connection: Connection, snapshot: str, partitions: Collection[int]) -> str:
+    """Return the reason why a partition may have rows in an exported snapshot. Empty: no partition has rows.
+
+    :param partitions: the OIDs of relations that exist in the snapshot.
+    """
+    with catalog_at(connection, snapshot) as catalog:
+        for oid, kind, filenode, schema, name in query(catalog, _RELATIONS, (list(partitions),)):
+            if kind == "p":
+                continue
+            relation = quote(schema, name)
+            if kind != "r":
+                return f"the new partition {relation} is not a plain table"
+            try:
+                with catalog.transaction():
+                    ((has_rows,),) = query(catalog, f"SELECT EXISTS (SELECT FROM ONLY {relation})")
+                    # The transaction still holds the lock on the relation, so the name still refers to this relation.
+                    ((same,),) = query(catalog, _SAME_FILE, {"oid": oid, "filenode": filenode})
+            except psycopg.Error as error:
+                if is_transient(error.sqlstate or ""):
+                    raise
+                return f"cannot read whether the new partition {relation} has rows in the snapshot: {error_text(error)}"
+            if has_rows:
+                return f"the new partition {relation} has rows in the snapshot that are not in the log"
+            if not same:
+                return f"the new partition {relation} was renamed, truncated or rewritten since"
+    return ""
+
+
+# Finds tables whose rows are partly or entirely stored in other tables. A copy would miss rows that a SELECT returns.
+#
+# Partitions are copied together with their root. Child tables (``INHERITS``) are not copied with their parent, because
+# a key of the parent may occur again in a child, and a child may have additional columns. TimescaleDB creates such
+# child tables. Citus stores rows on other servers.
+
+
+_SHOWN = 3
+
+_HYPERTABLES = (
+    "SELECT c.oid FROM _timescaledb_catalog.hypertable h JOIN pg_namespace n ON n.nspname = h.schema_name "
+    "JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = h.table_name WHERE c.oid = ANY(%s::oid[])"
+)
+_DISTRIBUTED = "SELECT logicalrelid::oid FROM pg_catalog.pg_dist_partition WHERE logicalrelid::oid = ANY(%s::oid[])"
+
+
+def inheritance_problems(catalog: Catalog, tables: Sequence[Table]) -> Iterable[Problem]:
+    """Yield a problem for each table that has rows stored outside the table and its partitions."""
+    hypertables = _listed(catalog, "_timescaledb_catalog.hypertable", _HYPERTABLES, tables)
+    distributed = _listed(catalog, "pg_catalog.pg_dist_partition", _DISTRIBUTED, tables)
+    for table in tables:
+        where, children = str(table.name), list(table.details["children"])
+        out = f"leave the table out: add the pattern !{exactly(table.name)}"
+        if table.details["oid"] in hypertables:
+            yield Problem(where, "is a TimescaleDB hypertable: its rows are in other tables (its chunks)", out, where)
+        elif table.details["oid"] in distributed:
+            yield Problem(where, "is distributed by Citus: its rows are in other tables (its shards)", out, where)
+        elif children:
+            more = f" and {len(children) - _SHOWN} more" if len(children) > _SHOWN else ""
+            yield Problem(
+                where,
+                f"other tables inherit from it ({', '.join(children[:_SHOWN])}{more}): a SELECT shows their rows, too",
+                f"{out}, and copy the other tables individually; or ALTER TABLE … NO INHERIT",
+                where,
+            )
+
+
+def check_whole(catalog: Catalog, tables: Sequence[Table]) -> None:
+    """Check that all rows of the tables are in the tables themselves or in their partitions.
+
+    :raises SchemaChanged: a table has rows in other relations.
+    """
+    for problem in inheritance_problems(catalog, tables):
+        raise SchemaChanged(problem.what, where=problem.where, hint=problem.hint)
+
+
+def _listed(catalog: Catalog, relation: str, sql: str, tables: Sequence[Table]) -> set[int]:
+    if value(catalog, "to_regclass(%s) IS NULL", (relation,)):
+        return set()
+    return {oid for (oid,) in query(catalog, sql, ([table.details["oid"] for table in tables],))}
+
+
+# Finds partitioned tables that have no room for another partition.
+#
+# If a partition was attached with its rows, and then detached or dropped, neither the catalog nor the log shows that.
+# But the server does not allow partitions of a table to overlap. So if the partitions that existed the whole time cover
+# all values, the table had no other partition during that time.
+#
+# Hash partitions cover all values if all remainders are present. Ranges cover all values if they extend without gaps
+# from MINVALUE to MAXVALUE. Rows with a NULL in the partition key belong to the default partition, and a table has at
+# most one default partition. Lists never cover all values.
+
+
+NO_ROOM = "HASH partitions with all remainders, or ranges from MINVALUE to MAXVALUE that leave no gap"
+"""A description, used in hints, of the partitions of a table that has no room for another partition
+(`without_room`)."""
+
+# For each partitioned table in the partition trees: its partitioning strategy, whether its partition key may be NULL,
+# and the bounds of its partitions.
+_BOUNDS = f"""WITH {TREE}
+SELECT t.root, t.relation, p.partstrat::text, 0 = ANY(p.partattrs::int2[]) OR EXISTS (
+        SELECT FROM pg_attribute a WHERE a.attrelid = p.partrelid AND a.attnum = ANY(p.partattrs::int2[])
+        AND NOT {HAS_NO_NULL}),
+    ARRAY(SELECT COALESCE(pg_get_expr(c.relpartbound, c.oid), '') FROM pg_inherits i
+        JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = t.relation AND NOT i.inhdetachpending)
+FROM tree t JOIN pg_partitioned_table p ON p.partrelid = t.relation
+"""
+_DEFAULT = "DEFAULT"
+_HASH = re.compile(r"FOR VALUES WITH \(modulus (\d+), remainder (\d+)\)", re.IGNORECASE)
+_RANGE = re.compile(
+    r"FOR VALUES FROM \((?P<low>(?:'(?:[^']|'')*'|[^'()])*)\) TO \((?P<high>(?:'(?:[^']|'')*'|[^'()])*)\)"
+)
+
+
+def without_room(catalog: Catalog, tables: Sequence[Table]) -> set[str]:
+    """Return the names of the partitioned tables to which no further partition with rows can be attached."""
+    roots = {table.details["oid"]: str(table.name) for table in tables if table.details["kind"] == "p"}
+    closed: dict[int, list[bool]] = defaultdict(list)
+    for root, _, kind, has_nulls, bounds in query(catalog, _BOUNDS, (list(roots),)):
+        closed[root].append(_is_closed(kind, has_nulls, bounds))
+    return {roots[root] for root, every in closed.items() if all(every)}
+
+
+def _is_closed(kind: str, may_be_null: bool, bounds: Sequence[str]) -> bool:
+    if kind == "h":
+        found = [_HASH.fullmatch(bound) for bound in bounds]
+        return sum((Fraction(1, int(one[1])) for one in found if one is not None), Fraction(0)) == 1
+    if kind != "r" or (may_be_null and _DEFAULT not in bounds):
+        return False
+    ranges = [_RANGE.fullmatch(bound) for bound in bounds if bound != _DEFAULT]
+    nexts = {one["low"]: one["high"] for one in ranges if one is not None}
+    least = [low for low in nexts if set(low.split(", ")) == {"MINVALUE"}]
+    at = least[0] if least else ""
+    while at in nexts:
+        at = nexts.pop(at)
+    return bool(at) and set(at.split(", ")) == {"MAXVALUE"}

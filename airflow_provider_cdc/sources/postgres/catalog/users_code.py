@@ -33,13 +33,13 @@ from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.session import (
     APPLICATION,
     Connection,
+    error_text,
     is_denied,
+    is_transient,
     literal,
-    may_pass,
     parameters_of,
     query,
     quote,
-    said,
 )
 
 PINNED = f"SELECT pg_catalog.set_config('search_path', {literal(session_setup.SETTINGS['search_path'])}, true)"
@@ -160,7 +160,7 @@ def _refused(
 ) -> Problem | None:
     """Return the problem if an event trigger raised a permanent error. Such an error has a context, because it was
     raised in a function."""
-    if not error.diag.context or may_pass(error.sqlstate or ""):
+    if not error.diag.context or is_transient(error.sqlstate or ""):
         return None
     return _problem(connection, error, triggers, sql)
 
@@ -176,10 +176,10 @@ def _problem(connection: Connection, error: psycopg.Error, triggers: Sequence[Ev
     command = f"{' or '.join(tags)}, which runs need"
     return Problem(
         f"event trigger {' or '.join(map(str, raising))}",
-        f"it raises an error at {command}: {_shortened(said(error))}"
+        f"it raises an error at {command}: {_shortened(error_text(error))}"
         if context
         else f"{command}, fails; it may have dropped the publication, or changed its owner or the session's role: "
-        f"{said(error)}",
+        f"{error_text(error)}",
         "correct the function of the event trigger: qualify the names in it with their schemas (or ALTER FUNCTION "
         f"{entry.function} SET search_path = …), grant {quote(user)} the privileges that it needs (or make it "
         "SECURITY DEFINER), or let it RETURN for this user. Or let the owner of the tables create a publication, and "
@@ -220,9 +220,9 @@ def publication_refused(connection: Connection, tables: Sequence[Table]) -> list
         # This user has just created the publication, so an event trigger caused these errors. Other checks report
         # tables that the server itself refuses to publish, such as unlogged tables.
         by_trigger = isinstance(error, _PUBLICATION_TAKEN) or not sql.startswith("ALTER")
-        if by_trigger and not may_pass(error.sqlstate or ""):
+        if by_trigger and not is_transient(error.sqlstate or ""):
             return [_problem(connection, error, triggers, sql)]
-        _log.info("Could not test whether event triggers reject a publication: %s", said(error))
+        _log.info("Could not test whether event triggers reject a publication: %s", error_text(error))
     return []
 
 
@@ -233,7 +233,7 @@ def planned_under(connection: Connection) -> str:
 
 def is_unplannable(error: psycopg.Error | adbc_driver_manager.Error) -> bool:
     """Return whether an error may come from user code that the planner ran or inlined."""
-    return not may_pass(error.sqlstate or "") and not is_denied(error.sqlstate or "")
+    return not is_transient(error.sqlstate or "") and not is_denied(error.sqlstate or "")
 
 
 def _is_of_users(error: psycopg.Error) -> bool:
@@ -290,7 +290,7 @@ def unplannable(connection: Connection, tables: Sequence[Table]) -> list[Problem
                         "run's sessions: %s",
                         leaf.sql,
                         path,
-                        said(error),
+                        error_text(error),
                     )
                     continue
                 error = again
@@ -309,7 +309,7 @@ def _planning_error(
                 set_path(connection, path)
             query(connection, f"EXPLAIN SELECT {', '.join(selects)}")
     except psycopg.Error as error:
-        if may_pass(error.sqlstate or ""):
+        if is_transient(error.sqlstate or ""):
             raise
         return error
     return None
@@ -351,7 +351,8 @@ def _unplannable(connection: Connection, table: Table, leaf: Leaf, error: psycop
     )
     return Problem(
         str(table.name),
-        f"the server cannot plan a SELECT of {leaf.sql}{f': {causes}' if causes else ''}: {_shortened(said(error))}",
+        f"the server cannot plan a SELECT of {leaf.sql}{f': {causes}' if causes else ''}: "
+        f"{_shortened(error_text(error))}",
         f"{grant}ALTER FUNCTION {function} SET search_path = …, or qualify the names in its body with their schemas "
         f"(CREATE OR REPLACE FUNCTION does not change the index); or ALTER ROLE {quote(user)} SET search_path = …, "
         "with schemas that contain these names. The role needs USAGE on these schemas",

@@ -3,12 +3,19 @@ tables and request."""
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.checks import Check
-from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, RequestContext, RunContext, UserContext
+from collections.abc import Iterable
+
+from airflow_provider_cdc.core.checks import Check, Moment, Raised
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.planning.survey import request_problems
+from airflow_provider_cdc.sources.postgres.checks.context import (
+    CatalogContext,
+    RequestContext,
+    RunContext,
+    ServerContext,
+    UserContext,
+)
 from airflow_provider_cdc.sources.postgres.checks.history import HISTORY
-from airflow_provider_cdc.sources.postgres.checks.privileges import SERVER_PRIVILEGES, TABLE_PRIVILEGES
-from airflow_provider_cdc.sources.postgres.checks.request import REQUEST
-from airflow_provider_cdc.sources.postgres.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.slots import LOCKS, PUBLICATION, ROOM
 from airflow_provider_cdc.sources.postgres.checks.tables import (
     COLUMNS,
@@ -17,6 +24,150 @@ from airflow_provider_cdc.sources.postgres.checks.tables import (
     RELATIONS,
     ROWS_ELSEWHERE,
 )
+from airflow_provider_cdc.sources.postgres.server.platform import change_setting, platform
+from airflow_provider_cdc.sources.postgres.server.session import value
+from airflow_provider_cdc.sources.postgres.server.session_variables import REQUIRED
+
+# Checks of the privileges of the connection's user.
+
+
+def _slots(context: UserContext) -> Iterable[Problem]:
+    return context.missing_of_server
+
+
+def _tables(context: CatalogContext) -> Iterable[Problem]:
+    return context.missing_of_tables
+
+
+SERVER_PRIVILEGES: tuple[Check[UserContext], ...] = (
+    Check(
+        "postgres.may-read-log",
+        "The user may create and read slots, and write messages to the log. If the connection names no publication, "
+        "the user may create one.",
+        (Moment.PREFLIGHT,),
+        "grant what the message says, or name a publication in the connection",
+        _slots,
+    ),
+)
+
+TABLE_PRIVILEGES: tuple[Check[CatalogContext], ...] = (
+    Check(
+        "postgres.may-read-tables",
+        "The user may read the tables, with all of their partitions and copied columns. If the connection names no "
+        "publication, the user may also publish the tables.",
+        (Moment.PREFLIGHT,),
+        "GRANT SELECT on the tables; let their owner create a publication, or grant the owner's role",
+        _tables,
+    ),
+)
+
+
+# Checks of a run's options and table patterns.
+
+
+def _options(context: RequestContext) -> Iterable[Problem]:
+    return request_problems("postgres", context.patterns, context.options)
+
+
+def _names(context: RequestContext) -> Iterable[Problem]:
+    return context.unresolved
+
+
+REQUEST: tuple[Check[RequestContext], ...] = (
+    Check(
+        "postgres.options",
+        "This kind of source supports the options.",
+        (Moment.PREFLIGHT,),
+        "choose one of the values that the message lists",
+        _options,
+    ),
+    Check(
+        "postgres.tables-exist",
+        "Each pattern names a table.",
+        (Moment.PREFLIGHT,),
+        "correct the pattern, or the connection's database",
+        _names,
+    ),
+)
+
+
+# Checks of the server, and of the server settings on which exact copies depend.
+
+
+_WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
+
+
+def _primary(context: ServerContext) -> Iterable[Problem]:
+    if value(context.connection, "pg_is_in_recovery()"):
+        yield Problem(
+            "server", "is a standby; this version copies only from a primary", "name the primary in the connection"
+        )
+
+
+def _logical_log(context: ServerContext) -> Iterable[Problem]:
+    level = value(context.connection, "current_setting('wal_level')")
+    if level != "logical":
+        yield Problem(
+            "wal_level",
+            f"is {level}: the log does not show which rows changed",
+            change_setting(platform(context.connection), "wal_level", "logical"),
+        )
+
+
+def _damaged_pages(context: ServerContext) -> Iterable[Problem]:
+    for name, required in REQUIRED.items():
+        if value(context.connection, f"current_setting('{name}')") != required.value:
+            yield Problem(
+                name,
+                "is on: on a damaged page, the server silently skips rows, or reads wrong data",
+                f"RESET {name} for the server, for this database and for this user. Then find out which pages are "
+                "damaged",
+            )
+
+
+def _encoding(context: ServerContext) -> Iterable[Problem]:
+    encoding = value(context.connection, "current_setting('server_encoding')")
+    if encoding != "UTF8":
+        yield Problem(
+            f"database {value(context.connection, 'current_database()')}",
+            f"the encoding is {encoding}. The log and the tables may contain different text, except in UTF8 databases",
+            "copy from a database created with ENCODING 'UTF8'",
+        )
+
+
+SETTINGS: tuple[Check[ServerContext], ...] = (
+    Check(
+        "postgres.primary",
+        "The server is a primary.",
+        _WHEN,
+        "name the primary in the connection",
+        _primary,
+        (Raised(Moment.EACH_SESSION, "sources.postgres.server.session_setup:_check_server"),),
+    ),
+    Check(
+        "postgres.logical-log",
+        "The log shows which rows changed.",
+        _WHEN,
+        "set wal_level = logical",
+        _logical_log,
+    ),
+    Check(
+        "postgres.damaged-pages",
+        "The server raises an error at a damaged page. It does not skip the page or use its contents.",
+        _WHEN,
+        "reset zero_damaged_pages and ignore_checksum_failure. Then find out which pages are damaged",
+        _damaged_pages,
+        (Raised(Moment.EACH_SESSION, "sources.postgres.server.session_setup:check"),),
+    ),
+    Check(
+        "postgres.encoding",
+        "Text is the same whether it is read from tables or from the log.",
+        _WHEN,
+        "copy from a database created with ENCODING 'UTF8'",
+        _encoding,
+    ),
+)
+
 
 OF_SERVER: tuple[Check[UserContext], ...] = (*SETTINGS, *SERVER_PRIVILEGES, *ROOM)
 OF_A_RUN: tuple[Check[RunContext], ...] = HISTORY

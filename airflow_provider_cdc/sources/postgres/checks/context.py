@@ -8,7 +8,7 @@ from functools import cached_property
 
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings

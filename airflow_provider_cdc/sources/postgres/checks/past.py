@@ -16,8 +16,8 @@ from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import NO_ROOM, without_room
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import identity_problem
+from airflow_provider_cdc.sources.postgres.catalog.schema import NO_ROOM, without_room
 from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext
 from airflow_provider_cdc.sources.postgres.server.session import quote
 from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked
@@ -26,8 +26,8 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     Joined,
     Mark,
     Standing,
+    format_micros,
     parents_among,
-    said,
     states_of,
 )
 
@@ -50,7 +50,10 @@ class Past:
     @property
     def earliest(self) -> str:
         """A hint that names the earliest time and position since which the slot still has the log."""
-        return f"set `as_of` to {said(self.marks[0].latest)} or later, or to the LSN {self.confirmed} or a greater LSN"
+        return (
+            f"set `as_of` to {format_micros(self.marks[0].latest)} or later, or to the LSN {self.confirmed} or a "
+            "greater LSN"
+        )
 
 
 @dataclass(kw_only=True)
@@ -163,8 +166,8 @@ def _record(context: PastContext) -> Iterable[Problem]:
         elif joined.state != states[where]:
             yield Problem(
                 where,
-                f"the table, its schema or the publication was altered since {said(joined.at)}, or a privilege on the "
-                "table was granted or revoked",
+                f"the table, its schema or the publication was altered since {format_micros(joined.at)}, or a "
+                "privilege on the table was granted or revoked",
                 "the task `preflight` of the next run adds the table to the standing slot again. Then set `as_of` to "
                 "a time after this task has run",
                 where,
@@ -173,8 +176,9 @@ def _record(context: PastContext) -> Iterable[Problem]:
         elif where in refused:
             yield Problem(
                 where,
-                f"the standing slot covers the table only since {joined.position}, {said(joined.at)}: {joined.why}",
-                f"set `as_of` to {said(joined.at)} or later, or to the LSN {joined.position} or a greater LSN",
+                f"the standing slot covers the table only since {joined.position}, {format_micros(joined.at)}: "
+                f"{joined.why}",
+                f"set `as_of` to {format_micros(joined.at)} or later, or to the LSN {joined.position} or a greater LSN",
                 where,
                 passes=True,
             )

@@ -9,10 +9,10 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.postgres.catalog import users_code
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
-from airflow_provider_cdc.sources.postgres.catalog.inheritance import inheritance_problems
+from airflow_provider_cdc.sources.postgres.catalog.named_tables import relation_problems
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import identity_problem
+from airflow_provider_cdc.sources.postgres.catalog.schema import inheritance_problems
 from airflow_provider_cdc.sources.postgres.catalog.types import leaving_out, unmapped
-from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, TablesContext, UserContext
 from airflow_provider_cdc.sources.postgres.server.session import quote

@@ -18,14 +18,167 @@ A keyless table is divided by the values of a column if possible (``value_ranges
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import pyarrow as pa
 
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.core.tables.value_range import Edge, ValueRange
 from airflow_provider_cdc.errors import CopyMismatch
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
-from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import VIEW
-from airflow_provider_cdc.sources.postgres.chunking import key_ranges, value_ranges
+from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER
+from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types, quote
+from airflow_provider_cdc.sources.postgres.catalog.users_code import INDEXES_BY_USERS
+from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.chunking import key_ranges
+from airflow_provider_cdc.sources.postgres.chunking.key_ranges import spelt_edge
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
+
+# Divides a keyless table into ranges of an indexed column's values, so that each range can be read at a position of
+# its own (docs/design/resume.md).
+#
+# A range of blocks cannot: a row that is updated moves to another block, and the log does not tell from which block to
+# which. The range of a row follows from its values, and the log has these.
+#
+# A column is used only if the table's blocks are nearly sorted by it. Then an index finds each range in a few blocks.
+# Otherwise each range would take a scan of the whole table. All of this affects only the time that the reads take: the
+# ranges have each row once, whatever the statistics are.
+
+
+SORTED = 0.9
+"""The least correlation between the values of a column and their places in the table."""
+MOST_CHUNKS = 10_000
+"""The largest number of chunks of a table. Each leaf has a chunk in each range."""
+SMALL_LEAF = 0.0001
+"""A leaf with a smaller share of the table's blocks needs no index, because a scan of it takes little time."""
+
+_INDEXED = """
+SELECT i.indrelid, a.attname FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid JOIN pg_am m ON m.oid = c.relam
+JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+WHERE i.indrelid = ANY(%s::oid[]) AND m.amname IN ('btree', 'brin') AND i.indisvalid AND i.indisready
+    AND i.indpred IS NULL
+"""
+_SORTED = """
+SELECT s.attname, abs(s.correlation) FROM pg_stats s
+WHERE (s.schemaname, s.tablename) = (%s, %s) AND NOT s.inherited AND s.attname = ANY(%s) AND s.correlation IS NOT NULL
+    AND s.histogram_bounds IS NOT NULL
+"""
+_TYPES = {Family.INTEGER: "int8", Family.DATE: "date", Family.TIMESTAMP: "timestamp"}
+_FORMS = {Family.INTEGER: "", Family.DATE: "YYYY-MM-DD", Family.TIMESTAMP: "YYYY-MM-DD HH24:MI:SS.US"}
+
+
+def value_chunks(connection: Connection, table: Table, leaves: Sequence[Leaf], chunk_rows: int) -> list[Chunk]:
+    """Return chunks of about ``chunk_rows`` rows each. Neighbouring chunks have the same range, one in each leaf.
+
+    Empty: the table has a key or is small, no column of it can be used, or each try reads all of it at the position at
+    which the reads end.
+    """
+    whole = table.details["kind"] in (VIEW, MATERIALIZED) or table.details.get(AT_UPPER)
+    if not table.keyless or whole or table.rows <= chunk_rows:
+        return []
+    blocks = dict(query(connection, "SELECT oid, pg_relation_size(oid) FROM unnest(%s::oid[]) oid", (_oids(leaves),)))
+    total = max(1, sum(size or 0 for size in blocks.values()))
+    large = [leaf for leaf in leaves if (blocks.get(leaf.oid) or 0) > SMALL_LEAF * total]
+    column = _column(connection, table, large)
+    if column is None or any(query(connection, INDEXES_BY_USERS.format(leaf.oid)) != [("0",)] for leaf in leaves):
+        return []
+    wanted = min(math.ceil(table.rows / chunk_rows), MOST_CHUNKS // len(leaves))
+    weights = [(blocks.get(leaf.oid) or 0) / total for leaf in large]
+    edges: list[Edge] = [None, *_cuts(connection, column, large, weights, wanted), None]
+    if len(edges) < 3:
+        return []
+    ranges = [ValueRange(column.name, least, beyond) for least, beyond in pairwise(edges)]
+    rows = table.rows / len(ranges)
+    chunks: list[Chunk] = []
+    for within in ranges:
+        for leaf in leaves:
+            share = (blocks.get(leaf.oid) or 0) / total
+            chunks.append(Chunk(len(chunks), (leaf.oid, 0), None, round(rows * share), within))
+    return chunks
+
+
+def condition(within: ValueRange) -> str:
+    """Return the condition that selects the rows of a range."""
+    name, terms = quote(within.column), []
+    if within.least is not None:
+        terms.append(f"{name} OPERATOR(pg_catalog.>=) {spelt_edge(within.least)}")
+    if within.beyond is not None:
+        below = f"{name} OPERATOR(pg_catalog.<) {spelt_edge(within.beyond)}"
+        terms.append(below if within.least is not None else f"({below} OR {name} IS NULL)")
+    return " AND ".join(terms)
+
+
+def _oids(leaves: Sequence[Leaf]) -> list[int]:
+    return [leaf.oid for leaf in leaves]
+
+
+def _column(connection: Connection, table: Table, large: Sequence[Leaf]) -> ColumnType | None:
+    """Return the column by which the large leaves are indexed and nearly sorted. None: there is no such column."""
+    read = {column.name: column for column in table.as_read.columns}
+    usable = {
+        column.name: column
+        for column in column_types(table)
+        if column.name in read and "generated" not in read[column.name].details and _can_divide(table, column)
+    }
+    indexed: dict[str, set[int]] = {}
+    for oid, name in query(connection, _INDEXED, (_oids(large),)):
+        if name in usable:
+            indexed.setdefault(name, set()).add(oid)
+    names = [name for name, oids in indexed.items() if oids == set(_oids(large))]
+    least = dict.fromkeys(names, 1.0)
+    for leaf in large:
+        found = dict(query(connection, _SORTED, (leaf.schema, leaf.name, names)))
+        least = {name: min(correlation, found.get(name, 0.0)) for name, correlation in least.items()}
+    best = max(least, key=lambda name: least[name], default=None)
+    return usable[best] if best is not None and least[best] >= SORTED else None
+
+
+def _can_divide(table: Table, column: ColumnType) -> bool:
+    """Return whether the log and the server place each value in the same range. In a table with a condition, a value
+    that no Arrow type holds does not stop the run, but it has no known range."""
+    if table.selection.where is not None:
+        return column.family is Family.INTEGER
+    return column.family in _TYPES
+
+
+def _cuts(
+    connection: Connection, column: ColumnType, leaves: Sequence[Leaf], weights: Sequence[float], pieces: int
+) -> list[int | str]:
+    """Return at most ``pieces`` - 1 values, in ascending order, between which there are about equally many rows. The
+    server's histogram of each leaf has values between which there are equally many rows of the leaf."""
+    points: list[tuple[int | str, float]] = []
+    for leaf, weight in zip(leaves, weights, strict=True):
+        bounds = _bounds(connection, column, leaf)
+        points += [(bound, weight / len(bounds)) for bound in bounds]
+    points.sort()
+    step = sum(weight for _, weight in points) / max(1, pieces)
+    cuts: list[int | str] = []
+    passed = 0.0
+    for value, weight in points:
+        passed += weight
+        if len(cuts) + 1 < pieces and passed >= step * (len(cuts) + 1) and (not cuts or cuts[-1] < value):  # type: ignore[operator]
+            cuts.append(value)
+    return cuts
+
+
+def _bounds(connection: Connection, column: ColumnType, leaf: Leaf) -> list[int | str]:
+    kind, form = _TYPES[column.family], _FORMS[column.family]
+    value, finite = "v", "true"
+    if form:
+        # Python has no dates outside the years 1 to 9999.
+        zone = "+00:00" if pa.types.is_timestamp(column.arrow) and column.arrow.tz else ""
+        value, finite = f"to_char(v, '{form}') || '{zone}'", "isfinite(v) AND v >= '0001-01-01' AND v < '9999-01-01'"
+    # The cast drops the time zone of a timestamp. So the ranges may be shifted by some hours, but are still ranges.
+    rows = query(
+        connection,
+        f"SELECT {value} FROM pg_stats s, unnest(s.histogram_bounds::text::{kind}[]) v "
+        f"WHERE (s.schemaname, s.tablename) = (%s, %s) AND NOT s.inherited AND s.attname = %s AND {finite}",
+        (leaf.schema, leaf.name, column.name),
+    )
+    return [bound for (bound,) in rows]
+
 
 _WHOLE_NUMBERS = ("smallint", "integer", "bigint")
 
@@ -41,7 +194,7 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
         # several results. For example, the elements of an array may have another order, or the view may choose another
         # one of several rows.
         return [Chunk(0, (table_leaves[0].oid, 0), None, table.rows)]
-    if by_value := value_ranges.value_chunks(connection, table, table_leaves, chunk_rows):
+    if by_value := value_chunks(connection, table, table_leaves, chunk_rows):
         return by_value
     blocks = dict(
         query(
@@ -99,7 +252,7 @@ def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
         if leaf.oid == oid and table.details["kind"] == VIEW:
             return leaf, "TRUE"
         if leaf.oid == oid and chunk.within is not None:
-            return leaf, value_ranges.condition(chunk.within)
+            return leaf, condition(chunk.within)
         if leaf.oid == oid:
             # Operators are qualified, because the search_path of the read may contain users' schemas (`users_code`).
             condition = f"ctid OPERATOR(pg_catalog.>=) '({start},0)'::pg_catalog.tid"

@@ -10,7 +10,7 @@ from typing import Any
 from airflow_provider_cdc.core.filters.literals import value_of
 from airflow_provider_cdc.core.filters.syntax import Literal
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.sources.planning.pushdown import Pushable, pushed, span
+from airflow_provider_cdc.sources.planning.selections import Pushable, pushed, span
 from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types, quote
 
 _FAMILIES = {Family.INTEGER: False, Family.DECIMAL: True, Family.DATE: True, Family.TIMESTAMP: True}

@@ -6,16 +6,16 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import psycopg
 
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.planning.sampling import gave_up, problems_of
+from airflow_provider_cdc.sources.planning.survey import gave_up, problems_of
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves, present_tables
 from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types
 from airflow_provider_cdc.sources.postgres.catalog.users_code import is_unplannable
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import VIEW
-from airflow_provider_cdc.sources.postgres.server.blockers import naming_blockers
+from airflow_provider_cdc.sources.postgres.server.server import naming_blockers
 from airflow_provider_cdc.sources.postgres.server.session import query, quote, session, value
 
 BLOCKS = 16

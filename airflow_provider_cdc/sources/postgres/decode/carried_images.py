@@ -22,10 +22,11 @@ from airflow_provider_cdc.core.kernels.compile import (
     load16be,
     load32be,
 )
-from airflow_provider_cdc.core.tables.table import CarriedField, Column, Table
-from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.postgres.catalog.column_evolution import number_of
-from airflow_provider_cdc.sources.postgres.decode.tuple_data import NULL_VALUE, TEXT_VALUE, constant_field
+from airflow_provider_cdc.core.tables.table import CarriedField, Column, Era, Table
+from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue
+from airflow_provider_cdc.sources.postgres.catalog.schema_difference import number_of
+from airflow_provider_cdc.sources.postgres.decode.images import NULL_VALUE, TEXT_VALUE, constant_field, decode_images
 
 _COUNT_BYTES, _LENGTH_BYTES = 2, 4
 _MOST_BYTES = 2**31 - 1
@@ -121,3 +122,21 @@ def _carry(
                 at += size
         out_ends[row + 1] = at
     return -1
+
+
+# The values of new columns in rows from before a schema change.
+
+
+def new_columns(table: Table, era: Era) -> pa.RecordBatch:
+    """Implements `Source.new_columns`."""
+    image = len(era.fields).to_bytes(2, "big") + b"".join(map(constant_field, era.fields))
+    new = [one.name for one in era.fields if not one.was]
+    odd: list[OddValue] = []
+    values = decode_images(table, pa.array([image], pa.binary()), names=new, odd=odd)
+    if stopping := [value for value in odd if value.stops]:
+        raise ValueNotRepresentable(
+            f"the lake has no value like that of the new column {stopping[0].column} in earlier rows",
+            where=str(table.name),
+            hint="set `unrepresentable` to `null` or `string`, or change these rows",
+        )
+    return values

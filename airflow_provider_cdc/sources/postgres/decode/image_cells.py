@@ -22,7 +22,7 @@ from airflow_provider_cdc.core.kernels.compile import (
     wrapping_multiply,
 )
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.log.located_values import ALL_GOOD, LARGEST, OVERRUN, Located, copy_values
+from airflow_provider_cdc.sources.log.netting import ALL_GOOD, LARGEST, OVERRUN, Located, copy_values
 from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family
 from airflow_provider_cdc.sources.postgres.decode.calendar import (
     DAY_MICROS,

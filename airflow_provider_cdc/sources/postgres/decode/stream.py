@@ -12,10 +12,134 @@ from contextlib import suppress
 import numpy as np
 import psycopg
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, kernel, load8, load16be, load32be
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.postgres.decode import packets
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
+
+# Locates the messages of a COPY, and the values in them, in the buffer into which the socket was read.
+#
+# A message has a byte for its kind, four bytes for its length (including these four bytes), and a payload. A CopyData
+# message (``d``) holds one row: two bytes for the number of fields and then, for each field, four bytes for its length
+# (-1: NULL), and its bytes. The first CopyData message begins with a header. The last CopyData message has the number
+# -1 instead of a row. All numbers are big-endian. Sources: PostgreSQL's "Message Formats" and, under COPY, "Binary
+# Format" (https://www.postgresql.org/docs/current/sql-copy.html).
+
+
+# Return codes of the kernel.
+NEEDS_BYTES = 1
+"""All complete messages are processed."""
+NEEDS_ROOM = 2
+"""There is no room for the locations of more rows."""
+AT_OTHER = 3
+"""The next message is not a row, or it marks the end of the rows."""
+BAD_ROW = -1
+
+STATE_POSITION = 0
+"""Position of the next message."""
+STATE_FILLED = 1
+"""End of the received bytes."""
+STATE_ROWS = 2
+"""Number of located rows."""
+STATE_BEGUN = 3
+"""Whether the header has been read."""
+STATE_ENDED = 4
+"""Whether the end of the rows has been read."""
+STATE_SIZE = 5
+
+HEAD = 5
+"""Bytes of a message before its payload."""
+
+_COPY_DATA = 0x64
+_SIGNATURE_BYTES = 11
+_HEADER_BYTES = 19
+
+
+@kernel
+def locate_rows(
+    buffer: Bytes, state: Int64s, widths: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s
+) -> int:
+    """Write the locations of the values of rows, as described in ``sources.located.Located``. Return the code of the
+    reason for stopping.
+
+    :param widths: for each column, the size in bytes that each of its values has, or -1 if the sizes differ.
+    """
+    columns, capacity = starts.shape
+    position, filled, row = state[STATE_POSITION], state[STATE_FILLED], state[STATE_ROWS]
+    code = NEEDS_BYTES
+    while position + HEAD <= filled:
+        if load8(buffer, position) != _COPY_DATA:
+            code = AT_OTHER
+            break
+        size = load32be(buffer, position + 1)
+        if size < 4 or size > 0x7FFFFFFF:
+            code = BAD_ROW
+            break
+        end = position + 1 + size
+        if end > filled:
+            break
+        at = position + HEAD
+        if not state[STATE_BEGUN]:
+            if end - at < _HEADER_BYTES:
+                code = BAD_ROW
+                break
+            extension = load32be(buffer, at + _HEADER_BYTES - 4)
+            flags = load32be(buffer, at + _SIGNATURE_BYTES)
+            if flags != 0 or extension != 0:
+                code = BAD_ROW
+                break
+            at += _HEADER_BYTES
+            if at == end:
+                state[STATE_BEGUN] = 1
+                position = end
+                continue
+        if state[STATE_ENDED] or end - at < 2:
+            code = BAD_ROW
+            break
+        fields = load16be(buffer, at)
+        at += 2
+        if fields == 0xFFFF:
+            if at != end:
+                code = BAD_ROW
+                break
+            state[STATE_BEGUN] = state[STATE_ENDED] = 1
+            position = end
+            continue
+        if fields != columns:
+            code = BAD_ROW
+            break
+        if row == capacity:
+            code = NEEDS_ROOM
+            break
+        good = True
+        for column in range(columns):
+            if at + 4 > end:
+                good = False
+                break
+            length = load32be(buffer, at)
+            at += 4
+            if length == 0xFFFFFFFF:
+                starts[column, row] = -1
+                continue
+            if length > end - at or (widths[column] >= 0 and length != widths[column]):
+                good = False
+                break
+            starts[column, row] = at
+            lengths[column, row] = length
+            at += length
+        if not good or at != end:
+            code = BAD_ROW
+            break
+        for column in range(columns):
+            if starts[column, row] < 0:
+                nulls[column] += 1
+            else:
+                totals[column] += lengths[column, row]
+        state[STATE_BEGUN] = 1
+        row += 1
+        position = end
+    state[STATE_POSITION], state[STATE_ROWS] = position, row
+    return code
+
 
 _BUFFER = 4 << 20
 _LARGEST = 2**31 - 64
@@ -80,9 +204,9 @@ class CopyStream:
         self.where = where
         self._size = max(_BUFFER, len(received))
         self._allocate()
-        self.state: Int64s = np.zeros(packets.STATE_SIZE, np.int64)
+        self.state: Int64s = np.zeros(STATE_SIZE, np.int64)
         self._view[: len(received)] = received
-        self.state[packets.STATE_FILLED] = len(received)
+        self.state[STATE_FILLED] = len(received)
 
     def _allocate(self) -> None:
         self.buffer: Bytes = np.empty(self._size + _SLACK, np.uint8)
@@ -124,7 +248,7 @@ class CopyStream:
         :raises psycopg.Error: the server rejected the query, or the connection was lost.
         """
         self._send(f"COPY ({sql}) TO STDOUT (FORMAT binary)")
-        self.state[packets.STATE_BEGUN] = self.state[packets.STATE_ENDED] = 0
+        self.state[STATE_BEGUN] = self.state[STATE_ENDED] = 0
         for kind, _ in self._messages():
             if kind == _COPY_OUT:
                 return
@@ -145,7 +269,7 @@ class CopyStream:
                 pass
             raise failure
         if kind == _COPY_DONE:
-            if not self.state[packets.STATE_ENDED]:
+            if not self.state[STATE_ENDED]:
                 raise DecodeError("the server ended the rows without a CopyDone message", where=self.where)
             for also, _ in self._messages():
                 if also not in _OF_NO_CONCERN:
@@ -157,17 +281,17 @@ class CopyStream:
 
     def make_room(self) -> None:
         """Move the unused bytes to the front of the buffer. Located values are invalid afterwards."""
-        position, filled = int(self.state[packets.STATE_POSITION]), int(self.state[packets.STATE_FILLED])
+        position, filled = int(self.state[STATE_POSITION]), int(self.state[STATE_FILLED])
         if position:
             self.buffer[: filled - position] = self.buffer[position:filled]
-            self.state[packets.STATE_POSITION], self.state[packets.STATE_FILLED] = 0, filled - position
+            self.state[STATE_POSITION], self.state[STATE_FILLED] = 0, filled - position
 
     def receive(self) -> bool:
         """Receive more bytes. Return False if the buffer is full.
 
         :raises psycopg.OperationalError: the connection was lost.
         """
-        filled = int(self.state[packets.STATE_FILLED])
+        filled = int(self.state[STATE_FILLED])
         if filled == self._size:
             return False
         try:
@@ -178,7 +302,7 @@ class CopyStream:
             raise psycopg.OperationalError(f"the connection was lost: {error}") from error
         if not count:
             raise psycopg.OperationalError("the server closed the connection")
-        self.state[packets.STATE_FILLED] = filled + count
+        self.state[STATE_FILLED] = filled + count
         return True
 
     def grow(self) -> None:
@@ -188,7 +312,7 @@ class CopyStream:
         """
         if self._size == _LARGEST:
             raise DecodeError("a row has 2 GiB or more, but an Arrow array holds less", where=self.where)
-        filled = int(self.state[packets.STATE_FILLED])
+        filled = int(self.state[STATE_FILLED])
         self._size = min(2 * self._size, _LARGEST)
         old = self.buffer
         self._allocate()
@@ -203,13 +327,13 @@ class CopyStream:
         self._socket.close()
 
     def _send(self, sql: str) -> None:
-        while self.state[packets.STATE_POSITION] != self.state[packets.STATE_FILLED]:
+        while self.state[STATE_POSITION] != self.state[STATE_FILLED]:
             kind, payload = self._message()
             if kind == _ERROR:
                 raise self._error(payload)
             if kind not in _UNASKED:
                 raise self._unexpected(kind)
-        self.state[packets.STATE_POSITION] = self.state[packets.STATE_FILLED] = 0
+        self.state[STATE_POSITION] = self.state[STATE_FILLED] = 0
         text = sql.encode() + b"\0"
         try:
             self._socket.sendall(b"Q" + (len(text) + 4).to_bytes(4, "big") + text)
@@ -241,20 +365,20 @@ class CopyStream:
     def _message(self) -> tuple[bytes, bytes]:
         """Return the next message."""
         while True:
-            position, filled = int(self.state[packets.STATE_POSITION]), int(self.state[packets.STATE_FILLED])
-            if filled - position >= packets.HEAD:
-                head = self.buffer[position : position + packets.HEAD].tobytes()
+            position, filled = int(self.state[STATE_POSITION]), int(self.state[STATE_FILLED])
+            if filled - position >= HEAD:
+                head = self.buffer[position : position + HEAD].tobytes()
                 end = position + 1 + int.from_bytes(head[1:], "big")
-                if end < position + packets.HEAD:
+                if end < position + HEAD:
                     raise DecodeError("a message is shorter than its header", where=self.where)
                 if end - position > ANSWER_BYTES:
                     raise self._too_large()
                 if end <= filled:
-                    self.state[packets.STATE_POSITION] = end
-                    return head[:1], self.buffer[position + packets.HEAD : end].tobytes()
+                    self.state[STATE_POSITION] = end
+                    return head[:1], self.buffer[position + HEAD : end].tobytes()
             if not self.receive():
                 self.make_room()
-                if int(self.state[packets.STATE_FILLED]) == self._size:
+                if int(self.state[STATE_FILLED]) == self._size:
                     self.grow()
 
     def _too_large(self) -> DecodeError:

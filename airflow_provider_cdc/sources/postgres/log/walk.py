@@ -24,7 +24,7 @@ from airflow_provider_cdc.core.kernels.compile import (
     load64be,
 )
 from airflow_provider_cdc.sources.log.changes import (
-    Changes,
+    SegmentChanges,
     after_place,
     change_words,
     has_room_for,
@@ -42,7 +42,7 @@ from airflow_provider_cdc.sources.log.netting import (
     note_last,
     touch,
 )
-from airflow_provider_cdc.sources.postgres.log.tuples import (
+from airflow_provider_cdc.sources.postgres.log.pgoutput import (
     fill_in,
     find_relation,
     has_unchanged,
@@ -115,7 +115,7 @@ def _net_change(
     places: Int64s,
     new_places: Int64s,
     net: Net,
-    changes: Changes,
+    changes: SegmentChanges,
 ) -> int:
     """Add the row change in ``data[at:end]`` to the net change. If single changes are needed, also record this change.
 
@@ -284,7 +284,7 @@ def walk(
     places: Int64s,
     new_places: Int64s,
     net: Net,
-    changes: Changes,
+    changes: SegmentChanges,
 ) -> int:
     """Process the messages from number ``state[AT]`` on. Stop at a message that the caller must handle.
 

@@ -6,7 +6,8 @@ either, the run stops. This module does not depend on where the messages come fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import product
 from typing import TypeVar
 
 import numpy as np
@@ -28,12 +29,92 @@ from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.log.changes import ChangeLog
 from airflow_provider_cdc.sources.log.net_change import NetChange
 from airflow_provider_cdc.sources.postgres.catalog.schema import columns_of, leaves
-from airflow_provider_cdc.sources.postgres.decode.tuple_data import constant_field
+from airflow_provider_cdc.sources.postgres.catalog.schema_difference import DROPPED, number_of
+from airflow_provider_cdc.sources.postgres.decode.images import constant_field
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
-from airflow_provider_cdc.sources.postgres.log.relation_columns import RelationColumns, UnknownColumns
-from airflow_provider_cdc.sources.postgres.log.tuples import find_relation
+from airflow_provider_cdc.sources.postgres.log.pgoutput import RelationMessage, find_relation
 from airflow_provider_cdc.sources.postgres.log.walk import MOST_RECORDS, walk
 from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark
+
+# Finds out which columns a tuple of the log has, for a table whose columns were changed since its base copy.
+#
+# A Relation message has names and types, which may occur again after several changes, but no numbers of columns. So the
+# columns are found without them. A tuple has the columns of the base copy that were not dropped yet, in order, and
+# after them the first new columns: numbers increase with each new column, and no new column was dropped again.
+#
+# When a column was dropped is not known. So the number of fields and the columns that no statement has altered, which
+# had the same names all the time, tell which columns a tuple has. If they leave more than one possibility, the table is
+# refused. The types are compared as well, with those of the base copy and the present ones.
+
+
+_MOST_UNDECIDED = 8
+
+
+class UnknownColumns(Exception):
+    """The reason why the columns of a tuple are not known."""
+
+
+class RelationColumns:
+    """The columns that a table with `Table.eras` had since its base copy."""
+
+    def __init__(self, table: Table) -> None:
+        (era,) = table.eras
+        self._fields, self._present = era.fields, table.columns
+        self._base = era.columns
+        known = {number_of(column) for column in era.columns}
+        self._new = [column for column in table.columns if number_of(column) not in known]
+        self._types: dict[int, set[tuple[int, int]]] = {}
+        for column in (*era.columns, *table.columns):
+            types = self._types.setdefault(number_of(column), set())
+            types.add((int(column.details["oid"]), int(column.details["typmod"])))
+        # Columns that no statement has altered. Other columns may have had any name in between.
+        versions = {number_of(column): column.details["version"] for column in era.columns}
+        self._names = {
+            number_of(column): column.name
+            for column in table.columns
+            if versions.get(number_of(column)) == column.details["version"]
+        }
+        self.most = len(self._base) + len(self._new)
+
+    def places(self, found: RelationMessage) -> list[int | None]:
+        """Return, for each present column, its place in the tuples of a relation. None: the tuples do not have it.
+
+        :raises UnknownColumns: the columns of the tuples are not known.
+        """
+        meanings = [
+            numbers
+            for numbers in self._meanings(len(found.columns))
+            if all(
+                self._names.get(number, name) == name for number, (name, *_) in zip(numbers, found.columns, strict=True)
+            )
+        ]
+        if len(meanings) != 1:
+            names = ", ".join(name for name, *_ in found.columns)
+            raise UnknownColumns(f"it is not known which columns a row ({names}) has: {self._why(bool(meanings))}")
+        (numbers,) = meanings
+        for number, (name, oid, typmod) in zip(numbers, found.columns, strict=True):
+            if (oid, typmod) not in self._types[number]:
+                raise UnknownColumns(f"the column {name} had a type that is neither of the copy nor of now")
+        places = {number: place for place, number in enumerate(numbers)}
+        return [places.get(number_of(column)) for column in self._present]
+
+    def _why(self, several: bool) -> str:
+        if not several:
+            return "its columns are neither those of the copy nor the present ones"
+        dropped = ", ".join(column.name for column in self._base if DROPPED in column.details)
+        return f"the log does not show when {dropped} was dropped, and the other columns do not show it, either"
+
+    def _meanings(self, count: int) -> Iterator[Sequence[int]]:
+        """Yield each list of columns, as numbers, that a tuple with ``count`` fields may have."""
+        there = [(True, False) if DROPPED in column.details else (True,) for column in self._base]
+        if sum(len(options) > 1 for options in there) > _MOST_UNDECIDED:
+            raise UnknownColumns("too many of its columns were dropped")
+        for choice in product(*there):
+            live = [number_of(column) for column, is_there in zip(self._base, choice, strict=True) if is_there]
+            new = count - len(live)
+            if 0 <= new <= len(self._new):
+                yield live + [number_of(column) for column in self._new[:new]]
+
 
 _Read = TypeVar("_Read")
 
@@ -208,7 +289,7 @@ class LogWalker:
         else:
             self._truncate(self._read(pgoutput.truncated, message))
 
-    def _relation(self, found: pgoutput.Relation) -> None:
+    def _relation(self, found: pgoutput.RelationMessage) -> None:
         """Register a relation that is a copied table, or a leaf of a copied table.
 
         The log describes a relation before its first change, and again after each alteration. The description may be in
@@ -240,7 +321,7 @@ class LogWalker:
             )
         self._register(found.oid, walk_state.UNTRACKED if index is None else index | self._order_of(found, index))
 
-    def _order_of(self, found: pgoutput.Relation, index: int) -> int:
+    def _order_of(self, found: pgoutput.RelationMessage, index: int) -> int:
         """Return the number to add to a table's index. The number makes the kernel reorder or leave out a relation's
         columns.
 
@@ -259,7 +340,7 @@ class LogWalker:
         self._orders = np.append(self._orders, np.array([fields, *places], np.int32))
         return begins
 
-    def _carried(self, found: pgoutput.Relation, index: int) -> int:
+    def _carried(self, found: pgoutput.RelationMessage, index: int) -> int:
         """Return the number of `_order_of` for a table whose columns were changed since its base copy. The kernel then
         makes rows of the present table."""
         try:
@@ -287,7 +368,7 @@ class LogWalker:
         return places
 
     def _check(
-        self, found: pgoutput.Relation, index: int, name: TableName, columns: Sequence[Column], what: str
+        self, found: pgoutput.RelationMessage, index: int, name: TableName, columns: Sequence[Column], what: str
     ) -> None:
         """Stop the run if a relation differs from the recorded relation."""
         told = {name for name, *_ in found.columns}
@@ -307,7 +388,7 @@ class LogWalker:
             return
         raise SchemaChanged(change, where=f"{what} at {self.where}", hint=_LEAVE_ALONE)
 
-    def _check_identity(self, found: pgoutput.Relation, index: int, name: str) -> None:
+    def _check_identity(self, found: pgoutput.RelationMessage, index: int, name: str) -> None:
         if index in self._keys_only:
             if missing := sorted(set(self._tables[index].key) - found.identifying):
                 raise SchemaChanged(

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
-from airflow_provider_cdc.core.copies.history import MARK, Finding, Relation, Trace
+import psycopg
+
+from airflow_provider_cdc.core.copies.history import MARK, Finding, HistoryRelation, Trace
 from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.counted import duration
+from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, TerminalError
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.load import MEASURE_SECONDS, OLDEST_XMIN, REPLICA_LAG, THREADS_RUNNING, one_number
 from airflow_provider_cdc.sources.postgres.server import session_setup
-from airflow_provider_cdc.sources.postgres.server.session import Connection, query
+from airflow_provider_cdc.sources.postgres.server.session import Connection, mapped_errors, query, session, value
 
 NEXT_XID = "txid_snapshot_xmax(txid_current_snapshot())::text"
 """SQL for a lower bound of the server's next transaction id. The bound never decreases, even after a restart, because
@@ -47,10 +55,119 @@ def relations(connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
 def _relation(end: Lsn, next_xid: int, trace: Trace) -> Finding:
     start = trace.position
     if not isinstance(start, Lsn):
-        return Finding(Relation.UNKNOWN, "the copy does not record its position")
+        return Finding(HistoryRelation.UNKNOWN, "the copy does not record its position")
     if end < start:
-        return Finding(Relation.OTHER, f"the server's log ends at {end}, before the copy's position {start}")
+        return Finding(HistoryRelation.OTHER, f"the server's log ends at {end}, before the copy's position {start}")
     if trace.mark.isdecimal() and next_xid < int(trace.mark):
         why = f"the server has counted {next_xid:,} transactions, but {int(trace.mark):,} when the copy was made"
-        return Finding(Relation.OTHER, why)
-    return Finding(Relation.SAME)
+        return Finding(HistoryRelation.OTHER, why)
+    return Finding(HistoryRelation.SAME)
+
+
+# Measures the load of a PostgreSQL server.
+
+
+_LAG = """SELECT CASE WHEN pg_is_in_recovery() THEN
+    CASE WHEN pg_last_wal_receive_lsn() = pg_last_wal_replay_lsn() THEN 0
+    ELSE COALESCE(EXTRACT(EPOCH FROM clock_timestamp() - pg_last_xact_replay_timestamp()), 0) END
+ELSE (SELECT COALESCE(MAX(EXTRACT(EPOCH FROM r.replay_lag)), 0)
+    FROM pg_stat_replication r JOIN pg_stat_activity a USING (pid) WHERE a.datid IS NULL) END"""
+_XMIN = """SELECT COALESCE(MAX(age(xmin)), 0) FROM (
+    SELECT backend_xmin AS xmin FROM pg_stat_activity WHERE pid <> pg_backend_pid()
+    UNION ALL SELECT xmin FROM pg_replication_slots
+    UNION ALL SELECT transaction FROM pg_prepared_xacts) AS held"""
+_SIGNALS = {
+    THREADS_RUNNING: "SELECT count(*) FROM pg_stat_activity "
+    "WHERE state = 'active' AND backend_type = 'client backend' AND pid <> pg_backend_pid()",
+    REPLICA_LAG: _LAG,
+    OLDEST_XMIN: _XMIN,
+}
+SIGNALS = frozenset(_SIGNALS)
+
+
+def load(settings: ConnectionSettings, signals: Sequence[str]) -> dict[str, float]:
+    """`Source.load`."""
+    with session(settings) as connection:
+        query(connection, f"SET statement_timeout = {MEASURE_SECONDS * 1000}")
+        query(connection, "SET default_transaction_read_only = on")
+        return {signal: _measured(connection, signal) for signal in signals}
+
+
+def _measured(connection: Connection, signal: str) -> float:
+    where = f"parameter governor, {signal}"
+    # Without this role, the views show other sessions without their state, so the numbers would be too small.
+    if signal in _SIGNALS and not value(connection, "pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"):
+        raise ConfigurationError(
+            "the user may not see the sessions of other users",
+            where=where,
+            hint="grant the role pg_read_all_stats (or pg_monitor) to the user of the connection",
+        )
+    try:
+        # With binary results, the server accepts only one statement.
+        with mapped_errors(where), connection.cursor() as cursor:
+            rows = cursor.execute(_SIGNALS.get(signal, signal), binary=True).fetchall()
+    except TerminalError as error:
+        what = f"cannot be measured: {error.message}"
+        raise ConfigurationError(what, where=where, hint="correct the query") from error
+    return one_number(signal, rows)
+
+
+# Waits a limited time for table locks, and reports which sessions hold them.
+
+
+SECONDS = 10
+
+# The server grants locks in turn, so a session that waits for a lock blocks readers, too. A prepared transaction has no
+# session. Until the server restarts, the prepared transaction keeps the virtual transaction id that its session had. So
+# several prepared transactions may have the same id. In that case, the query returns all of these prepared
+# transactions. A lock on a partition counts as a lock on the root.
+_HOLDERS = """
+SELECT c.oid::regclass::text, l.granted, l.pid, a.usename, a.state, p.gid, p.owner,
+    extract(epoch FROM now() - COALESCE(a.xact_start, p.prepared))::float8
+FROM pg_locks l JOIN pg_class c ON c.oid = l.relation
+JOIN pg_class r ON r.oid = COALESCE(pg_partition_root(c.oid), c.oid)
+JOIN pg_namespace n ON n.oid = r.relnamespace
+JOIN unnest(%s::text[], %s::text[]) AS w(schema, name) ON (n.nspname, r.relname) = (w.schema, w.name)
+LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND EXISTS (
+    SELECT FROM pg_locks x WHERE x.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
+    AND x.locktype = 'transactionid' AND x.transactionid = p.transaction)
+WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock'
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+ORDER BY NOT l.granted, 1, l.pid LIMIT 20
+"""
+
+
+@contextmanager
+def naming_blockers(settings: ConnectionSettings, connection: Connection) -> Iterator[list[TableName]]:
+    """Limit the time for which the session waits for a table lock to `SECONDS`.
+
+    This context manager yields a list. Before the caller accesses tables, it must add the names of the tables to the
+    list.
+
+    :raises LockNotGranted: a table was locked for longer than `SECONDS`. The message names the table and the sessions
+        that lock it.
+    """
+    tables: list[TableName] = []
+    query(connection, f"SET lock_timeout = '{SECONDS}s'")
+    try:
+        yield tables
+    except psycopg.errors.LockNotAvailable as error:
+        holders = _holders(connection, tables)
+        raise LockNotGranted(
+            f"a lock blocked readers for {SECONDS} s: {'; '.join(holders) or 'the lock has just been released'}",
+            where=", ".join(map(str, tables)) or settings.address,
+            hint="wait until the other session ends, or end it (pg_terminate_backend, ROLLBACK PREPARED); then retry "
+            "the task",
+        ) from error
+
+
+def _holders(connection: Connection, tables: Sequence[TableName]) -> list[str]:
+    schemas_and_names = [table.schema for table in tables], [table.name for table in tables]
+    holders = []
+    for table, granted, pid, user, state, gid, owner, age in query(connection, _HOLDERS, schemas_and_names):
+        who = f"session {pid} of {user} ({state})" if gid is None else f"prepared transaction {gid!r} of {owner}"
+        holders.append(
+            f"{who} {'holds' if granted else 'waits for'} the lock ACCESS EXCLUSIVE on {table} for {duration(age or 0)}"
+        )
+    return holders

@@ -48,7 +48,7 @@ infinity."""
 
 
 @dataclass(frozen=True)
-class Commit:
+class LogCommit:
     """The commit of a transaction.
 
     - ``end``: the end of the commit record.
@@ -64,7 +64,7 @@ class NoFreeSlot(SourceUnavailable):
     """All replication slots of the server are in use, so no slot can be copied."""
 
 
-def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Generator[Commit]:
+def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Generator[LogCommit]:
     """Yield the commits whose records begin at ``start`` or later, in log order, up to the end of the flushed log.
 
     :param slot: a slot that has the log since ``start``. Its publication has the same name. The slot is not changed.
@@ -80,7 +80,7 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
             upto = min(end, Lsn(int(at) + part))
             for (message,) in query(connection, _COMMITS, (copy, str(upto), quote(slot))):
                 _, _, _, ended, when = _COMMIT.unpack(message)
-                yield Commit(Lsn(ended), min(max(when + _YEAR_2000, _EARLIEST), _LATEST))
+                yield LogCommit(Lsn(ended), min(max(when + _YEAR_2000, _EARLIEST), _LATEST))
             before, at = at, _confirmed(connection, copy)
             if at <= before:
                 return

@@ -17,7 +17,7 @@ import psycopg
 
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import LockNotGranted, SchemaChanged
 from airflow_provider_cdc.sources.api.starts import LeftByRun
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import FULL, IDENTIFYING
@@ -26,10 +26,10 @@ from airflow_provider_cdc.sources.postgres.catalog.users_code import execute
 from airflow_provider_cdc.sources.postgres.server.session import (
     APPLICATION,
     Connection,
+    error_text,
     literal,
     query,
     quote,
-    said,
     value,
 )
 
@@ -120,7 +120,7 @@ def _locking(
             undo()
             if attempt == lock.tries:
                 raise LockNotGranted(
-                    f"the lock to publish the tables was not granted in {counted(lock.tries, 'try', 'tries')} of "
+                    f"the lock to publish the tables was not granted in {format_count(lock.tries, 'try', 'tries')} of "
                     f"{lock.wait_seconds} s",
                     where=", ".join(str(table.name) for table in tables),
                     hint="wait until the DDL, VACUUM or CREATE INDEX CONCURRENTLY on the tables has ended "
@@ -154,7 +154,7 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
         except psycopg.errors.InvalidParameterValue as error:
             # Preflight rejects such relations, so a relation was altered or replaced since it was read.
             raise SchemaChanged(
-                f"a relation can no longer be published: {said(error)}",
+                f"a relation can no longer be published: {error_text(error)}",
                 where=", ".join(dict.fromkeys(str(table) for table, _ in relations)),
                 hint=f"make the relation a logged table again, and {_CLEAR}",
             ) from error

@@ -6,7 +6,7 @@ import logging
 
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
 from airflow_provider_cdc.sources.postgres.slots import slots
-from airflow_provider_cdc.sources.postgres.slots.standing_record import Standing, said
+from airflow_provider_cdc.sources.postgres.slots.standing_record import Standing, format_micros
 
 _A_DAY = 26 * 3600
 """The number of seconds for which a slot may be idle if only nightly runs use it."""
@@ -28,7 +28,7 @@ def tell_cost(connection: Connection, name: str, record: Standing) -> None:
         (slot.kept_bytes or 0) / 1e6,
         slot.wal_status,
         slot.confirmed,
-        said(marks[0].latest) if marks else "an unknown time",
+        format_micros(marks[0].latest) if marks else "an unknown time",
         name,
         quote(name),
     )

@@ -350,7 +350,7 @@ def parents_among(catalog: Catalog, tables: Sequence[Table]) -> set[str]:
     return {str(table.name) for table in tables if (table.details["oid"],) in rows}
 
 
-def said(micros: int) -> str:
+def format_micros(micros: int) -> str:
     """Format a time in microseconds since 1970 in the form that `as_of` accepts."""
     when = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)
     return when.isoformat(timespec="microseconds").replace("+00:00", "Z")

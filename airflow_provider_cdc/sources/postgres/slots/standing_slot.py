@@ -18,7 +18,7 @@ import psycopg
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import FULL, StepOptions
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import (
@@ -34,8 +34,8 @@ from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catal
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, whole_rows
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.checks.asked import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
-from airflow_provider_cdc.sources.postgres.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session, value
@@ -49,12 +49,12 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     Mark,
     Standing,
     alone,
+    format_micros,
     frames_of,
     ground,
     load,
     name_of,
     now,
-    said,
     shapes_of,
     states_of,
     store,
@@ -223,7 +223,11 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
         record = record.with_mark(prefix.mark)
         joins = tuple(join for join in record.joins if Lsn.parse(join.position) >= there)
         store(connection, name, replace(record, marks=record.since(there), joins=joins))
-        _log.info("The standing slot %s was advanced: log that is older than %s is no longer kept", name, said(oldest))
+        _log.info(
+            "The standing slot %s was advanced: log that is older than %s is no longer kept",
+            name,
+            format_micros(oldest),
+        )
 
 
 def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> None:
@@ -311,18 +315,24 @@ def _join(
             hint="wait until the DDL has ended, then clear the task",
         )
     if record is None:
-        _log.info("Created the standing slot %s: it retains the log from %s, %s on", name, position, said(at))
+        _log.info("Created the standing slot %s: it retains the log from %s, %s on", name, position, format_micros(at))
         record = Standing(uuid4().hex, ground(connection), (Mark(str(position), at),))
     joined = dict(record.tables)
     for table in new:
         old = joined.get(str(table.name))
-        why = "it joined the standing slot then" if old is None else f"it was altered between {said(old.at)} and then"
+        why = (
+            "it joined the standing slot then"
+            if old is None
+            else f"it was altered between {format_micros(old.at)} and then"
+        )
         shape = shapes[str(table.name)]
         since = (old.shape_position, old.shape_at) if old is not None and old.shape == shape else (str(position), at)
         frame = frames[str(table.name)]
         framed = old.frame_position if old is not None and old.frame == frame else str(position)
         joined[str(table.name)] = Joined(str(position), at, before[str(table.name)], why, shape, *since, frame, framed)
-        _log.info("%s: the standing slot covers the table from %s, %s on: %s", table.name, position, said(at), why)
+        _log.info(
+            "%s: the standing slot covers the table from %s, %s on: %s", table.name, position, format_micros(at), why
+        )
     record = replace(record, tables=joined, joins=(*record.joins, Join(str(position), at)))
     store(connection, name, record)
     return record

@@ -50,7 +50,7 @@ def consistent_point(settings: ConnectionSettings, connection: Connection, sql: 
         done.set()
 
 
-def settle(
+def wait_until_visible(
     settings: ConnectionSettings, connection: Connection, seconds: float, only: Collection[str] | None = None
 ) -> None:
     """Wait until every transaction whose commit may already be in the log is visible.

@@ -23,9 +23,15 @@ from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
-from airflow_provider_cdc.sources.postgres.catalog.column_evolution import DROPPED, NotCarried, evolution, number_of
 from airflow_provider_cdc.sources.postgres.catalog.schema import present_tables
-from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, difference
+from airflow_provider_cdc.sources.postgres.catalog.schema_difference import (
+    AT_UPPER,
+    DROPPED,
+    NotCarried,
+    difference,
+    evolution,
+    number_of,
+)
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import label_oids
 from airflow_provider_cdc.sources.postgres.checks.past import Past
 from airflow_provider_cdc.sources.postgres.server import session_setup
@@ -88,7 +94,7 @@ class CarriesReads:
             raise SchemaChanged(str(error), where=str(table.name)) from error
         except (ConfigurationError, NoFreeSlot) as error:
             # To read the table again, the run needs no more slots than it has.
-            raise SchemaChanged(schema_changes.said(error), where=str(table.name)) from error
+            raise SchemaChanged(schema_changes.reason_text(error), where=str(table.name)) from error
 
     def segments_of_reads(
         self,

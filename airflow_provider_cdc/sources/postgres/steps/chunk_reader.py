@@ -15,7 +15,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import (
     ConfigurationError,
     DecodeError,
@@ -29,12 +29,12 @@ from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.postgres.catalog import users_code
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
+from airflow_provider_cdc.sources.postgres.catalog.named_tables import relation_problems
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, RENAMED, REWRITTEN, Leaf, columns_of, leaves
-from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
+from airflow_provider_cdc.sources.postgres.catalog.views.safe_views import check_view_read
 from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import MATERIALIZED, VIEW
-from airflow_provider_cdc.sources.postgres.catalog.views.view_reads import check_view_read
 from airflow_provider_cdc.sources.postgres.chunking.chunks import place
-from airflow_provider_cdc.sources.postgres.chunking.key_lookup import ONE_BY_ONE, KeyLookup
+from airflow_provider_cdc.sources.postgres.chunking.key_ranges import ONE_BY_ONE, KeyLookup
 from airflow_provider_cdc.sources.postgres.chunking.pushed_conditions import pushed_condition
 from airflow_provider_cdc.sources.postgres.server.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.server.session import (
@@ -46,7 +46,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     session,
     shared_view_errors,
 )
-from airflow_provider_cdc.sources.postgres.slots import durability_wait
+from airflow_provider_cdc.sources.postgres.slots import end_mark
 from airflow_provider_cdc.sources.postgres.steps.snapshot import SharedView
 from airflow_provider_cdc.sources.session.kept_sessions import Kept
 
@@ -128,7 +128,7 @@ class _Reader:
         where = f"{self._table.name}, the end of its read"
         with mapped_errors(where):
             self.leave_view()
-            return durability_wait.wait(self._rows.ask, where)[1]
+            return end_mark.wait(self._rows.ask, where)[1]
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         leaf, condition = place(self._table, chunk)
@@ -139,7 +139,7 @@ class _Reader:
                 yield from self._read(leaf, f"ONLY {leaf.sql} WHERE {condition}", pushed=True, prepare=prepare)
 
     def find(self, keys: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
-        with self._mapped_errors(f"rows of {counted(len(keys), 'key')}"):
+        with self._mapped_errors(f"rows of {format_count(len(keys), 'key')}"):
             if self._lookup is None:
                 self._lookup = KeyLookup(self._rows.ask, self._table)
             table_leaves = leaves(self._table)

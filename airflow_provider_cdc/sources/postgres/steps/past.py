@@ -22,16 +22,16 @@ from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError, LogGone, PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.planning.server_clock import FINAL_SECONDS, wait_for_clock
+from airflow_provider_cdc.sources.planning.survey import FINAL_SECONDS, wait_for_clock
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
+from airflow_provider_cdc.sources.postgres.checks.asked import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
 from airflow_provider_cdc.sources.postgres.checks.past import PAST, Past, PastContext, micros
-from airflow_provider_cdc.sources.postgres.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS, ROWS_ELSEWHERE
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import (
@@ -41,15 +41,15 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     slot_errors,
     value,
 )
-from airflow_provider_cdc.sources.postgres.slots import durability_wait, run_publication, slots, transaction_waits
+from airflow_provider_cdc.sources.postgres.slots import end_mark, run_publication, slots, transaction_waits
 from airflow_provider_cdc.sources.postgres.slots.catalog_versions import already_so
 from airflow_provider_cdc.sources.postgres.slots.commits import advance
 from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at, remember
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     emit_commit,
+    format_micros,
     name_of,
     now,
-    said,
 )
 from airflow_provider_cdc.sources.postgres.slots.standing_slot import usable
 
@@ -83,12 +83,12 @@ def record_past(
             copy_slot(connection, past, name, position)
             # Wait only after the slot exists. When the position was resolved, some transactions that committed before
             # the position may not have been visible yet.
-            transaction_waits.settle(settings, connection, options.lock.slot_wait_seconds)
+            transaction_waits.wait_until_visible(settings, connection, options.lock.slot_wait_seconds)
             # Check the tables only after this wait. If a table is the same now as when it joined the standing slot, it
             # was also the same at the position.
             tables, state = _check_since(Moment.POSITION_FIXED, settings, connection, past, plans, position, as_of)
             server_identity |= slots.identity_of_try(name, past.name) | state
-            durability_wait.wait(partial(query, connection), settings.address)
+            end_mark.wait(partial(query, connection), settings.address)
         except BaseException:
             # No later run would find the slot, so drop it. Raise the first error, even if the slot cannot be dropped.
             try:
@@ -181,8 +181,8 @@ def resolve(
         if len(marks) > len(past.marks):
             if time.monotonic() > deadline:
                 raise SourceUnavailable(
-                    f"no commit is later than {said(when)} yet, because the server's clock was set back. So the next "
-                    "transactions may still be committed with a timestamp before or at this time",
+                    f"no commit is later than {format_micros(when)} yet, because the server's clock was set "
+                    "back. So the next transactions may still be committed with a timestamp before or at this time",
                     where=settings.address,
                     hint="set `as_of` to an earlier time, or wait until the server's clock has passed this time, then "
                     "retry the task",
@@ -192,7 +192,7 @@ def resolve(
         marks = (*past.marks, prefix.mark)
         emit_commit(connection)
     if prefix is None:
-        raise _refused(f"{said(when)} lies before the standing slot {past.name}", past.earliest)
+        raise _refused(f"{format_micros(when)} lies before the standing slot {past.name}", past.earliest)
     remember(settings, past.name, past.record.beginning, prefix.mark, options.lock.slot_wait_seconds)
     return prefix.position
 

@@ -18,22 +18,26 @@ from dataclasses import replace
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError, PreflightError, Problem, SourceReplaced
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
-from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import without_room
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, identity_problem
-from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
+from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables, without_room
 from airflow_provider_cdc.sources.postgres.checks.past import Past
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.server import identity as identity_of
 from airflow_provider_cdc.sources.postgres.server.session import Connection, session, value
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
 from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, already_so
-from airflow_provider_cdc.sources.postgres.slots.standing_record import KNOWN_DAYS, parents_among, said, states_of
+from airflow_provider_cdc.sources.postgres.slots.standing_record import (
+    KNOWN_DAYS,
+    format_micros,
+    parents_among,
+    states_of,
+)
 from airflow_provider_cdc.sources.postgres.steps import past, schema_changes
 
 _SLOTS, _SLOTS_AGAIN = 3, 5
@@ -90,7 +94,7 @@ def refusals_since(
         limit, used = slots.room(connection, "max_replication_slots", needed)
         if (free := limit - used) < needed:
             return all_for(
-                f"only {counted(free, 'free replication slot')}, and {needed} are needed (max_replication_slots)"
+                f"only {format_count(free, 'free replication slot')}, and {needed} are needed (max_replication_slots)"
             )
         starts = dict.fromkeys((table.name for table in tables), start)
         made_by = dict.fromkeys(starts, slots.without_token(identity.get("slot", "")))
@@ -246,8 +250,8 @@ def _altered(
         elif joined.state != states[name]:
             altered.add(table.name)
             reasons[table.name] = (
-                f"it, its schema or the publication was altered since {said(joined.at)}, or a privilege on it was "
-                "granted or revoked"
+                f"it, its schema or the publication was altered since {format_micros(joined.at)}, or a privilege "
+                "on it was granted or revoked"
             )
         elif starts[table.name] < Lsn.parse(joined.position):
             joined_later.append(Asked(table, joined, starts[table.name]))

@@ -24,8 +24,8 @@ from airflow_provider_cdc.errors import CdcError, TerminalError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
-from airflow_provider_cdc.sources.postgres.catalog.column_evolution import NotCarried, evolution, number_of
 from airflow_provider_cdc.sources.postgres.catalog.schema import RENAMED, REWRITTEN, leaves
+from airflow_provider_cdc.sources.postgres.catalog.schema_difference import NotCarried, evolution, number_of
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import with_young_fields
 from airflow_provider_cdc.sources.postgres.checks.past import Past
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, reading_session, value
@@ -204,7 +204,7 @@ def survey(since: SinceCopy, tables: Sequence[Table]) -> dict[TableName, str]:
         _read(since, tables)
     except TerminalError as error:
         if len(tables) == 1:
-            return {tables[0].name: said(error)}
+            return {tables[0].name: reason_text(error)}
         reasons: dict[TableName, str] = {}
         for table in tables:
             reasons |= survey(since, [table])
@@ -218,7 +218,7 @@ def check_new_columns(tables: Sequence[Table]) -> None:
     :raises ValueNotRepresentable: it has not.
     """
     # This module is imported only here, because its kernels take a second to load.
-    from airflow_provider_cdc.sources.postgres.decode.new_columns import new_columns
+    from airflow_provider_cdc.sources.postgres.decode.carried_images import new_columns
 
     for table in tables:
         for era in table.eras:
@@ -242,6 +242,6 @@ def _read(since: SinceCopy, tables: Sequence[Table]) -> None:
                 decode_images(table, images.drop_null(), odd=[])
 
 
-def said(error: CdcError) -> str:
+def reason_text(error: CdcError) -> str:
     """Return an error in the words of a reason why a table is not carried."""
     return f"{error.message} ({error.where})" if error.where else error.message

@@ -22,7 +22,7 @@ from functools import partial
 from airflow_provider_cdc.core.checks import Check, Moment, problems_of
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,
@@ -33,26 +33,31 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import UpperBound
-from airflow_provider_cdc.sources.postgres.catalog.catalog_at_slot import (
-    came_since,
-    changed_around,
-    changed_since,
-    partitions_changed,
-    read_at,
-)
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog, read_catalog
-from airflow_provider_cdc.sources.postgres.catalog.inheritance import check_whole
-from airflow_provider_cdc.sources.postgres.catalog.new_partitions import why_not_empty
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import (
     followed,
     identity_problem,
     needs_log,
     no_identity,
 )
-from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, present_tables, read_tables
-from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, difference
+from airflow_provider_cdc.sources.postgres.catalog.schema import (
+    HINT,
+    check_whole,
+    present_tables,
+    read_tables,
+    why_not_empty,
+)
+from airflow_provider_cdc.sources.postgres.catalog.schema_difference import (
+    AT_UPPER,
+    came_since,
+    changed_around,
+    changed_since,
+    difference,
+    partitions_changed,
+    read_at,
+)
+from airflow_provider_cdc.sources.postgres.checks.asked import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext, ServerContext
-from airflow_provider_cdc.sources.postgres.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.slots import PUBLICATION
 from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS
 from airflow_provider_cdc.sources.postgres.server import session_setup
@@ -64,13 +69,8 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     shared_view_errors,
     value,
 )
-from airflow_provider_cdc.sources.postgres.slots import (
-    durability_wait,
-    end_mark,
-    run_publication,
-    slots,
-    transaction_waits,
-)
+from airflow_provider_cdc.sources.postgres.slots import end_mark, run_publication, slots, transaction_waits
+from airflow_provider_cdc.sources.postgres.slots import end_mark as durability_wait
 
 _TRIES = 3
 
@@ -183,7 +183,7 @@ class _Fixing:
             # Wait before anything is read in the slot's own snapshot. In that snapshot, a transaction whose commit is
             # in the log but not yet in pg_xact counts as aborted. A reader would permanently mark the rows of the
             # transaction as aborted.
-            transaction_waits.settle(self.settings, connection, seconds)
+            transaction_waits.wait_until_visible(self.settings, connection, seconds)
             at_point = read_at(connection, view, self._names)
         server_identity |= slots.identity_of_try(self.name, self.publication)
         server_identity["publication_state"] = state
@@ -300,7 +300,7 @@ def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[Share
         # From now on, the transaction keeps the rows of its snapshot. The slot would only keep log.
         query(leader, f"SELECT pg_catalog.pg_drop_replication_slot('{slot}')")
         with session(settings) as connection:
-            transaction_waits.settle(settings, connection, seconds)
+            transaction_waits.wait_until_visible(settings, connection, seconds)
         yield SharedView(str(value(leader, "pg_export_snapshot()")), upper)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_cdc.core.options.limits import LimitOptions
+from airflow_provider_cdc.core.options.run import LimitOptions
 from airflow_provider_cdc.jobs.runtime.driver import driver_jvm
 from harness.bench.contender import Address, Order, Work
 from harness.bench.spark import open_spark

@@ -27,7 +27,7 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.chunking import chunks
 from airflow_provider_cdc.sources.mysql.chunking.axes import axis_of
-from airflow_provider_cdc.sources.mysql.chunking.bounds import increasing
+from airflow_provider_cdc.sources.mysql.chunking.chunks import increasing
 from airflow_provider_cdc.sources.mysql.server.session import query, session
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from harness.mysql_server import MysqlServer

@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.sources.mysql import MysqlSource
-from airflow_provider_cdc.sources.mysql.chunking import misplaced_partition_rows
+from airflow_provider_cdc.sources.mysql.chunking import pushed_conditions
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
@@ -98,7 +98,7 @@ def test_a_partition_that_goes_while_it_is_looked_at_stops_no_preflight(
         return found
 
     gone: list[str] = []
-    monkeypatch.setattr(misplaced_partition_rows, "query", query_late)
+    monkeypatch.setattr(pushed_conditions, "query", query_late)
     MysqlSource(settings_of(mysql)).preflight([f"{schema}.t"], TableOptions())
     assert gone
 

@@ -28,11 +28,10 @@ from airflow_provider_cdc.errors import (
     ValueNotRepresentable,
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.decode import packets
-from airflow_provider_cdc.sources.mysql.decode.cells import Located
+from airflow_provider_cdc.sources.mysql.decode import stream as packets
+from airflow_provider_cdc.sources.mysql.decode.calendar import Located
 from airflow_provider_cdc.sources.mysql.decode.columns import finish
-from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
-from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
+from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader, row_cells
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from airflow_provider_cdc.sources.mysql.tables.types import column_types

@@ -12,7 +12,7 @@ from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.errors import ValueNotRepresentable
-from airflow_provider_cdc.sources.mysql.decode.text import to_utf8
+from airflow_provider_cdc.sources.mysql.decode.columns import to_utf8
 from airflow_provider_cdc.sources.mysql.tables.charsets import CHARSETS, bytes_per_character, has_gaps, is_ambiguous
 from harness.mysql_server import MysqlServer
 from tests.seeds import examples

@@ -20,11 +20,11 @@ from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.tables.row_bytes import encode
 from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.errors import ConfigurationError, DecodeError, PreflightError, ValueNotRepresentable
-from airflow_provider_cdc.sources.log.located_values import Located
+from airflow_provider_cdc.sources.log.netting import Located
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.decode.columns import finish
 from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
-from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
+from airflow_provider_cdc.sources.mysql.decode.rows import row_cells
 from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, arrow_schema
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published

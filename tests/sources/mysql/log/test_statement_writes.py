@@ -15,7 +15,7 @@ import pytest
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import ImageNotWhole, UnknownEvent
 from airflow_provider_cdc.sources.api.window import SegmentSummary
-from airflow_provider_cdc.sources.mysql.log.statements.writes_elsewhere import FUNCTIONS
+from airflow_provider_cdc.sources.mysql.log.statements.meaning import FUNCTIONS
 from airflow_provider_cdc.sources.mysql.steps.statement_writes import check_writes
 from harness.mysql_server import MysqlServer
 from tests.seeds import seeds

@@ -15,10 +15,10 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ExactnessError
 from airflow_provider_cdc.sources.api.window import LogSegment
-from airflow_provider_cdc.sources.mysql.log import codes, survey
-from airflow_provider_cdc.sources.mysql.log.long_prepared import PreparedWalker
-from airflow_provider_cdc.sources.mysql.log.stream import dump, request
-from airflow_provider_cdc.sources.mysql.log.survey import FILES_AT_ONCE, looked_through, stretches
+from airflow_provider_cdc.sources.mysql.log import events, survey
+from airflow_provider_cdc.sources.mysql.log.stream import dump
+from airflow_provider_cdc.sources.mysql.log.stream import dump as request
+from airflow_provider_cdc.sources.mysql.log.survey import FILES_AT_ONCE, PreparedWalker, looked_through, stretches
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, log_files
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
@@ -51,7 +51,7 @@ def look(
     with session(settings) as connection:
         end, files = end_of_log(settings, connection), log_files(connection)
         tables = read_tables(connection, [TableName("d", "t")])
-        begin = LogPlace(list(files)[1], codes.FIRST_POSITION)
+        begin = LogPlace(list(files)[1], events.FIRST_POSITION)
 
         def walker_of(segment: LogSegment) -> PreparedWalker:
             return PreparedWalker(segment.name, segment.start, segment.stop, GtidSet.parse(""), watched=tables)

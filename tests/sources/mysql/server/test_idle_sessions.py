@@ -8,12 +8,12 @@ import time
 import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.sources.mysql import MysqlSource
-from airflow_provider_cdc.sources.mysql.server.session_variables import IDLE_SECONDS, PINNED
+from airflow_provider_cdc.sources.mysql.server.session import IDLE_SECONDS, PINNED
 from airflow_provider_cdc.sources.mysql.steps import snapshot
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of

@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.as_of import parse
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.commit_record import Decision
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.results import SNAPSHOT, SnapshotResult
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.chunk import Chunk

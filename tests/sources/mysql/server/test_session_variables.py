@@ -14,8 +14,7 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
-from airflow_provider_cdc.sources.mysql.server.session import connect, query, session, value
-from airflow_provider_cdc.sources.mysql.server.session_variables import HARMLESS, PINNED
+from airflow_provider_cdc.sources.mysql.server.session import HARMLESS, PINNED, connect, query, session, value
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from harness.mysql_server import MysqlServer
 from tests.sources.lying_server import Peer, lying_server

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
-from airflow_provider_cdc.core.run.plan import InitialPoint
+from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.mysql.source import MysqlSource

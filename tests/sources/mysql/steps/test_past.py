@@ -21,12 +21,12 @@ import pytest
 from airflow_provider_cdc.core.checks import Check, Moment, problems_of
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.checks.past import SINCE, STATEMENTS, Past, PastContext
-from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import Prefix, prefix_at
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.steps.past import resolve, wait_until_visible
@@ -372,16 +372,16 @@ def test_a_clock_that_was_set_back_does_not_keep_it_looking_for_ever(server: Mys
 def commit_later(file: Path, since: datetime, microseconds: int) -> None:
     """Change a log file so that the transactions that were committed after a time appear as committed later."""
     log = bytearray(file.read_bytes())
-    at = codes.FIRST_POSITION
+    at = events.FIRST_POSITION
     while at < len(log):
         (length,) = struct.unpack_from("<I", log, at + 9)
-        if log[at + 4] == codes.GTID:
-            time_at = at + codes.HEADER_BYTES + 42
+        if log[at + 4] == events.GTID:
+            time_at = at + events.HEADER_BYTES + 42
             when = int.from_bytes(log[time_at : time_at + 7], "little")
             if when > since.timestamp() * 1_000_000:
                 log[time_at : time_at + 7] = (when + microseconds).to_bytes(7, "little")
-                checksum = zlib.crc32(log[at : at + length - codes.CHECKSUM_BYTES])
-                struct.pack_into("<I", log, at + length - codes.CHECKSUM_BYTES, checksum)
+                checksum = zlib.crc32(log[at : at + length - events.CHECKSUM_BYTES])
+                struct.pack_into("<I", log, at + length - events.CHECKSUM_BYTES, checksum)
         at += length
     file.write_bytes(log)
 

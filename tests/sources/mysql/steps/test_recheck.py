@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options.run import LockPolicy
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource

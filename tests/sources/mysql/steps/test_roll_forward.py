@@ -15,10 +15,10 @@ import pytest
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.plan import InitialPoint
+from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ExactnessError, SchemaChanged, SourceReplaced, TransientError
-from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import identity_warnings, read_identities
@@ -344,4 +344,4 @@ def test_the_window_ends_where_the_position_does(since: Since) -> None:
     segments = since.source.segments_between(since.point.position, position, since.point.identity, {})
     file, end = since.server.query("SHOW BINARY LOG STATUS")[0][:2]
     assert segments[-1].name == file
-    assert codes.FIRST_POSITION < (segments[-1].stop or 0) < int(end)
+    assert events.FIRST_POSITION < (segments[-1].stop or 0) < int(end)

@@ -20,7 +20,7 @@ import pytest
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import (

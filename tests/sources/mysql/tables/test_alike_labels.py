@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.sources.mysql.tables.alike_labels import may_be_alike
+from airflow_provider_cdc.sources.mysql.tables.labels import may_be_alike
 from harness.mysql_server import MysqlServer
 
 LABELS = (

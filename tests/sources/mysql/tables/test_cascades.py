@@ -18,7 +18,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options.run import LockPolicy, TableOptions
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.errors import CascadeNotLogged, PreflightError, SchemaChanged
 from airflow_provider_cdc.jobs.snapshot.read_part import DONE
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings

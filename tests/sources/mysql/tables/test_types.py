@@ -10,8 +10,13 @@ import pytest
 
 from airflow_provider_cdc.core.tables.table import Column
 from airflow_provider_cdc.errors import ConfigurationError, ValueNotRepresentable
-from airflow_provider_cdc.sources.mysql.tables.supported_types import unsupported
-from airflow_provider_cdc.sources.mysql.tables.types import VECTOR, ColumnType, arrow_schema, unsupported_key
+from airflow_provider_cdc.sources.mysql.tables.types import (
+    VECTOR,
+    ColumnType,
+    arrow_schema,
+    unsupported,
+    unsupported_key,
+)
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.decode.reading import select
 from tests.sources.mysql.decode.row_images import describe

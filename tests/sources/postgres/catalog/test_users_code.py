@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_cdc.core.filters.parser import parse
 from airflow_provider_cdc.core.options.run import LockPolicy
-from airflow_provider_cdc.core.run.plan import InitialPoint
+from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
@@ -22,7 +22,7 @@ from airflow_provider_cdc.sources.api.reading import KeyReader
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.catalog import users_code
 from airflow_provider_cdc.sources.postgres.catalog.users_code import execute, planned_under, set_path, unplannable
-from airflow_provider_cdc.sources.postgres.chunking.key_lookup import KeyLookup
+from airflow_provider_cdc.sources.postgres.chunking.key_ranges import KeyLookup
 from airflow_provider_cdc.sources.postgres.decode import rows
 from airflow_provider_cdc.sources.postgres.server.session import query, session, value
 from harness.postgres_binaries import installations

@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
 from airflow_provider_cdc.errors import ConfigurationError, DecodeError, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres.decode import packets, stream
+from airflow_provider_cdc.sources.postgres.decode import stream
+from airflow_provider_cdc.sources.postgres.decode import stream as packets
 from airflow_provider_cdc.sources.postgres.decode.rows import AdbcReader, CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.server import verified_tls
 from airflow_provider_cdc.sources.postgres.server.session import connect, mapped_errors, session

@@ -23,7 +23,8 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.log import segments
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment
 from airflow_provider_cdc.sources.postgres.server.session import query, session
-from airflow_provider_cdc.sources.postgres.slots import durability_wait, end_mark, slots
+from airflow_provider_cdc.sources.postgres.slots import end_mark, slots
+from airflow_provider_cdc.sources.postgres.slots import end_mark as durability_wait
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory

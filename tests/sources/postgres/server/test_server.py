@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.core.copies.head import Copy, encode_copy, source_of
-from airflow_provider_cdc.core.copies.history import MARK, History, Relation, Trace, told
+from airflow_provider_cdc.core.copies.history import MARK, History, HistoryRelation, Trace, history_fields
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.run.plan import InitialPoint
+from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
 from airflow_provider_cdc.jobs.begin.history_of_run import histories_of
@@ -58,15 +58,15 @@ def test_the_same_server_is_known_again_after_a_crash_and_unless_its_disk_is_put
     server.crash()
     source.check_identity(initial.identity, initial.position)
     found = source.relations(initial.identity, initial.position, copies)
-    assert [one.relation for one in found] == [Relation.SAME, Relation.SAME, Relation.UNKNOWN]
+    assert [one.relation for one in found] == [HistoryRelation.SAME, HistoryRelation.SAME, HistoryRelation.UNKNOWN]
     disk.put_back()
     source, again = begin(server, "postgres")
     for one in source.relations(again.identity, again.position, copies[:2]):
-        assert (one.relation, "the server's log ends at" in one.why) == (Relation.OTHER, True)
+        assert (one.relation, "the server's log ends at" in one.why) == (HistoryRelation.OTHER, True)
     while Lsn.parse(server.query("SELECT pg_current_wal_lsn()")[0][0]) <= Lsn.expect(initial.position):
         server.query("SELECT pg_switch_wal()")
     (found_by_number, _) = source.relations(again.identity, again.position, copies[:2])
-    assert (found_by_number.relation, "transactions" in found_by_number.why) == (Relation.OTHER, True)
+    assert (found_by_number.relation, "transactions" in found_by_number.why) == (HistoryRelation.OTHER, True)
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_
                 "20260101T000000Z-00000000",
                 position=str(initial.position),
                 source=present | {"timeline": timeline},
-                history=told(history, initial.identity[MARK]),
+                history=history_fields(history, initial.identity[MARK]),
             )
             lake.write_json("public.stock/_latest.json", encode_copy(copy))
             (found,) = histories_of(there, heads, lake, plans, again, present, RUN_ID, "").values()

@@ -16,7 +16,7 @@ from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows
-from airflow_provider_cdc.sources.postgres.slots import durability_wait
+from airflow_provider_cdc.sources.postgres.slots import end_mark
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log.reading import settings as settings_of
@@ -142,10 +142,10 @@ def test_settling_takes_one_query_where_the_log_is_on_disk(postgres_factory: Pos
             asked.append(sql)
             return connection.execute(sql).fetchall()
 
-        first, incarnation = durability_wait.wait(ask, "here")
+        first, incarnation = end_mark.wait(ask, "here")
         for _ in range(20):
             asked.clear()
-            again, same = durability_wait.wait(ask, "here")
+            again, same = end_mark.wait(ask, "here")
             # From time to time the server notes in its log what runs.
             if len(asked) == 1:
                 break
@@ -156,4 +156,4 @@ def test_settling_takes_one_query_where_the_log_is_on_disk(postgres_factory: Pos
         assert incarnation == same
     server.restart()
     with server.connect() as connection:
-        assert durability_wait.wait(lambda sql: connection.execute(sql).fetchall(), "here")[1] != incarnation
+        assert end_mark.wait(lambda sql: connection.execute(sql).fetchall(), "here")[1] != incarnation

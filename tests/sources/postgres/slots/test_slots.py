@@ -15,7 +15,7 @@ import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.run.plan import InitialPoint
+from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, LogGone, PreflightError, TransientError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
@@ -64,7 +64,7 @@ def tables_of(settings: ConnectionSettings) -> tuple[Table, ...]:
 
 def settle(settings: ConnectionSettings, seconds: float = 1.0) -> None:
     with session(settings) as connection:
-        transaction_waits.settle(settings, connection, seconds)
+        transaction_waits.wait_until_visible(settings, connection, seconds)
 
 
 @pytest.mark.slow
@@ -301,7 +301,7 @@ def test_an_older_try_that_ends_late_keeps_what_the_newer_one_made(
         newer.append(source.record_initial(plans, LockPolicy(), RUN_ID))
         raise ZeroDivisionError
 
-    monkeypatch.setattr(transaction_waits, "settle", be_overtaken_and_fail)
+    monkeypatch.setattr(transaction_waits, "wait_until_visible", be_overtaken_and_fail)
     with pytest.raises(ZeroDivisionError):
         source.record_initial(plans, LockPolicy(), RUN_ID)
     (counts,) = newer

@@ -66,7 +66,7 @@ def publisher(subscriber: PostgresServer) -> Iterator[Publisher]:
 def settle(server: PostgresServer, seconds: float) -> None:
     settings = settings_of(server, "postgres")
     with session(settings) as connection:
-        transaction_waits.settle(settings, connection, seconds)
+        transaction_waits.wait_until_visible(settings, connection, seconds)
 
 
 def prepare(server: PostgresServer, publisher: Publisher) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.positions.position import LogEnd
-from airflow_provider_cdc.core.run.plan import InitialPoint
+from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.run.spool_chain import Link, reaching
 from airflow_provider_cdc.core.tables.table import Column, Evolution, Table, TableName
 from airflow_provider_cdc.errors import CdcError, SchemaChanged

@@ -24,7 +24,7 @@ from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.slots import commits, slots
 from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at, remember
-from airflow_provider_cdc.sources.postgres.slots.standing_record import said
+from airflow_provider_cdc.sources.postgres.slots.standing_record import format_micros
 from airflow_provider_cdc.sources.postgres.steps import past
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.backends import background, wait_for
@@ -272,11 +272,11 @@ def test_what_was_altered_cannot_be_gone_back_beyond_even_if_it_was_undone(kept:
     (problem,) = kept.refusals(point, "stock")
     assert "covers the table only since" in problem.what
     earliest = kept.record.tables["public.stock"]
-    assert said(earliest.at) in problem.hint
-    kept.check(said(earliest.at), "stock")
+    assert format_micros(earliest.at) in problem.hint
+    kept.check(format_micros(earliest.at), "stock")
     # Where the log tells when it was altered (`catalog_versions`), also since then.
     if earliest.shape_position == earliest.position:
-        kept.refusals(said(earliest.at - 1), "stock")
+        kept.refusals(format_micros(earliest.at - 1), "stock")
     kept.check(earliest.position, "stock")
 
 

@@ -14,7 +14,7 @@ from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, Pref
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.planning.selections import requested
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.postgres.server import blockers
+from airflow_provider_cdc.sources.postgres.server import server as blockers
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.postgres.steps import warnings
+from airflow_provider_cdc.sources.postgres.steps import preflight as warnings
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy, changed_start_up
 from tests.conftest import PostgresFactory

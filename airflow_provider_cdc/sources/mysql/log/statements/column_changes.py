@@ -35,7 +35,7 @@ _INSTANT_SINCE = 80_029
 
 
 @dataclass(frozen=True)
-class Literal:
+class SqlLiteral:
     """A default as the statement writes it. ``text`` is None for NULL. ``quoted``: it is a string."""
 
     text: str | None
@@ -49,7 +49,7 @@ class Added:
 
     name: str
     nullable: bool
-    default: Literal | None
+    default: SqlLiteral | None
     after: str | None = None
 
 
@@ -59,7 +59,7 @@ class Dropped:
 
 
 @dataclass(frozen=True)
-class Declared:
+class DeclaredColumn:
     """A column that gets a new declaration, and perhaps a new name."""
 
     was: str
@@ -72,7 +72,7 @@ class Renamed:
     name: str
 
 
-Change: TypeAlias = Added | Dropped | Declared | Renamed
+Change: TypeAlias = Added | Dropped | DeclaredColumn | Renamed
 
 
 @dataclass(frozen=True)
@@ -181,11 +181,11 @@ class _ColumnParts(Parts):
         if after is not None:
             # The column may move to another place.
             return None
-        self.changes.append(Declared(was, name))
+        self.changes.append(DeclaredColumn(was, name))
         # Such a change may copy the table row by row.
         return IdentityEffect.REBUILT
 
-    def _declaration(self) -> tuple[bool, Literal | None, str | None]:
+    def _declaration(self) -> tuple[bool, SqlLiteral | None, str | None]:
         """Parse the declaration of a column: whether it may be NULL, its default, and its place (`Added.after`).
 
         :raises UnreadableError: the declaration has a part whose effect on rows is not known, such as AUTO_INCREMENT,
@@ -244,24 +244,24 @@ def _string(reader: Reader) -> str:
     return token.literal
 
 
-def _literal(reader: Reader) -> Literal:
+def _literal(reader: Reader) -> SqlLiteral:
     """Parse a constant. Only constants that mean the same in every session are accepted."""
     if reader.take("NULL"):
-        return Literal(None)
+        return SqlLiteral(None)
     if reader.take("TRUE"):
-        return Literal("1")
+        return SqlLiteral("1")
     if reader.take("FALSE"):
-        return Literal("0")
+        return SqlLiteral("0")
     token = reader.tokens[reader.at] if reader.at < len(reader.tokens) else None
     if token is not None and not token.can_name and token.text in ("'", '"'):
         text = _string(reader)
         is_known = {reader.statement.charset, reader.statement.literals_charset} <= {*_CHARSETS}
         if not is_known or not text.isascii() or not text.isprintable() or any(sign in text for sign in "\\'\""):
             raise UnreadableError
-        return Literal(text, quoted=True)
+        return SqlLiteral(text, quoted=True)
     minus = "-" if reader.sign("-") else ""
     whole = reader.name()
     fraction = f".{reader.name()}" if reader.sign(".") else ""
     if not whole.isdecimal() or not (fraction[1:] or "0").isdecimal() or not whole.isascii():
         raise UnreadableError
-    return Literal(f"{minus}{whole}{fraction}")
+    return SqlLiteral(f"{minus}{whole}{fraction}")

@@ -7,8 +7,10 @@ https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_binlog_dump.
 
 from __future__ import annotations
 
+import random
 import socket
 import struct
+import uuid
 from contextlib import suppress
 from typing import Any
 
@@ -16,13 +18,51 @@ import numpy as np
 import pymysql
 from pymysql.protocol import MysqlPacket
 
-from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, copy_bytes, kernel, load8, load32
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, copy_bytes, inner, kernel, load8, load32, load64
 from airflow_provider_cdc.errors import DecodeError, LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.log.codes import MAX_EVENT_BYTES
-from airflow_provider_cdc.sources.mysql.log.stream.request import CANNOT_READ_LOG, GTIDS_OFF, request_log
-from airflow_provider_cdc.sources.mysql.server.driver_errors import mapped_errors
-from airflow_provider_cdc.sources.mysql.server.session import CONNECT_SECONDS, connect
+from airflow_provider_cdc.sources.mysql.log.events import MAX_EVENT_BYTES
+from airflow_provider_cdc.sources.mysql.server.driver import mapped_errors
+from airflow_provider_cdc.sources.mysql.server.session import CONNECT_SECONDS, Connection, connect, query
+
+# Sends the request for a part of the log; ``dump.py`` reads the answer.
+
+
+COM_BINLOG_DUMP, COM_BINLOG_DUMP_GTID = 0x12, 0x1E
+NON_BLOCK = 0x01
+NO_GTIDS = bytes(8)
+"""The encoding of an empty GTID set. It consists only of the number of sources, which is 0."""
+GTIDS_OFF = "AUTO_POSITION"
+"""Text in the server's error message if gtid_mode does not allow COM_BINLOG_DUMP_GTID."""
+CANNOT_READ_LOG = 1236
+"""Error code of the server if it does not have the file, or has no event at the position."""
+
+
+def request_log(connection: Connection, name: str, start: int) -> None:
+    """Request all events of file ``name`` from byte ``start`` on. After the last event of the log, the server reports
+    the end instead of waiting for new events.
+
+    The position in COM_BINLOG_DUMP has four bytes, but a file can exceed 4 GiB, because a transaction is never split.
+    The position in COM_BINLOG_DUMP_GTID has eight bytes. If COM_BINLOG_DUMP_GTID names a file, the server starts at the
+    given position and omits the transactions in the GTID set, which is empty here. This command works only with
+    ``gtid_mode=ON``, so it is used only for positions that need more than four bytes.
+    """
+    # The server ends an older dump with the same replica UUID, so each request needs a unique UUID.
+    unique = str(uuid.uuid4())
+    query(
+        connection,
+        "SET @replica_uuid = %s, @slave_uuid = %s, "
+        "@source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'",
+        (unique, unique),
+    )
+    server_id = random.randrange(1 << 31, 1 << 32)
+    file = name.encode()
+    if start < 1 << 32:
+        connection.send(COM_BINLOG_DUMP, struct.pack("<IHI", start, NON_BLOCK, server_id) + file)
+        return
+    head = struct.pack("<HII", NON_BLOCK, server_id, len(file))
+    connection.send(COM_BINLOG_DUMP_GTID, head + file + struct.pack("<QI", start, len(NO_GTIDS)) + NO_GTIDS)
+
 
 RAW_BYTES = 1 << 18
 DATA_BYTES = 1 << 21
@@ -223,3 +263,79 @@ class Dump:
                 where=self._where,
                 hint="check for a proxy between this machine and the server",
             ) from error
+
+
+# Computes the CRC-32 of binary log events. It uses zlib's polynomial, and covers an event without its last four bytes.
+#
+# The tables allow the loop to process sixteen bytes per step ("slicing", Kounavis and Berry, 2005). Each step depends
+# on the previous step. So longer events are divided into pairs of strands, and the steps of the two strands alternate.
+# At the end of the strands, the two CRCs are combined. This is possible because the CRC is linear: the CRC of the first
+# strand can be shifted past the second strand (as in zlib's crc32_combine). The kernel exists because most events are
+# so short that a call from Python to zlib would cost more than the computation.
+
+
+_POLYNOMIAL = 0xEDB88320
+_SLICES = 16
+_STRAND_BYTES = 256
+
+
+def _make_tables() -> Bytes:
+    first = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        first = np.where(first & 1, first >> 1 ^ _POLYNOMIAL, first >> 1).astype(np.uint32)
+    tables = [first]
+    for _ in range(_SLICES - 1):
+        tables.append(tables[-1] >> 8 ^ first[tables[-1] & 0xFF])
+    # Zero bytes that follow a CRC have the same effect on a byte of this CRC as on one of the last four bytes of data.
+    moved = list(reversed(tables[:4]))
+    for _ in range(_STRAND_BYTES - 4):
+        moved = [table >> 8 ^ first[table & 0xFF] for table in moved]
+    tables += moved
+    return np.concatenate(tables).astype("<u4").view(np.uint8)
+
+
+TABLES = _make_tables()
+"""``uint8[20 * 256 * 4]``, little-endian words. For ``s`` up to 15, word ``256 * s + b`` is the CRC of byte ``b``
+followed by ``s`` zero bytes. For ``s`` from 16 on, take a CRC whose byte ``s - 16`` is ``b`` and whose other bytes are
+0: the word is this CRC after one strand of zero bytes."""
+
+
+@inner
+def _step(tables: Bytes, data: Bytes, at: int, crc: int) -> int:
+    """Return ``crc`` updated with the sixteen bytes of ``data`` from ``at``."""
+    low = load64(data, at) ^ crc
+    high = load64(data, at + 8)
+    crc = 0
+    for byte in range(8):
+        crc ^= load32(tables, 1024 * (15 - byte) + 4 * (low >> 8 * byte & 0xFF))
+        crc ^= load32(tables, 1024 * (7 - byte) + 4 * (high >> 8 * byte & 0xFF))
+    return crc
+
+
+@inner
+def crc32(tables: Bytes, data: Bytes, at: int, end: int) -> int:
+    """Return the CRC-32 of ``data[at:end]``. The caller guarantees that the range is inside the array."""
+    crc = 0xFFFFFFFF
+    while at + 2 * _STRAND_BYTES <= end:
+        following = 0
+        for _ in range(_STRAND_BYTES // 16):
+            crc = _step(tables, data, at, crc)
+            following = _step(tables, data, at + _STRAND_BYTES, following)
+            at += 16
+        for byte in range(4):
+            following ^= load32(tables, 1024 * (_SLICES + byte) + 4 * (crc >> 8 * byte & 0xFF))
+        crc = following
+        at += _STRAND_BYTES
+    while at + 16 <= end:
+        crc = _step(tables, data, at, crc)
+        at += 16
+    while at + 4 <= end:
+        word = load32(data, at) ^ crc
+        crc = 0
+        for byte in range(4):
+            crc ^= load32(tables, 1024 * (3 - byte) + 4 * (word >> 8 * byte & 0xFF))
+        at += 4
+    while at < end:
+        crc = load32(tables, 4 * ((crc ^ load8(data, at)) & 0xFF)) ^ crc >> 8
+        at += 1
+    return crc ^ 0xFFFFFFFF

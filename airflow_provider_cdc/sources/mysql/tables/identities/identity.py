@@ -30,7 +30,7 @@ from typing import Any, TypeAlias
 import pymysql
 
 from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.sources.mysql.server.driver_errors import LOCK_WAIT_TIMEOUT
+from airflow_provider_cdc.sources.mysql.server.driver import LOCK_WAIT_TIMEOUT
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, server_version
 from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, table_sql

@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.log import events as codes
 from airflow_provider_cdc.sources.mysql.log.events import query
 from airflow_provider_cdc.sources.mysql.log.statements.client_text import decode
 from airflow_provider_cdc.sources.mysql.log.statements.column_changes import column_changes

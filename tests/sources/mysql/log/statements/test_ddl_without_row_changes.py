@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
 from airflow_provider_cdc.sources.mysql.source import MysqlSource

@@ -17,7 +17,8 @@ import pytest
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError, ImageNotWhole, SchemaChanged, UnknownEvent
-from airflow_provider_cdc.sources.mysql.log import codes, events
+from airflow_provider_cdc.sources.mysql.log import events
+from airflow_provider_cdc.sources.mysql.log import events as codes
 from airflow_provider_cdc.sources.mysql.log.events import query
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, meaning
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames, alike

@@ -9,8 +9,8 @@ import pytest
 
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.statements.meaning import Write, write_of
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
-from airflow_provider_cdc.sources.mysql.log.statements.writes_elsewhere import Write, write_of
 
 NAMES = TrackedNames([TableName("shop", "orders"), TableName("shop", "lines")])
 TARGET = TableName("percona", "checksums")
