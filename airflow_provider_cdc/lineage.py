@@ -36,7 +36,7 @@ def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None
 
     if CONSOLIDATE not in run.steps:
         return None
-    result, manifest, latest = run.found(ConsolidateResult), run.manifest, read_is_latest(run.folder)
+    result, manifest, latest = run.result_of(ConsolidateResult), run.manifest, read_is_latest(run.folder)
     inputs, outputs = [], []
     for copy in copies_of(manifest.tables):
         if (name := str(copy.name)) not in result.published:

@@ -78,7 +78,7 @@ def tell_error(error: str, dag_id: str, source_conn_id: str) -> None:
 
 
 def _numbers(run: Run) -> Iterator[tuple[str, float]]:
-    read, delta, done = run.found(SnapshotResult), run.found(DeltaResult), run.found(ConsolidateResult)
+    read, delta, done = run.result_of(SnapshotResult), run.result_of(DeltaResult), run.result_of(ConsolidateResult)
     yield "published", 1
     yield "published_at_seconds", datetime.fromisoformat(done.published_at).timestamp()
     yield "tables", len(done.published)

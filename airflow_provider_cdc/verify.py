@@ -32,7 +32,7 @@ from airflow_provider_cdc.jobs.verify.result_text import (
     REQUEST,
     RESULT,
     WHAT,
-    Request,
+    VerifyRequest,
     VerifyResult,
     request_of,
 )
@@ -90,7 +90,7 @@ def _verified(given: argparse.Namespace) -> VerifyResult:
     return result
 
 
-def _request(given: argparse.Namespace) -> Request:
+def _request(given: argparse.Namespace) -> VerifyRequest:
     now = datetime.now(UTC)
     return request_of(
         f"{now:%Y%m%dT%H%M%SZ}-{uuid.uuid4().hex[:8]}",

@@ -36,8 +36,8 @@ CHECKS: tuple[Check[None], ...] = (
         (),
         "set the option `unrepresentable`, or correct the value",
         raised_by=(
-            Raised(Moment.READING, "jobs.snapshot.survivors:check_count"),
-            Raised(Moment.BEFORE_COMMIT, "jobs.snapshot.survivors:check_survivors"),
+            Raised(Moment.READING, "jobs.snapshot.unrepresentable_rows:check_count"),
+            Raised(Moment.BEFORE_COMMIT, "jobs.snapshot.unrepresentable_rows:check_remaining"),
         ),
     ),
     Check(

@@ -94,7 +94,7 @@ class ConsolidateOperator(SparkStepOperator):
             )
         for table, why in result["superseded"].items():
             self.log.warning("%s: this copy begins a new history, and supersedes all earlier copies: %s", table, why)
-        for table, gap in run.found(ConsolidateResult).feed_gaps.items():
+        for table, gap in run.result_of(ConsolidateResult).feed_gaps.items():
             what = gap.described(run.position_text)
             self.log.warning("%s: no changes lead from the last copy to this copy: %s", table, what)
         say_skipped(self.log, result["skipped"])
@@ -125,7 +125,7 @@ class ConsolidateOperator(SparkStepOperator):
         return lineage_of(Run.load(Storage(self.run_uri)), open_hook(self.source_conn_id).settings())
 
     def _say_published(self, run: Run, found: Mapping[str, Any]) -> None:
-        rows = run.found(ConsolidateResult).rows
+        rows = run.result_of(ConsolidateResult).rows
         published = sorted(found["published"].items())
         lines = [f"  {name}: {format_count(rows[name], 'row')} in {uri}" for name, uri in published[:SHOWN_COPIES]]
         if len(published) > SHOWN_COPIES:
@@ -150,7 +150,7 @@ class ConsolidateOperator(SparkStepOperator):
 
 def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) -> dict[str, dict[str, Any]]:
     """Return the ``extra`` of each copy's event, by table name."""
-    done = run.found(ConsolidateResult)
+    done = run.result_of(ConsolidateResult)
     digests = _digests(run)
     return {
         name: {

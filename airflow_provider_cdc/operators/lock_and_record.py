@@ -35,7 +35,7 @@ from airflow_provider_cdc.operators.base import (
 from airflow_provider_cdc.operators.planning.dag_run_state import dag_run_of
 from airflow_provider_cdc.operators.planning.missing_past import record_or_miss, say_missed_past
 from airflow_provider_cdc.operators.planning.plan_text import readable
-from airflow_provider_cdc.operators.planning.planner import Planner, Request
+from airflow_provider_cdc.operators.planning.planner import Planner, PlanRequest
 from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
@@ -225,7 +225,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         """Return what plans the run again. None: preflight did not hand on its request."""
         if not self.request:
             return None
-        request = records.decode(Request, self.request, "XCom request of preflight")
+        request = records.decode(PlanRequest, self.request, "XCom request of preflight")
         return Planner(source, self.source_conn_id, request, places)
 
     def on_kill(self) -> None:

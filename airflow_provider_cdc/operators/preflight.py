@@ -49,7 +49,7 @@ from airflow_provider_cdc.operators.planning.plan_text import (
     summary,
     view_of,
 )
-from airflow_provider_cdc.operators.planning.planner import Planner, Request
+from airflow_provider_cdc.operators.planning.planner import Planner, PlanRequest
 from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.spark.step import runs_where_spark_steps_run
 from airflow_provider_cdc.operators.task_errors import failing
@@ -166,7 +166,7 @@ class PreflightOperator(TargetOperator):
             release_what_is_over(context, self, source, places.scratch, places.lake.uri)
         if self.strict_conf:
             check_kind(options, source.kind)
-        planner = Planner(source, options.source_conn_id, Request.of(options), places, options.plan_only)
+        planner = Planner(source, options.source_conn_id, PlanRequest.of(options), places, options.plan_only)
         return planner, planner.survey(options.steps)
 
     def _tell(
@@ -188,7 +188,7 @@ class PreflightOperator(TargetOperator):
         outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": found.skipped}
         outputs["missed_past"] = encode(missed) if missed is not None else {}
         outputs["may_miss_past"] = may_miss
-        outputs["request"] = encode(Request.of(options))
+        outputs["request"] = encode(PlanRequest.of(options))
         sink = places.sink
         if any(plan.at_upper for plan in plans):
             self._tell_view(view_of(plans, pace_of(sink, Storage(places.scratch), plans)))

@@ -21,7 +21,7 @@ from airflow_provider_cdc.jobs.verify.result_text import (
     REQUEST,
     RESULT,
     SOURCE,
-    Request,
+    VerifyRequest,
     VerifyResult,
     request_of,
 )
@@ -178,7 +178,7 @@ class VerifyOperator(SparkStepOperator):
                 hint="the result names the differing keys with both rows",
             )
 
-    def _request(self, context: Context) -> Request:
+    def _request(self, context: Context) -> VerifyRequest:
         lake = lake_of(self.target, self.source_conn_id)
         return request_of(
             run_id_of(context, lake),
@@ -213,7 +213,7 @@ class VerifyOperator(SparkStepOperator):
         """Remove what the throw-away runs of this verification left: on the server, and their folders, which have rows
         of the source. Errors are only logged."""
         try:
-            request = records.read(Request, run, REQUEST)
+            request = records.read(VerifyRequest, run, REQUEST)
             for run_id in request.run_ids:
                 run.delete_folder(run_id)
             source = open_source(settings)

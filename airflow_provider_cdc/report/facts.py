@@ -125,7 +125,7 @@ def report_of(run: Run, dag_run: DagRunName) -> Report:
 
     :raises ManifestError: the run is not published.
     """
-    read, delta, done = run.found(SnapshotResult), run.found(DeltaResult), run.found(ConsolidateResult)
+    read, delta, done = run.result_of(SnapshotResult), run.result_of(DeltaResult), run.result_of(ConsolidateResult)
     sections = [
         _run(run, dag_run, done),
         _tables(run, read, delta, done),

@@ -220,4 +220,4 @@ def _explained(outcome: Outcome, acting: Acting, schedule: list[faults.Fault]) -
 
 
 def _skipped(run: Pipeline) -> dict[str, str]:
-    return dict(Run.load(run.run).found(ConsolidateResult).skipped)
+    return dict(Run.load(run.run).result_of(ConsolidateResult).skipped)

@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_cdc.cleaning.findings import VERIFICATION, CleaningReport
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import entries
-from airflow_provider_cdc.jobs.verify.result_text import FOLDER, REQUEST, RESULT, CopyAsked, Request, VerifyResult
+from airflow_provider_cdc.jobs.verify.result_text import FOLDER, REQUEST, RESULT, CopyAsked, VerifyRequest, VerifyResult
 from tests.cleaning.conftest import AnyTarget, Target, night_id
 
 HOUR, WEEK = timedelta(hours=1), timedelta(days=7, hours=1)
@@ -18,7 +18,7 @@ HOUR, WEEK = timedelta(hours=1), timedelta(days=7, hours=1)
 def verify(target: Target, number: int, *, result: bool = False, rows: bool = True, **more: object) -> str:
     """Leave the folder of a verification, as a kill leaves it, or as it stays after its end."""
     copies = (CopyAsked("s.a"), CopyAsked("s.b"))
-    request = Request(**{"what": "source", "id": night_id(number), "copies": copies, **more})  # type: ignore[arg-type]
+    request = VerifyRequest(**{"what": "source", "id": night_id(number), "copies": copies, **more})  # type: ignore[arg-type]
     folder = target.lake.folder(FOLDER, request.id)
     records.write(folder, REQUEST, request)
     if rows:

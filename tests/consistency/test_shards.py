@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import FileDamaged, KeysCollide, PreflightError
-from airflow_provider_cdc.jobs.verify.result_text import REQUEST, CopyAsked, Request
+from airflow_provider_cdc.jobs.verify.result_text import REQUEST, CopyAsked, VerifyRequest
 from airflow_provider_cdc.jobs.verify.step import verify
 from harness.pipeline import settings_of
 from tests.conftest import PostgresFactory
@@ -287,7 +287,7 @@ def test_a_past_position_partitions_and_verification(make_shards: MakeShards, sp
     assert shards.published(night) == now
     asked = CopyAsked(MERGED)
     for what, outcome in (("files", "same"), ("source", "not verified")):
-        request = Request(what, f"verify-{what}", (asked,), night.target.uri, lake=lake)
+        request = VerifyRequest(what, f"verify-{what}", (asked,), night.target.uri, lake=lake)
         folder = night.target.folder("_verify", what)
         records.write(folder, REQUEST, request)
         result = verify(spark, folder, settings_of(shards.server))

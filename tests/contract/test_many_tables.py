@@ -59,7 +59,7 @@ def test_tables_are_read_one_after_the_other_on_one_session(db: Database, begin:
             table = run.tables[name]
             with source.reader(table, "watermark", LOCK) as reader:
                 rows = sum(batch.num_rows for chunk in source.plan_chunks(table, 100) for batch in reader.read(chunk))
-                reader.settle()
+                reader.wait_until_durable()
                 seen |= set(db.sessions())
             assert rows == 2
     # One plans, one reads.

@@ -336,7 +336,7 @@ class _Reader:
         self._position = 0
         self.upper: Position | None = None
 
-    def settle(self) -> str:
+    def wait_until_durable(self) -> str:
         return ""
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:

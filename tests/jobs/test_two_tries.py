@@ -73,7 +73,7 @@ class _Inline:
 def check(runner: Runner) -> None:
     """The copy is exact in every folder that readers see, and matches its record."""
     assert runner.published() == runner.expected()
-    found = Run.load(runner.run).found(ConsolidateResult)
+    found = Run.load(runner.run).result_of(ConsolidateResult)
     for name in NAMES:
         visible = list(Path(runner.target.path(name)).rglob("*.parquet"))
         assert {path.parent.name for path in visible} == {"snapshot=20260101T000000Z-00000000"}

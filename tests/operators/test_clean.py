@@ -23,7 +23,7 @@ from airflow_provider_cdc.core.run.results import RESULTS
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage, clock_of
-from airflow_provider_cdc.jobs.verify.result_text import FOLDER, REQUEST, CopyAsked, Request
+from airflow_provider_cdc.jobs.verify.result_text import FOLDER, REQUEST, CopyAsked, VerifyRequest
 from airflow_provider_cdc.operators.base import run_id_for
 from airflow_provider_cdc.operators.clean import CleanOperator
 from airflow_provider_cdc.sources.postgres import PostgresSource
@@ -160,7 +160,7 @@ def test_the_slot_of_a_killed_verification_goes_with_its_folder(
     begin("base-one", published=True)
     killed = begin("unknown", manifest=False, run_id="20260105T000000Z-0a0a0a0a")
     folder = Storage((tmp_path / "lake").as_uri()).folder(FOLDER, killed)
-    records.write(folder, REQUEST, Request("source", killed, (CopyAsked("public.stock"),), source_conn_id="shop"))
+    records.write(folder, REQUEST, VerifyRequest("source", killed, (CopyAsked("public.stock"),), source_conn_id="shop"))
     folder.write_text(f"{killed}/chunks/part-0.parquet", "rows")
     states = {"base-one": "success"}
     assert any("may still work" in why for why in told(cleaning(states), killed))

@@ -226,7 +226,7 @@ def test_acts_of_operators_and_of_the_governor_are_in_the_report_of_a_run_that_i
     run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(ONE,)))
     act_on(run.folder, "pause", "<ann>", "a sale")
     held = events.Event("2999-01-01T00:00:00+00:00", "snapshot", "held by the governor", "x is 7, above 5")
-    events.write(run.folder, "snapshot", "t", events.Log((held,), 60.0, 7.0))
+    events.write(run.folder, "snapshot", "t", events.ControlLog((held,), 60.0, 7.0))
     uri = write_failure(run, DAG_RUN, Failed("snapshot", "RunStopped", "stopped"))
     page = Seen(Path(uri.removeprefix("file://")).read_text()).text
     text = " ".join(page)

@@ -205,7 +205,7 @@ def _file(file: StagedFile, kept: bool, proof: Proof) -> File:
 
 
 def _making(run: Run, entry: RunTable) -> Making:
-    manifest, read = run.manifest, run.found(SnapshotResult)
+    manifest, read = run.manifest, run.result_of(SnapshotResult)
     mode, direction, window_from, window_to = "read", "forward", manifest.initial_position, run.position_text
     if entry.base:
         mode, window_from = "roll forward", manifest.bases[entry.base].position
@@ -220,7 +220,7 @@ def _making(run: Run, entry: RunTable) -> Making:
 def _policies(run: Run, decision: Decision, name: str) -> dict[str, Any]:
     manifest = run.manifest
     nulled: dict[str, int] = {}
-    for found in (run.found(SnapshotResult).nulled, decision.nulled):
+    for found in (run.result_of(SnapshotResult).nulled, decision.nulled):
         for column, count in found.get(name, {}).items():
             nulled[column] = nulled.get(column, 0) + count
     history = manifest.histories.get(name)

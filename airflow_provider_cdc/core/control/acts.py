@@ -239,7 +239,7 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Log:
+class ControlLog:
     """The events of one try of a step. ``paused_seconds`` is the time for which it was paused by an operator,
     ``slowed_seconds`` the time for which the governor slowed or paused it."""
 
@@ -248,7 +248,7 @@ class Log:
     slowed_seconds: float = 0.0
 
 
-def write(folder: Storage, step: str, token: str, log: Log) -> None:
+def write(folder: Storage, step: str, token: str, log: ControlLog) -> None:
     """Write the log of one try of a step.
 
     :raises CdcError, OSError: the store failed.
@@ -256,16 +256,16 @@ def write(folder: Storage, step: str, token: str, log: Log) -> None:
     folder.note_json(f"{EVENTS}/{step}-{token}.json", records.encode(log))
 
 
-def read(folder: Storage) -> Log:
+def read(folder: Storage) -> ControlLog:
     """Return the logs of all tries as one log, with the events in the order of their times. Logs that cannot be read
     are left out, because they are only for display."""
-    logs: list[Log] = []
+    logs: list[ControlLog] = []
     with suppress(CdcError, OSError):
         for name in folder.files(EVENTS):
             with suppress(CdcError, OSError):
-                logs.append(records.read(Log, folder, name))
+                logs.append(records.read(ControlLog, folder, name))
     events = sorted((event for log in logs for event in log.events), key=lambda event: event.at)
-    return Log(
+    return ControlLog(
         tuple(events),
         round(sum(log.paused_seconds for log in logs), 3),
         round(sum(log.slowed_seconds for log in logs), 3),

@@ -117,7 +117,7 @@ class Runs:
 
 def is_over(run: Run) -> bool:
     """Return whether the run can publish nothing more, even if a try of the run resumes late."""
-    return is_published(run) or (run.abandoned and not run.goes_on)
+    return is_published(run) or (run.abandoned and not run.continues)
 
 
 def is_stuck(run: Run, lake: Lake) -> bool:

@@ -264,11 +264,11 @@ class EarlierReads:
 
     The earlier manifest fixed the position ``position`` of the server with the identity ``identity``. All of these
     reads ended before the initial position of the present manifest. ``record`` is the name of the record with the files
-    of the tables that were read. ``incarnation`` is the incarnation of the server (`ChunkReader.settle`) when the reads
-    had ended. ``nulled`` is `SnapshotResult.nulled` of these reads. ``pieces`` names the record with the log between
-    both positions (`jobs.spool.kept_pieces`). If it is empty, the source still has this log. ``altered`` has, by name,
-    the tables that were altered after the reads and are carried over the change (`jobs.restart.carry`), as they were
-    read.
+    of the tables that were read. ``incarnation`` is the incarnation of the server (`ChunkReader.wait_until_durable`)
+    when the reads had ended. ``nulled`` is `SnapshotResult.nulled` of these reads. ``pieces`` names the record with the
+    log between both positions (`jobs.spool.kept_pieces`). If it is empty, the source still has this log. ``altered``
+    has, by name, the tables that were altered after the reads and are carried over the change (`jobs.restart.carry`),
+    as they were read.
     """
 
     position: str
@@ -315,7 +315,7 @@ class RunTable:
     feed_gap: FeedGap | None = None
 
     @property
-    def live(self) -> bool:
+    def is_read(self) -> bool:
         """Whether the table's rows are read under the present manifest."""
         return not self.base and not self.read_in
 

@@ -115,7 +115,9 @@ class Run:
 
         :raises ManifestError: the snapshot step determines this position, and is not finished.
         """
-        return self.found(SnapshotResult).snapshot_upper if self.manifest.at_upper else self.manifest.initial_position
+        return (
+            self.result_of(SnapshotResult).snapshot_upper if self.manifest.at_upper else self.manifest.initial_position
+        )
 
     @property
     def committed(self) -> bool:
@@ -127,7 +129,7 @@ class Run:
         """Whether the run began anew. In this case, this manifest is no longer valid."""
         return self.commit is not None and self.commit.abandoned
 
-    def found(self, kind: type[Result]) -> Result:
+    def result_of(self, kind: type[Result]) -> Result:
         """Return the result of an earlier step, by its class.
 
         :raises ManifestError: the step is not finished.
@@ -154,7 +156,7 @@ class Run:
         self.folder.create_json(self._name(task_id), records.encode(record))
         # Return the result after reading it back from JSON, because every later reader gets the result in this form.
         self._load(task_id)
-        return self.found(type(found))
+        return self.result_of(type(found))
 
     def record_commit(self, commit: Commit) -> Commit:
         """Record the commit, unless a commit is already recorded. Return the recorded commit. A commit never changes.
@@ -265,14 +267,14 @@ class Run:
         return cls.load(folder)
 
     @property
-    def goes_on(self) -> bool:
+    def continues(self) -> bool:
         """Whether the run began anew with a manifest that the commit of this manifest names."""
         return self.commit is not None and self.commit.abandoned and bool(self.commit.record)
 
     def begin_following(self) -> bool:
         """Write the manifest that follows, if the run goes on. Return whether it does. The attempt that abandoned the
         present manifest may have been killed before it wrote the following one."""
-        if self.commit is None or not self.goes_on:
+        if self.commit is None or not self.continues:
             return False
         following = records.read_named(Manifest, self.folder, self.commit.record)
         self.folder.create_json(_manifest_name(self.generation + 1), records.encode(following))

@@ -62,7 +62,7 @@ class Batch:
         with self._lock:
             self._files.append((temporary, path))
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Make all files and folders of the batch durable, and then make the files of `write` visible."""
         with ThreadPoolExecutor(_SYNCERS) as syncers:
             list(syncers.map(_sync, [*self._paths, *(temporary for temporary, _ in self._files)]))

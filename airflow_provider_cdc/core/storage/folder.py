@@ -130,15 +130,15 @@ class Storage:
         try:
             yield storage
             with convert_store_errors(self.uri):
-                storage._batch.settle()
+                storage._batch.flush()
         finally:
             storage._batch.drop()
 
-    def settle(self) -> None:
+    def flush(self) -> None:
         """Inside `together`: make everything durable and visible that was written so far."""
         if self._batch is not None:
             with convert_store_errors(self.uri):
-                self._batch.settle()
+                self._batch.flush()
 
     def exists(self, name: str) -> bool:
         with convert_store_errors(self.uri_of(name)):

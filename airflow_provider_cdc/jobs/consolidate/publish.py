@@ -46,7 +46,7 @@ def record_copies(run: Run, settings: ConnectionSettings) -> bool:
     try:
         source = open_source(settings).of_run(run.expected_identity(), manifest.initial)
         is_latest = read_is_latest(run.folder)
-        incarnation = run.found(SnapshotResult).incarnation if manifest.at_upper else ""
+        incarnation = run.result_of(SnapshotResult).incarnation if manifest.at_upper else ""
         # The last copy of a part of a table, or of a shard, is recorded separately from the last copy of the table.
         copies: dict[str, dict[str, Position]] = {}
         for entry in manifest.tables:

@@ -55,8 +55,8 @@ from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
 from airflow_provider_cdc.jobs.shards.collisions import check_collisions
 from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record
-from airflow_provider_cdc.jobs.snapshot.survivors import check_survivors, surviving
 from airflow_provider_cdc.jobs.snapshot.table_files import read_table_files
+from airflow_provider_cdc.jobs.snapshot.unrepresentable_rows import check_remaining, surviving
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.window import BUCKETS
@@ -100,7 +100,7 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
 
 def _consolidate(step: Step) -> ConsolidateResult:
     run = step.run
-    run.found(DeltaResult)
+    run.result_of(DeltaResult)
     step.sink.check_source(copy_names(step.tables), step.manifest.source, run.position)
     commit = run.commit or _commit(step)
     if commit.abandoned:
@@ -221,7 +221,7 @@ def stage(step: Step) -> Decision:
     change = read_net_change(step.run)
     read = read_table_files(step.run)
     names = [str(entry.table.name) for entry in step.tables]
-    skipped = skip_whole_merged_tables(step.tables, step.run.found(DeltaResult).skipped)
+    skipped = skip_whole_merged_tables(step.tables, step.run.result_of(DeltaResult).skipped)
     files = [() if name in skipped else read[name].files for name in names]
     checked = [Checked(file, "the net change of the window") for file in change.files]
     windows = read_changes(step.run)
@@ -236,7 +236,7 @@ def stage(step: Step) -> Decision:
     if step.manifest.options.skips:
         skipped |= {names[index]: why for index, why in surviving(step.folder, change.files, odd).items()}
     else:
-        check_survivors(step.folder, change.files, odd)
+        check_remaining(step.folder, change.files, odd)
     skipped = skip_whole_merged_tables(step.tables, skipped)
     copied = [index for index, name in enumerate(names) if name not in skipped]
     with record_damage_on_error(step):

@@ -292,7 +292,7 @@ class Controller:
         self._readers = Readers(run.folder)
         self._published: Effective | None = None
         self._checked = float("-inf")
-        self._log = events.Log()
+        self._log = events.ControlLog()
         self._unwritten = False
         self._trouble = ""
         self._polled = self._repeated = time.monotonic()
@@ -439,12 +439,12 @@ class Controller:
         event = events.Event(datetime.now(UTC).isoformat(timespec="seconds"), self._step, what, why)
         written = self._log
         kept = (*written.events, event)[-events.MOST :]
-        self._log = events.Log(kept, written.paused_seconds, written.slowed_seconds)
+        self._log = events.ControlLog(kept, written.paused_seconds, written.slowed_seconds)
         self._unwritten = True
 
     def _add(self, paused: float, slowed: float) -> None:
         written = self._log
-        self._log = events.Log(written.events, written.paused_seconds + paused, written.slowed_seconds + slowed)
+        self._log = events.ControlLog(written.events, written.paused_seconds + paused, written.slowed_seconds + slowed)
 
     def _write_log(self) -> None:
         if not self._log.events:

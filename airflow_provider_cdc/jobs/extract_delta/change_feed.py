@@ -181,14 +181,14 @@ class FeedOutcome:
 class FeedTask:
     """A task that writes change feeds. Spark sends this object to executors.
 
-    ``goes_on`` says whether the step continues if a table cannot have a feed. If so, the outcome has the reason.
+    ``continues`` says whether the step continues if a table cannot have a feed. If so, the outcome has the reason.
     """
 
     staging: Staging
     source: Source
     tables: tuple[RunTable, ...]
     windows: tuple[WindowChanges, ...]
-    goes_on: bool = False
+    continues: bool = False
 
     def __call__(self, order: FeedOrder) -> FeedOutcome:
         with self.staging.reading():
@@ -196,7 +196,7 @@ class FeedTask:
                 return FeedOutcome(order.table, self._written(order))
             except ValueNotRepresentable as error:
                 error.hint = _NOT_PUBLISHED
-                if not self.goes_on:
+                if not self.continues:
                     raise
                 return FeedOutcome(order.table, refused=reason(error))
 
@@ -357,8 +357,8 @@ def stage_feeds(
         size = sum(file.bytes for file in outcome.files)
         progress.add(1, sum(file.rows for file in outcome.files), 1, size)
 
-    goes_on = manifest.options.skips or manifest.options.feeds.begins_anew
-    work = FeedTask(step.staging, step.source, step.tables, tuple(windows), goes_on)
+    continues = manifest.options.skips or manifest.options.feeds.begins_anew
+    work = FeedTask(step.staging, step.source, step.tables, tuple(windows), continues)
     outcomes = run_tasks(step.spark, "write the change feeds", orders, work, written, meanwhile=progress.tick)
     refused = {outcome.table: outcome.refused for outcome in outcomes if outcome.refused}
     files: dict[int, list[StagedFile]] = {index: [] for index in firsts}

@@ -98,10 +98,10 @@ def _extract_delta(step: Step) -> DeltaResult:
 
 def _begin_again(step: Step) -> RunRestarted:
     """Give the run a new manifest, under which the altered tables are read again."""
-    snapshot = step.run.found(SnapshotResult)
-    step.altered |= look_for_altered(step, [entry for entry in step.tables if entry.live])
+    snapshot = step.run.result_of(SnapshotResult)
+    step.altered |= look_for_altered(step, [entry for entry in step.tables if entry.is_read])
     altered = step.altered
-    live = {str(entry.table.name) for entry in step.tables if entry.live} - snapshot.skipped.keys()
+    live = {str(entry.table.name) for entry in step.tables if entry.is_read} - snapshot.skipped.keys()
     if not live:
         return restart_run(step, altered, {}, None, {})
     read = {name: table_files for name, table_files in read_table_files(step.run).items() if name in live}
@@ -116,7 +116,7 @@ def _extracted(step: Step) -> DeltaResult:
     if step.manifest.at_upper:
         return _extract_again(step)
     forget(step.folder, SEGMENTS)
-    skipped = step.run.found(SnapshotResult).skipped | step.altered
+    skipped = step.run.result_of(SnapshotResult).skipped | step.altered
     read: list[SegmentRecord] = []
     changes = []
     single: list[WindowChanges] = []
@@ -153,7 +153,7 @@ def _extract_again(step: Step) -> DeltaResult:
     change = net_change_files.NetChangeFiles(
         files, net_change_files.add_counts(composed_piece.counts for composed_piece in composed)
     )
-    skipped = dict(step.run.found(SnapshotResult).skipped)
+    skipped = dict(step.run.result_of(SnapshotResult).skipped)
     return _result(step, change, again.transactions, again.row_images, len(again.layers), skipped)
 
 
@@ -371,4 +371,4 @@ def read_net_change(run: Run) -> net_change_files.NetChangeFiles:
 
     :raises ManifestError: the step is not done.
     """
-    return records.read_named(net_change_files.NetChangeFiles, run.folder, run.found(DeltaResult).record)
+    return records.read_named(net_change_files.NetChangeFiles, run.folder, run.result_of(DeltaResult).record)

@@ -84,5 +84,5 @@ def write_changes(run: Run, windows: Sequence[WindowChanges]) -> str:
 
 def read_changes(run: Run) -> list[WindowChanges]:
     """Return the changes that extract_delta recorded; empty if the run makes no feeds."""
-    name = run.found(DeltaResult).changes
+    name = run.result_of(DeltaResult).changes
     return records.read_named(list[WindowChanges], run.folder, name) if name else []

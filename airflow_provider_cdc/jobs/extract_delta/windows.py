@@ -97,7 +97,7 @@ class Window:
 def windows_of(step: Step) -> list[Window]:
     """Return the windows of the run, each with its tables."""
     manifest, source = step.manifest, step.source
-    snapshot = step.run.found(SnapshotResult)
+    snapshot = step.run.result_of(SnapshotResult)
     check_bases(step)
     windows = []
     for number, (run_id, base) in enumerate(sorted(manifest.bases.items())):
@@ -113,7 +113,7 @@ def windows_of(step: Step) -> list[Window]:
     live = {
         index: read[str(entry.table.name)]
         for index, entry in enumerate(step.tables)
-        if entry.live and str(entry.table.name) not in snapshot.skipped | step.altered
+        if entry.is_read and str(entry.table.name) not in snapshot.skipped | step.altered
     }
     units = {index: by_position(manifest.kind, one.units) for index, one in live.items() if one.units}
     tracked = tuple(

@@ -75,7 +75,7 @@ def note_altered(step: Step, error: CdcError) -> bool:
     name = altered_table(step, error)
     if name is not None and isinstance(error, SchemaChanged):
         step.altered.setdefault(name, described(error))
-    step.altered |= look_for_altered(step, [entry for entry in step.tables if entry.live or entry.at_upper])
+    step.altered |= look_for_altered(step, [entry for entry in step.tables if entry.is_read or entry.at_upper])
     return len(step.altered) > noted
 
 

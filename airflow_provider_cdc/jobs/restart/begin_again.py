@@ -229,7 +229,7 @@ def _entry(
         return read_again(step.manifest, entry, altered[name])
     if entry.read_in in lost:
         return replace(entry, read_in="", reason=f"read again: {lost[entry.read_in]}; {entry.reason}")
-    if not entry.live or name not in read or generation in lost:
+    if not entry.is_read or name not in read or generation in lost:
         return entry
     if why := step.source.reason_not_rollable(entry.table):
         log(f"{name} is read again, too, because {why}")
@@ -287,7 +287,7 @@ def _manifest(
         lake_names = list(dict.fromkeys(entry.table.lake_name for entry in planned))
         laid_out = layouts(lake_names, list(left_out), old.options.lake)
         carried, pieces_of_carried = carried_tables(step, finished, planned, point, laid_out)
-        read_live = [entry for entry in planned if entry.live and str(entry.table.name) not in carried]
+        read_live = [entry for entry in planned if entry.is_read and str(entry.table.name) not in carried]
         live = {entry.table.name: entry.table.selection for entry in read_live}
         format = old.options.lake.format
         prepare = lake_format(format, step.sink, old.run_id, source, laid_out).prepare
@@ -389,7 +389,7 @@ def _check_parts(source: Source, entries: Sequence[RunTable], tables: Mapping[Ta
 def _merged_again(planned: Sequence[RunTable]) -> set[TableName]:
     """Return the merged tables of which all shards are read again."""
     shards = [(entry.table.shard.merged, entry) for entry in planned if entry.table.shard is not None]
-    kept = {merged for merged, entry in shards if entry.read_in or not entry.live}
+    kept = {merged for merged, entry in shards if entry.read_in or not entry.is_read}
     return {merged for merged, _ in shards} - kept
 
 

@@ -122,7 +122,7 @@ def finished_reads(
     found: dict[str, FinishedRead] = {}
     for entry in entries:
         name = str(entry.table.name)
-        if entry.live and reads is not None and name in read and not read[name].odd and name not in reads.nulled:
+        if entry.is_read and reads is not None and name in read and not read[name].odd and name not in reads.nulled:
             key = f"{step.run.generation}{_SUFFIX}"
             pieces = pieces_to_carry(step, "")
             found[name] = FinishedRead(entry, entry.table, key, replace(reads, nulled={}), read[name].ended, pieces)
@@ -169,7 +169,7 @@ def carried_tables(
     tables = {table.name: table for table in point.tables}
     for entry in planned:
         one = finished.get(str(entry.table.name))
-        if one is None or not entry.live:
+        if one is None or not entry.is_read:
             continue
         now = tables[entry.table.name]
         try:

@@ -232,7 +232,7 @@ class MergeTask:
             file = RolledFile(folder, staged, published)
             file.check_whole()
             for group in range(file.parquet.metadata.num_row_groups):
-                yield file.live(group)
+                yield file.remaining_rows(group)
 
 
 def is_small_versions(file: StagedFile) -> bool:

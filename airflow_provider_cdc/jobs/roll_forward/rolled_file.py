@@ -73,7 +73,7 @@ class RolledFile(MarkedFile):
         marked = [np.flatnonzero(mask) + self.first_positions[group] for group, mask in self.marks.items()]
         return np.sort(np.concatenate([self.deleted, *marked]))
 
-    def live(self, group: int) -> pa.Table:
+    def remaining_rows(self, group: int) -> pa.Table:
         """Read the rows of a row group that earlier runs did not delete."""
         rows, gone = self.read(group), self.gone(group)
         return rows if gone is None else rows.filter(pa.array(~gone))

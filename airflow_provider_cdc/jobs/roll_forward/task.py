@@ -438,7 +438,7 @@ class _Rolling:
         """Yield the remaining rows of a row group, in their state after the window."""
         mask = file.marks.get(group)
         if mask is None:
-            yield file.live(group)
+            yield file.remaining_rows(group)
         elif self._replaces:
             gone = file.gone(group)
             yield file.read(group).filter(pa.array(~mask if gone is None else ~(mask | gone)))

@@ -191,7 +191,7 @@ class SourceWatch:
         try:
             step.source.check_identity(step.run.expected_identity(), step.manifest.initial)
             step.source.check_tables(
-                [entry.table for entry in step.tables if entry.live and str(entry.table.name) not in step.altered]
+                [entry.table for entry in step.tables if entry.is_read and str(entry.table.name) not in step.altered]
             )
         except Exception as error:
             self._error = error

@@ -228,7 +228,7 @@ def _done(
     except Exception as error:
         # If a concurrent try has finished the step, the error of this try does not matter.
         if (recorded_result := _found_by_another(run, task_id)) is None:
-            if run.goes_on:
+            if run.continues:
                 # The source may no longer keep the log for this attempt.
                 log(f"{task_id}: a concurrent attempt has moved the run ({type(error).__name__}: {error})")
                 raise RunRestarted from error

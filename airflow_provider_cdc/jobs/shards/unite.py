@@ -210,7 +210,7 @@ def _left_out(members: Sequence[MemberRun]) -> dict[str, str]:
     found: dict[str, str] = {}
     for member in members:
         merged = member.run.manifest.options.merging.merge or {}
-        for name, why in member.run.found(ConsolidateResult).skipped.items():
+        for name, why in member.run.result_of(ConsolidateResult).skipped.items():
             found[name if name in merged else shard_name(member.source, name)] = f"{member.source}: {why}"
     return found
 

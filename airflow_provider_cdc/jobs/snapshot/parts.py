@@ -63,7 +63,7 @@ def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int)
     :param chunk_rows: the approximate number of rows of a chunk.
     :param slots: the number of tasks that run at the same time.
     """
-    total = sum(entry.table.rows for entry in tables if entry.live)
+    total = sum(entry.table.rows for entry in tables if entry.is_read)
 
     def planned(own: Sequence[RunTable]) -> list[list[Chunk]]:
         with source.one_session() as mine:
@@ -76,7 +76,7 @@ def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int)
 
 
 def _planned(source: Source, entry: RunTable, chunk_rows: int) -> list[Chunk]:
-    if not entry.live:
+    if not entry.is_read:
         return []
     with naming(str(entry.table.name)):
         return retry(f"plan {entry.table.name}", lambda: source.plan_chunks(entry.table, chunk_rows))
@@ -132,7 +132,7 @@ def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], sl
     limit = min(FILE_BYTES, max(SMALLEST_PART_BYTES, total // (slots * PARTS_PER_SLOT)))
     groups: list[tuple[int, int, tuple[Chunk, ...]]] = []
     for index, entry in enumerate(tables):
-        if not entry.live:
+        if not entry.is_read:
             continue
         by_value = bool(chunks[index]) and chunks[index][0].within is not None
         if entry.table.needs_one_position and entry.consistency != "exported" and not by_value:

@@ -24,8 +24,8 @@ from airflow_provider_cdc.jobs.runtime.driver import TABLE_ERRORS, reason
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.snapshot.parts import Extent, KeyExtents, Part, check_key_order
 from airflow_provider_cdc.jobs.snapshot.piece_progress import UnderWay, piece_of_part
-from airflow_provider_cdc.jobs.snapshot.survivors import OddRow, check_count, noted
 from airflow_provider_cdc.jobs.snapshot.table_files import TableFileWriter, Unit
+from airflow_provider_cdc.jobs.snapshot.unrepresentable_rows import OddRow, check_count, noted
 from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.api.source import Source
 
@@ -37,9 +37,9 @@ class PartRecord:
     """The record of a part that was read: its files, its plan, and the incarnation of the server.
 
     ``upper``: the exact position of the read, as text; empty: each chunk was read at its own time. ``odd``: the result
-    of `survivors.noted`. ``extents``: the extents of its chunks (`key_order`). ``refused``: the reason why the table
-    cannot be copied; such a part has no files. ``began`` and ``lane`` are for the run's report: when the part was read
-    (Unix seconds), and by which worker.
+    of `unrepresentable_rows.noted`. ``extents``: the extents of its chunks (`key_order`). ``refused``: the reason why
+    the table cannot be copied; such a part has no files. ``began`` and ``lane`` are for the run's report: when the part
+    was read (Unix seconds), and by which worker.
     """
 
     plan: str
@@ -75,7 +75,7 @@ class _Sessions:
 
         :raises SourceUnavailable: the server was restarted between two sessions, so the part must be read again.
         """
-        incarnation = reader.settle()
+        incarnation = reader.wait_until_durable()
         if self.incarnation not in ("", incarnation):
             what = "the server was restarted while the read was paused"
             raise SourceUnavailable(what, where=self.table, hint="retry the task")
@@ -140,12 +140,12 @@ class ReadPart:
         records.write(self.staging.folder, f"{DONE}/{part.name}.json", record)
         if part.within is not None:
             # This task may read a whole table, range by range.
-            self.staging.folder.settle()
+            self.staging.folder.flush()
         return record
 
     def _let_go(self) -> None:
         """Make the parts durable that this task has read, and close its sessions."""
-        self.staging.folder.settle()
+        self.staging.folder.flush()
         self.source.close_idle()
 
     def _read(self, part: Part, started: float, turn: ReadTurn) -> PartRecord:
@@ -227,7 +227,7 @@ def tell_wholes(tables: Sequence[RunTable], parts: Sequence[Part]) -> None:
     divided = {part.table for part in parts if part.within is not None}
     for index, entry in enumerate(tables):
         table = entry.table
-        if entry.live and table.keyless and index not in divided and table.bytes >= LARGE_BYTES:
+        if entry.is_read and table.keyless and index not in divided and table.bytes >= LARGE_BYTES:
             log(
                 f"snapshot: {table.name} has {table.bytes / 2**30:.1f} GiB, no key, and no indexed column by which it "
                 "can be divided: if this attempt is killed, it is kept only if it was read in full"

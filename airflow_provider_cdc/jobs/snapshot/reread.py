@@ -163,7 +163,7 @@ class ReadAgain:
                         "collation.)",
                     )
                 doubtful.append(some.filter(pa.array(wrong)))
-            incarnation = reader.settle()
+            incarnation = reader.wait_until_durable()
         if found.incarnation not in ("", incarnation) or (self.view and incarnation != self.view):
             raise SourceUnavailable("the server was restarted meanwhile", where=str(table.name), hint="retry the task")
         found.incarnation = incarnation

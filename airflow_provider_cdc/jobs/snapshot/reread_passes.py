@@ -177,7 +177,7 @@ def _read_again(
                 f"snapshot: pass {number} of at most {MOST_PASSES}: {format_count(keys.count, 'key')} were touched "
                 "meanwhile. When these changes are visible, the run reads the rows of these keys again"
             )
-            source.settle(lock)
+            source.wait_until_visible(lock)
             passed |= _pass(step, tail, keys, meanwhile)
             if len(incarnations() | passed) > 1:
                 return None
@@ -301,4 +301,4 @@ def read_record(run: Run) -> Again:
 
     :raises ManifestError: the step is not done.
     """
-    return records.read_named(Again, run.folder, run.found(SnapshotResult).again)
+    return records.read_named(Again, run.folder, run.result_of(SnapshotResult).again)

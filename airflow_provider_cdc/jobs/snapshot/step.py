@@ -75,7 +75,7 @@ def read_tables(step: Step) -> SnapshotResult:
     if rolled := sum(bool(entry.base) for entry in step.tables):
         log(f"snapshot: {format_count(rolled, 'table')} rolled forward from the last copies instead of read")
     # If a run reads touched rows again, it does so for all of its tables, including the tables that are rolled forward.
-    if not any(entry.live or entry.at_upper for entry in step.tables):
+    if not any(entry.is_read or entry.at_upper for entry in step.tables):
         if lost := undone(step):
             raise restart_run(step, lost, {}, None, {})
         return _nothing_read(step)
@@ -177,7 +177,7 @@ def _check_tables(step: Step) -> None:
 
     :raises SchemaChanged: a table was altered, and the run may not read it again.
     """
-    entries = [entry for entry in step.tables if entry.live or entry.at_upper]
+    entries = [entry for entry in step.tables if entry.is_read or entry.at_upper]
     step.altered |= look_for_altered(step, entries)
 
 
@@ -295,7 +295,7 @@ def _read_missing(
 ) -> None:
     chunks = sum(len(part.chunks) for part in missing)
     kept_text = f", {len(done):,} kept" if done else ""
-    live = format_count(sum(entry.live for entry in step.tables), "table")
+    live = format_count(sum(entry.is_read for entry in step.tables), "table")
     log(f"snapshot: {live}, {format_count(chunks, 'chunk')} in {format_count(len(missing), 'part')}{kept_text}")
 
     weights = {part.number: part.weight for part in missing}

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.tables.value_range import ValueRange
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.snapshot.parts import Part
-from airflow_provider_cdc.jobs.snapshot.survivors import OddRow
+from airflow_provider_cdc.jobs.snapshot.unrepresentable_rows import OddRow
 
 FILES = "chunks/files"
 """The prefix of the names of the records with these files."""
@@ -33,8 +33,8 @@ class Unit:
 class TableFileWriter:
     """The files with the rows that were read from one table. ``upper`` is the exact position of the read, as text;
     empty: the table does not need an exact position, or its ranges were read at several positions (``units``). ``odd``
-    are the rows with values that no Arrow type holds (`survivors`). ``ended`` is an end of the log after the end of the
-    read (`ends_of_reads`). Empty: unknown."""
+    are the rows with values that no Arrow type holds (`unrepresentable_rows`). ``ended`` is an end of the log after the
+    end of the read (`ends_of_reads`). Empty: unknown."""
 
     files: tuple[StagedFile, ...]
     upper: str
@@ -56,7 +56,7 @@ def read_table_files(run: Run) -> dict[str, TableFileWriter]:
 
     :raises ManifestError: the step is not done.
     """
-    return read_record(run, run.found(SnapshotResult).record)
+    return read_record(run, run.result_of(SnapshotResult).record)
 
 
 def read_record(run: Run, name: str) -> dict[str, TableFileWriter]:
@@ -83,7 +83,7 @@ class EndsOfReads:
 
     def __init__(self, step: Step, missing: Sequence[Part], done: Mapping[int, object]) -> None:
         self._step, self._done = step, done
-        self._tables = {str(entry.table.name): entry.table for entry in step.tables if entry.live}
+        self._tables = {str(entry.table.name): entry.table for entry in step.tables if entry.is_read}
         self._missing: dict[str, set[int]] = {name: set() for name in self._tables}
         self._last = -LOOK_SECONDS
         for part in missing:

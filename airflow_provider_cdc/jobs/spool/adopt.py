@@ -45,7 +45,7 @@ def spooled_part(step: Step, tracked: Sequence[TrackedTable]) -> Adopted | None:
         the log that the last piece covers.
     :raises FileDamaged: a file of a piece is damaged. The source may no longer have its log.
     """
-    snapshot, source = step.run.found(SnapshotResult), step.source
+    snapshot, source = step.run.result_of(SnapshotResult), step.source
     links = Chain(step.folder, step.run.digest).refresh()
     if not links:
         return None

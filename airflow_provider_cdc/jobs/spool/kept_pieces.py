@@ -43,7 +43,9 @@ def tracked_for(manifest: Manifest, upper: Position) -> tuple[TrackedTable, ...]
 
     :param upper: a bound on all transactions in the piece.
     """
-    return tuple(tracked_table(index, entry.table, upper) for index, entry in enumerate(manifest.tables) if entry.live)
+    return tuple(
+        tracked_table(index, entry.table, upper) for index, entry in enumerate(manifest.tables) if entry.is_read
+    )
 
 
 def tracked_table(index: int, table: Table, upper: Position) -> TrackedTable:
@@ -94,7 +96,7 @@ def recorded_pieces(step: Step, key: str) -> KeptPieces | None:
     links = Chain(step.folder, step.run.digest).refresh()
     if not links:
         return None
-    indices = {str(entry.table.name): index for index, entry in enumerate(step.tables) if entry.live}
+    indices = {str(entry.table.name): index for index, entry in enumerate(step.tables) if entry.is_read}
     return KeptPieces(tuple(links), indices)
 
 

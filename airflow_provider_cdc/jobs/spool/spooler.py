@@ -111,7 +111,7 @@ def _earlier_line(step: Step, key: str) -> Line | None:
 def why_not(step: Step) -> str:
     """Return why the run does not spool its log, for its log. Empty: it spools."""
     options = step.manifest.options
-    read = [entry.table for entry in step.tables if entry.live]
+    read = [entry.table for entry in step.tables if entry.is_read]
     if options.log.spool == OFF:
         return "the option `spool` is `off`"
     if not read:

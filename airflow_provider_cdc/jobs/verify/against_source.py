@@ -34,10 +34,10 @@ from airflow_provider_cdc.jobs.verify.result_text import (
     NOT_VERIFIED,
     SAME,
     CopyAsked,
-    Request,
     TableResult,
+    VerifyRequest,
 )
-from airflow_provider_cdc.jobs.verify.rows import Reading, Sample, cut, draw
+from airflow_provider_cdc.jobs.verify.rows import RowsToRead, Sample, cut, draw
 from airflow_provider_cdc.jobs.verify.source_run import SourceRun, TableRows, text_without_hint
 from airflow_provider_cdc.jobs.verify.touched_keys import CopyOfRun
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
@@ -69,7 +69,7 @@ class Group:
 
 
 def verify_against_source(
-    spark: SparkSession, request: Request, settings: ConnectionSettings, folder: Storage, meanwhile: Meanwhile
+    spark: SparkSession, request: VerifyRequest, settings: ConnectionSettings, folder: Storage, meanwhile: Meanwhile
 ) -> list[TableResult]:
     """Verify the copies of a request against the source. The results are in the order of the request."""
     results: dict[str, TableResult] = {}
@@ -79,7 +79,7 @@ def verify_against_source(
     return [results[asked.table] for asked in request.copies]
 
 
-def _groups(request: Request, results: dict[str, TableResult]) -> list[Group]:
+def _groups(request: VerifyRequest, results: dict[str, TableResult]) -> list[Group]:
     """Divide the copies into groups. Add a result for each copy whose record shows a fault."""
     members: dict[tuple[str, TableOptions, str], list[CopyAsked]] = defaultdict(list)
     runs: dict[str, Manifest | None] = {"": None}
@@ -115,7 +115,7 @@ class _Verification:
     """The verification of one group."""
 
     spark: SparkSession
-    request: Request
+    request: VerifyRequest
     settings: ConnectionSettings
     folder: Storage
     number: int
@@ -280,7 +280,7 @@ class _Verification:
         columns = one.asked.columns
         shown = pa.schema([field for field in schema if columns.get(field.name, field.name) in one.schema.names])
         left_out = rows.touched if self.leaves_out else None
-        own = Reading("source", shown, table.key, sample=sample, left_out=left_out)
+        own = RowsToRead("source", shown, table.key, sample=sample, left_out=left_out)
         left = Side(own, rows.files)
         right = Side(replace(own, label=one.label, columns=columns), one.pieces, one.stream)
         result = TableResult(

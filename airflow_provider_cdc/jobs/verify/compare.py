@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.tables.table import plain_value
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify.digests import ALL, BucketDigests, BucketPlaces, key_hashes
 from airflow_provider_cdc.jobs.verify.result_text import Difference
-from airflow_provider_cdc.jobs.verify.rows import RangeRows, Reading
+from airflow_provider_cdc.jobs.verify.rows import RangeRows, RowsToRead
 
 TASKS_PER_SLOT = 4
 SEARCHED_ROWS = 500_000
@@ -33,7 +33,7 @@ Rows = Iterable[tuple[pa.RecordBatch, int]]
 class Side:
     """The rows of a table on one side: in files, or as a stream that only the driver can read."""
 
-    reading: Reading
+    reading: RowsToRead
     pieces: tuple[RangeRows, ...] = ()
     stream: Callable[[], Iterable[pa.RecordBatch]] | None = None
 
@@ -53,7 +53,7 @@ class Comparison:
 class _Work(Protocol):
     """Work on the rows of one side, which is sent to executors."""
 
-    reading: Reading
+    reading: RowsToRead
 
     def of(self, rows: Rows) -> Any: ...
 
@@ -68,7 +68,7 @@ class _OnFiles:
 
 @dataclass(frozen=True)
 class _Digest:
-    reading: Reading
+    reading: RowsToRead
     places: BucketPlaces = ALL
 
     def of(self, rows: Rows) -> BucketDigests:
@@ -83,7 +83,7 @@ class _Digest:
 class _Hashes:
     """Returns the keys and the hashes of the rows in some places."""
 
-    reading: Reading
+    reading: RowsToRead
     places: BucketPlaces
 
     def of(self, rows: Rows) -> list[tuple[bytes, int, int]]:
@@ -102,7 +102,7 @@ class _Hashes:
 class _Fetch:
     """Returns the rows with some keys: their number, and the first of them as text."""
 
-    reading: Reading
+    reading: RowsToRead
     keys: pa.BinaryArray
 
     def of(self, rows: Rows) -> dict[bytes, tuple[int, list[dict[str, str | None]]]]:

@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.tables.selection import selection_of
 from airflow_provider_cdc.core.tables.table import CopyName, TableName
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError
 from airflow_provider_cdc.jobs.runtime.driver import catalog_from_environment
-from airflow_provider_cdc.jobs.verify.result_text import CopyAsked, Request
+from airflow_provider_cdc.jobs.verify.result_text import CopyAsked, VerifyRequest
 from airflow_provider_cdc.jobs.verify.rows import RangeRows
 from airflow_provider_cdc.sinks.base import LatestCopy, ReadsRows, Sink
 from airflow_provider_cdc.sinks.registry import CatalogSettings, open_sink, settings_of_options
@@ -68,14 +68,14 @@ def table_name(asked: CopyAsked) -> TableName:
     return Pattern.parse(asked.table).text
 
 
-def sink_of(request: Request) -> Sink:
+def sink_of(request: VerifyRequest) -> Sink:
     """Open the lake of the copies of this package."""
     lake = request.lake
     settings = settings_of_options(lake.format, lake, _catalog(request), request.source_conn_id)
     return open_sink(settings, Storage(request.target))
 
 
-def open_copy(request: Request, asked: CopyAsked) -> OpenedCopy:
+def open_copy(request: VerifyRequest, asked: CopyAsked) -> OpenedCopy:
     """Open a copy.
 
     :raises ConfigurationError: there is no such copy, or its rows cannot be read.
@@ -88,7 +88,7 @@ def open_copy(request: Request, asked: CopyAsked) -> OpenedCopy:
     return _files(asked)
 
 
-def _made_by(request: Request, latest: LatestCopy) -> Manifest | None:
+def _made_by(request: VerifyRequest, latest: LatestCopy) -> Manifest | None:
     """Return the manifest of the run that made a copy; None: the run's folder no longer exists."""
     scratch = Storage(request.scratch or scratch_of(request.target))
     with suppress(ManifestError):
@@ -96,7 +96,7 @@ def _made_by(request: Request, latest: LatestCopy) -> Manifest | None:
     return None
 
 
-def _own(request: Request, asked: CopyAsked) -> OpenedCopy:
+def _own(request: VerifyRequest, asked: CopyAsked) -> OpenedCopy:
     name, sink = copy_name(asked), sink_of(request)
     latest = sink.latest(name)
     if latest is None:
@@ -112,7 +112,7 @@ def _own(request: Request, asked: CopyAsked) -> OpenedCopy:
     return OpenedCopy(asked, label, pieces[0].schema(), pieces, latest=latest, made_by=manifest)
 
 
-def _iceberg(request: Request, asked: CopyAsked) -> OpenedCopy:
+def _iceberg(request: VerifyRequest, asked: CopyAsked) -> OpenedCopy:
     try:
         from airflow_provider_cdc.sinks.iceberg.catalog import answering, identifier_in, open_catalog
     except ImportError as error:
@@ -133,7 +133,7 @@ def _iceberg(request: Request, asked: CopyAsked) -> OpenedCopy:
     return OpenedCopy(asked, f"{identifier}, snapshot {number}", schema, stream=stream)
 
 
-def _catalog(request: Request) -> CatalogSettings | None:
+def _catalog(request: VerifyRequest) -> CatalogSettings | None:
     return catalog_from_environment() if request.lake.catalog_conn_id else None
 
 

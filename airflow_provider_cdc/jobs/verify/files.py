@@ -30,17 +30,19 @@ from airflow_provider_cdc.jobs.verify.result_text import (
     NOT_VERIFIED,
     SAME,
     CopyAsked,
-    Request,
     TableResult,
+    VerifyRequest,
 )
-from airflow_provider_cdc.jobs.verify.rows import Reading
+from airflow_provider_cdc.jobs.verify.rows import RowsToRead
 from airflow_provider_cdc.sinks.base import Sink
 from airflow_provider_cdc.sinks.certificates import read_certificate
 
 _TASKS_PER_SLOT = 4
 
 
-def verify_files(spark: SparkSession, request: Request, asked: CopyAsked, meanwhile: Callable[[], None]) -> TableResult:
+def verify_files(
+    spark: SparkSession, request: VerifyRequest, asked: CopyAsked, meanwhile: Callable[[], None]
+) -> TableResult:
     """Compare each file of the latest copy of a table with its record: size, checksum, footer and number of rows. Then
     compare the digest of all rows with the certificate."""
     name, sink = copy_name(asked), sink_of(request)
@@ -91,7 +93,9 @@ def _run_id(sink: Sink, name: TableName) -> str:
     return head.run_id if head is not None else ""
 
 
-def _recorded(request: Request, head: Copy, name: TableName, certificate: Certificate | None) -> Sequence[StagedFile]:
+def _recorded(
+    request: VerifyRequest, head: Copy, name: TableName, certificate: Certificate | None
+) -> Sequence[StagedFile]:
     """Return the files of a copy, from its certificate, from the record beside it, or from the record of its run, which
     alone has the files with deletes of an Iceberg table.
 
@@ -117,10 +121,10 @@ def _extra(sink: Sink, head: Copy, name: TableName, folder: Storage, parts: Sequ
     return sorted(present - known)
 
 
-def _digest(spark: SparkSession, request: Request, asked: CopyAsked, meanwhile: Callable[[], None]) -> str:
+def _digest(spark: SparkSession, request: VerifyRequest, asked: CopyAsked, meanwhile: Callable[[], None]) -> str:
     """Return the digest of the rows of a copy; empty: they cannot be read, because files are damaged."""
     with suppress(FileDamaged, ManifestError):
         copy = open_copy(request, asked)
-        side = Side(Reading(copy.label, copy.schema, ()), copy.pieces, copy.stream)
+        side = Side(RowsToRead(copy.label, copy.schema, ()), copy.pieces, copy.stream)
         return digest_of(spark, side, meanwhile).hex
     return ""

@@ -47,7 +47,7 @@ class CopyAsked:
 
 
 @dataclass(frozen=True)
-class Request:
+class VerifyRequest:
     """A verification.
 
     ``what`` is one of `WHAT`. ``others`` are the copies with which ``copies`` are compared, in the same order. ``at``
@@ -305,7 +305,7 @@ def request_of(
     format: str = "parquet",
     catalog_conn_id: str = "",
     table_name: str = "{schema}.{table}",
-) -> Request:
+) -> VerifyRequest:
     """Return the request that the arguments describe. `VerifyOperator` documents the arguments.
 
     :raises ConfigurationError: an argument is not accepted.
@@ -333,7 +333,7 @@ def request_of(
     for name, moment in (("at", at), ("since", since)):
         if not is_as_of(moment):
             raise _wrong(name, f"{moment!r} is neither a time with its zone nor a position", "write 2026-01-31T00:00Z")
-    return Request(
+    return VerifyRequest(
         what=what,
         id=id,
         copies=tuple(asked),

@@ -242,7 +242,7 @@ def _hashes(keys: LeftOut) -> UInt64s:
 
 
 @dataclass(frozen=True)
-class Reading:
+class RowsToRead:
     """How the rows of one copy are read.
 
     ``schema`` has the columns that are compared, and their types. ``key`` has the columns of the key; empty: there is

@@ -27,13 +27,13 @@ from airflow_provider_cdc.jobs.verify.result_text import (
     SAME,
     SOURCE,
     CopyAsked,
-    Request,
     TableResult,
+    VerifyRequest,
     VerifyResult,
     lines,
     markdown,
 )
-from airflow_provider_cdc.jobs.verify.rows import Reading
+from airflow_provider_cdc.jobs.verify.rows import RowsToRead
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 
@@ -47,7 +47,7 @@ def verify(
     :raises ConfigurationError: the request cannot work.
     """
     started = time.monotonic()
-    request = records.read(Request, folder, REQUEST)
+    request = records.read(VerifyRequest, folder, REQUEST)
     began_at = datetime.now(UTC).isoformat(timespec="seconds")
     meanwhile = _signs_of_life(started)
     left, right = "source", "copy"
@@ -72,7 +72,7 @@ def verify(
 
 
 def _verify_copies(
-    spark: SparkSession, request: Request, one: CopyAsked, other: CopyAsked, meanwhile: Callable[[], None]
+    spark: SparkSession, request: VerifyRequest, one: CopyAsked, other: CopyAsked, meanwhile: Callable[[], None]
 ) -> TableResult:
     """Compare two copies with each other, in the columns and the types of the first."""
     try:
@@ -91,7 +91,7 @@ def _verify_copies(
             where=one.table,
             hint=f"map it to a column of each copy; the first copy has the columns {', '.join(names)}",
         )
-    reading = Reading(left.label, shown, key, columns=one.columns)
+    reading = RowsToRead(left.label, shown, key, columns=one.columns)
     sides = (
         Side(reading, left.pieces, left.stream),
         Side(replace(reading, label=right.label, columns=other.columns), right.pieces, right.stream),

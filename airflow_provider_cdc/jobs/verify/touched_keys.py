@@ -59,7 +59,7 @@ def touched_since(step: Step, copy: CopyOfRun) -> tuple[StagedFile, ...]:
         for index, entry in enumerate(step.tables)
         if not entry.table.keyless
     ]
-    log_end = step.run.found(SnapshotResult).log_end
+    log_end = step.run.result_of(SnapshotResult).log_end
     with (
         step.staging.writer("delta/since", net_change_files.NET_SCHEMA, QUICKEST) as writer,
         source.follow(start, step.manifest.identity, tracked) as tail,

@@ -212,8 +212,8 @@ def pace_of(sink: Sink, scratch: Storage, plans: Sequence[TablePlan]) -> Pace | 
                 continue
             run = Run.load(scratch.folder(head.run_id))
             read, rest = (
-                run.found(SnapshotResult),
-                run.found(DeltaResult).seconds + run.found(ConsolidateResult).seconds,
+                run.result_of(SnapshotResult),
+                run.result_of(DeltaResult).seconds + run.result_of(ConsolidateResult).seconds,
             )
             rate = read.rows / read.seconds if read.seconds else 0.0
             pace_by_table[head.run_id] = read.rows, Pace(head.run_id, rate, rest, read.rows)

@@ -22,7 +22,7 @@ from airflow_provider_cdc.sources.planning.survey import Survey, layouts, survey
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """The tables that a run is to copy: the options of the same names."""
 
     tables: Sequence[str]
@@ -31,7 +31,7 @@ class Request:
     columns: Mapping[str, Sequence[str]] | None = None
 
     @classmethod
-    def of(cls, options: RunOptions) -> Request:
+    def of(cls, options: RunOptions) -> PlanRequest:
         return cls(options.tables, options.table, options.where, options.columns)
 
 
@@ -45,7 +45,7 @@ class Planner:
 
     source: Source
     source_conn_id: str
-    request: Request
+    request: PlanRequest
     places: Places | None
     plan_only: bool = False
 

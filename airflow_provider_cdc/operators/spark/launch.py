@@ -134,7 +134,7 @@ class LastLines:
             self._kept.append(line.rstrip())
             yield line
 
-    def told(self) -> list[str]:
+    def explanation(self) -> list[str]:
         """Return the kept lines that may explain the failure, without the frames of Java's stack traces."""
         return [line for line in self._kept if line.strip() and not _FRAME.match(line)]
 
@@ -148,7 +148,7 @@ def spark_failed(step: str, status: int, lines: LastLines, *, ended_by_airflow: 
     """
     if ended_by_airflow:
         return SparkFailed("Airflow ended this task while its Spark application was running", where=step, hint=_ENDED)
-    output = lines.told()
+    output = lines.explanation()
     hint = hint_for(output, _BY_SIGNAL.get(status if status < 0 else 128 - status, _ABOVE))
     how = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
     if cause := last_cause("\n".join(output)):

@@ -51,7 +51,7 @@ class ChunkReader(Protocol):
             ``odd``.
         """
 
-    def settle(self) -> str:
+    def wait_until_durable(self) -> str:
         """Call this method after the last chunk. It waits until a crash of the server can no longer undo what was read,
         as far as the server can guarantee this. Then it returns the server's incarnation. The wait uses the session
         that read the chunks.
@@ -133,7 +133,7 @@ class Reading(ABC):
         ``exported``, all sessions of the source read one shared snapshot (`share_reads`)."""
         return self.share_reads(lock) if "exported" in consistencies else nullcontext(self)
 
-    def settle(self, lock: LockPolicy) -> None:
+    def wait_until_visible(self, lock: LockPolicy) -> None:
         """Wait until readers see all commits that are in the log at the time of the call.
 
         :raises LockNotGranted: some commits were not visible within the time limit of the policy.

@@ -197,7 +197,7 @@ class Starts(ABC):
         :param copies: for each lake, the positions of the tables' latest copies in this lake, by table name.
         :param incarnation: if these positions are after the run's initial position, the incarnation of the server when
             it reached them. Otherwise empty. If the server is set back to a point before these positions, the server's
-            incarnation changes (`ChunkReader.settle`).
+            incarnation changes (`ChunkReader.wait_until_durable`).
         :raises ExactnessError: the connection reaches another server, or the server's disk was set back to an earlier
             state, or the server no longer keeps the log.
         :raises SourceUnavailable: the server cannot be reached.

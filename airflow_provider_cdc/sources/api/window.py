@@ -81,8 +81,8 @@ class UpperBound:
     """A bound on everything that completed reads could have seen.
 
     ``upper`` is ``snapshot_upper``, a position of the source. ``log_end`` is the same bound as a place in the log: the
-    window is read up to this place. ``incarnation`` is the result of `ChunkReader.settle` for parts that were not
-    undone by a crash. Parts with another incarnation are read again.
+    window is read up to this place. ``incarnation`` is the result of `ChunkReader.wait_until_durable` for parts that
+    were not undone by a crash. Parts with another incarnation are read again.
     """
 
     upper: Position

@@ -262,7 +262,7 @@ class PostgresSource(CarriesReads, Source):
         with snapshot.share_view(self.settings, lock) as view:
             yield PostgresSource(self.settings, view)
 
-    def settle(self, lock: LockPolicy) -> None:
+    def wait_until_visible(self, lock: LockPolicy) -> None:
         with session(self.settings) as connection:
             transaction_waits.wait_until_visible(self.settings, connection, lock.slot_wait_seconds)
 

@@ -209,8 +209,8 @@ def _compare(table: str, run: Run, stage: Stage, plainly_read: Counter[Row]) -> 
     return TableResult(
         name,
         copied.total(),
-        run.found(SnapshotResult).tables[name].chunks,
-        run.found(ConsolidateResult).rewound[name],
+        run.result_of(SnapshotResult).tables[name].chunks,
+        run.result_of(ConsolidateResult).rewound[name],
         _unlike(plainly_read, truth, width),
         _unlike(copied, truth, width),
     )
@@ -230,7 +230,7 @@ def _published(run: Run, table: str, stage: Stage) -> Iterator[Row]:
         for row in rows_at_cut(_path(run.manifest.lake), run.run_id, table, columns):
             yield stage.comparable_row(row, columns)
         return
-    folder = _path(run.found(ConsolidateResult).published[f"{SCHEMA}.{table}"])
+    folder = _path(run.result_of(ConsolidateResult).published[f"{SCHEMA}.{table}"])
     for file in sorted(folder.glob("part-*.parquet")):
         for batch in pq.ParquetFile(file).iter_batches(columns=columns):
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
@@ -265,14 +265,14 @@ def _report(results: list[TableResult], run: Run, money: Decimal, plain_money: D
     print(f"{sum(r.differences for r in results):>13,}")
     print(f"\nmoney in all accounts {money:,.2f}; a plain chunked read counts {plain_money:,.2f}: ", end="")
     print(f"{abs(plain_money - money):,.2f} {'too much' if plain_money > money else 'too little'}")
-    locked = run.found(SnapshotResult).lock_seconds
+    locked = run.result_of(SnapshotResult).lock_seconds
     print(f"longest lock {locked * 1000:.1f} ms")
     seconds = [f"{name} {found.seconds:.1f} s" for name, found in run.steps.items()]
     print(f"seconds per step: {', '.join(seconds)}")
 
 
 def _report_copy(copy: Copy, run: Run, first: Run) -> None:
-    found, seconds, of_first = run.found(ConsolidateResult), _seconds(run), _seconds(first)
+    found, seconds, of_first = run.result_of(ConsolidateResult), _seconds(run), _seconds(first)
     print(f"\nA further run of the DAG, {copy.title}:")
     print(f"  {sum(found.rows.values()):,} rows, exact at {run.position}")
     print(f"  {copy.differences:,} differences from the proof; {sum(found.rewound.values()):,} keys restored")

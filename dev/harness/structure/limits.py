@@ -1,10 +1,12 @@
-"""Checks the limits of modules: their lines of code, and the modules of this package that they import."""
+"""Checks the limits of modules: lines of code, imports of modules of this package, names of classes."""
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from harness.structure import PACKAGE, Structure, code_lines
@@ -44,6 +46,23 @@ MORE_IMPORTS: Mapping[str, int] = {
 """Modules that import more, each with the number of its imports. These numbers only decrease."""
 
 
+def duplicate_classes(package: Path) -> Iterator[str]:
+    """Yield a line for each public class name that several modules define.
+
+    A class name means one class. The two kinds of sources are siblings: both may have a class of the same name.
+    """
+    modules = defaultdict(list)
+    for file in sorted(package.rglob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules[node.name].append(file)
+    for name, files in modules.items():
+        kinds = {file.relative_to(package).parts[:2] for file in files}
+        siblings = kinds <= {("sources", "mysql"), ("sources", "postgres")} and len(files) == len(kinds)
+        if len(files) > 1 and not siblings:
+            yield f"class {name} is defined in {' and '.join(map(str, files))}: give each class its own name"
+
+
 def main() -> int:
     files = subprocess.run(
         ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "--", "*.py"],
@@ -63,6 +82,7 @@ def main() -> int:
             problems.append(f"{name}: imports {len(own)} modules of the package, at most {most}")
         elif short in MORE_IMPORTS and len(own) <= OWN_IMPORTS:
             problems.append(f"{name}: imports only {len(own)} modules: remove it from MORE_IMPORTS in {__file__}")
+    problems += duplicate_classes(Path(PACKAGE))
     print(*problems, sep="\n", end="\n" if problems else "")
     return int(bool(problems))
 

@@ -147,7 +147,7 @@ def test_rows_that_were_read_are_carried_over_schema_changes(
         assert {name.partition(".")[2] for name in loaded.manifest.restarts[1].carried} == {"orders", "bag"}
         kept = {entry.table.name.name for entry in loaded.manifest.tables if entry.read_in}
         assert kept == {*CARRIED, "straddled"}
-        assert loaded.found(SnapshotResult).tables
+        assert loaded.result_of(SnapshotResult).tables
     for table, rows in wanted.items():
         columns, copied = published(run.found["consolidate"]["published"][f"{tables}.{table}"])
         assert columns == [row[0] for row in mysql.query(f"SHOW COLUMNS FROM {tables}.{table}")]

@@ -245,7 +245,7 @@ def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
             while not server.query("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"):
                 time.sleep(0.01)
             seen: list[Any] = []
-            original = PostgresSource.settle
+            original = PostgresSource.wait_until_visible
 
             def settle(source: PostgresSource, lock: LockPolicy) -> None:
                 seen.append(server.query(f"SELECT n FROM {world.schema}.orders WHERE id = 5"))
@@ -256,7 +256,7 @@ def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
                 time.sleep(1)
                 server.set_standbys("")
 
-            monkeypatch.setattr(PostgresSource, "settle", settle)
+            monkeypatch.setattr(PostgresSource, "wait_until_visible", settle)
             look_up = reread_passes._look_up
 
             def searched(step: Any, source: Any, waiting: Any, view: Any, *rest: Any) -> Any:

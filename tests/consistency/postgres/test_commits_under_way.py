@@ -230,7 +230,7 @@ def test_a_pass_believes_nothing_that_the_log_says_otherwise(
     """Passes wait for what the log has. One that did not would see rows that are gone, and miss others that are there:
     it leaves both to the view."""
     monkeypatch.setattr(reread_passes, "FEW_KEYS", 0)
-    monkeypatch.setattr(PostgresSource, "settle", lambda *arguments: None)
+    monkeypatch.setattr(PostgresSource, "wait_until_visible", lambda *arguments: None)
     run.record()
     with ExitStack() as stack:
         pool = stack.enter_context(ThreadPoolExecutor(1))

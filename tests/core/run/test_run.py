@@ -61,7 +61,7 @@ def test_the_first_to_finish_a_step_is_the_one_that_counts(manifest: Manifest, f
     assert quick.finish_step("extract_delta", delta_result(2)).transactions == 2
     assert slow.finish_step("snapshot", snapshot_result(9)).rows == 1
     found = Run.load(folder)
-    assert (found.found(SnapshotResult).rows, found.found(DeltaResult).transactions) == (1, 2)
+    assert (found.result_of(SnapshotResult).rows, found.result_of(DeltaResult).transactions) == (1, 2)
 
 
 def test_no_manifest(folder: Storage) -> None:
@@ -163,7 +163,7 @@ def test_a_run_goes_on_with_the_manifest_that_its_commit_names(
         with pytest.raises(KeyboardInterrupt):
             Run.create(replace(manifest, initial_position="a:9"), instead_of=first)
     killed_run = Run.load(folder)
-    assert (killed_run.abandoned, killed_run.goes_on, is_over(killed_run)) == (True, True, False)
+    assert (killed_run.abandoned, killed_run.continues, is_over(killed_run)) == (True, True, False)
     other = Run.create(replace(manifest, initial_position="a:10"), instead_of=Run.load(folder))
     assert (other.manifest.initial_position, other.generation) == ("a:9", 2)
     # A run that was stopped does not go on by itself, nor with an attempt that has not seen this yet.

@@ -64,7 +64,7 @@ def test_a_part_that_was_paused_while_the_server_was_restarted_does_not_count(
     states = itertools.cycle([GO, GO, GO, GO, PAUSE])
     restarts = itertools.count()
     monkeypatch.setattr(effective, "read", lambda folder: Effective(next(states)))
-    monkeypatch.setattr(history_source._Reader, "settle", lambda self: str(next(restarts)))
+    monkeypatch.setattr(history_source._Reader, "wait_until_durable", lambda self: str(next(restarts)))
     runner = here(HistorySource(random_history(random.Random(5), LENGTH), 5), INITIAL)
     with pytest.raises(SourceUnavailable, match="restarted while the read was paused"):
         runner.steps()[0]()

@@ -90,7 +90,7 @@ def test_a_run_on_a_cluster_publishes_the_initial_position(
             mysql.query(f"UPDATE {schema}.orders SET note = 'changed' WHERE id = 77")
             mysql.query(f"INSERT INTO {schema}.orders VALUES (1000, 'new')")
             extend_the_window(run, settings)
-    tables = Run.load(run.run).found(ConsolidateResult).published
+    tables = Run.load(run.run).result_of(ConsolidateResult).published
     for name, own in expected.items():
         assert sorted(published(tables[f"{schema}.{name}"])[1]) == own
 

@@ -109,7 +109,7 @@ class Losing:
     def finish(self, *steps: str) -> None:
         for step in steps:
             assert self.ends(self.begin(step)) == 0, self.log.read_text()[-4000:]
-        tables = Run.load(self.run.run).found(ConsolidateResult).published
+        tables = Run.load(self.run.run).result_of(ConsolidateResult).published
         found = {name: published_counts(tables[f"{self.schema}.{name}"])[1] for name in TABLES}
         assert found == self.expected
         assert soon(self.quiet, "a session is left")

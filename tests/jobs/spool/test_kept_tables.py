@@ -179,7 +179,7 @@ def test_one_move_covers_copies_that_are_rolled_forward(
     run.pipeline = Pipeline(spark, settings_of(server), tmp_path.as_uri(), ["shop.*"], **options)
     run.pipeline.record()
     run.names = ("orders", "events", "visits", "late")
-    assert [entry.table.name.name for entry in run.present.tables if entry.live] == ["late"]
+    assert [entry.table.name.name for entry in run.present.tables if entry.is_read] == ["late"]
 
     def act() -> None:
         run.change()

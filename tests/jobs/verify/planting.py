@@ -20,7 +20,7 @@ import pytest
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.jobs.runtime import tasks
-from airflow_provider_cdc.jobs.verify.result_text import CopyAsked, Request, TableResult
+from airflow_provider_cdc.jobs.verify.result_text import CopyAsked, TableResult, VerifyRequest
 from airflow_provider_cdc.jobs.verify.step import verify
 
 SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
@@ -122,7 +122,7 @@ def plant(lake: Path, table: str, fault: Fault) -> None:
 
 def ask(folder: Path, settings: Any, copies: Sequence[CopyAsked], **more: Any) -> dict[str, TableResult]:
     """Verify copies, and return the results by the table's name without its schema."""
-    request = Request(**{"what": "source", "id": f"v{random.randrange(10**9)}", "copies": tuple(copies), **more})
+    request = VerifyRequest(**{"what": "source", "id": f"v{random.randrange(10**9)}", "copies": tuple(copies), **more})
     place = Storage(folder.as_uri()).folder("_verify", request.id)
     records.write(place, "request.json", request)
     result = verify(SPARK, place, settings)

@@ -13,7 +13,7 @@ from airflow_provider_cdc.core.certificate.digest import digest
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.jobs.verify import compare
 from airflow_provider_cdc.jobs.verify.compare import Side
-from airflow_provider_cdc.jobs.verify.rows import RangeRows, Reading
+from airflow_provider_cdc.jobs.verify.rows import RangeRows, RowsToRead
 from tests.jobs.verify.planting import SPARK, without_spark
 
 SCHEMA = pa.schema([("id", pa.int64()), ("kind", pa.string()), ("value", pa.float64())])
@@ -32,7 +32,7 @@ def side_of(folder: Path, rows: list[tuple[Any, ...]], key: tuple[str, ...], cha
     for number, part in enumerate((rows[: ends[0]], rows[ends[0] : ends[1]], rows[ends[1] :])):
         pq.write_table(table_of(part), folder / f"{number}.parquet", row_group_size=17)
     pieces = tuple(RangeRows(Storage(folder.as_uri()), f"{number}.parquet") for number in range(3))
-    return Side(Reading(folder.name, SCHEMA, key), pieces)
+    return Side(RowsToRead(folder.name, SCHEMA, key), pieces)
 
 
 @pytest.mark.parametrize("searched", [500_000, 4])
@@ -90,7 +90,7 @@ def test_years_that_python_cannot_hold(tmp_path: Path, monkeypatch: pytest.Monke
         keys = pa.array([-(2**60), 2**62], pa.int64()).cast(times)
         days = pa.ListArray.from_arrays([0, 1, 2], pa.array([0, day], pa.int32()).cast(pa.date32()))
         pq.write_table(pa.table([keys, days], schema), tmp_path / name)
-        sides.append(Side(Reading(name, schema, ("at",)), (RangeRows(Storage(tmp_path.as_uri()), name),)))
+        sides.append(Side(RowsToRead(name, schema, ("at",)), (RangeRows(Storage(tmp_path.as_uri()), name),)))
     (found,) = compare.compare(SPARK, sides[0], sides[1], 100).differences
     assert (found.kind, found.columns) == ("changed", ("dates",))
     assert found.key["at"] == "4,611,686,018,427,387,904 microseconds after 1970-01-01"

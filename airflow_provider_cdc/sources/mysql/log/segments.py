@@ -217,7 +217,7 @@ class MysqlSegmentReader:
         walker, summary, segment = self._walker, self.summary, self.summary.segment
         yield from self._read_file(segment.name, segment.start)
         for name in segment.also:
-            walker.go_on(name, segment.stop if name == segment.last_name else None)
+            walker.begin_file(name, segment.stop if name == segment.last_name else None)
             yield from self._read_file(name, events.FIRST_POSITION)
         summary.transactions = int(walker.state[walk_state.TRANSACTIONS])
         summary.row_images = int(walker.state[walk_state.IMAGES])

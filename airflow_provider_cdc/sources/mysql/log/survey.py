@@ -54,11 +54,11 @@ class PreparedWalker(LogWalker):
     def prepared(self) -> set[str]:
         return set(self.xa.undecided)
 
-    def walk_through(self, settings: ConnectionSettings, goes_on: Callable[[Dump], bool] = lambda dump: True) -> None:
+    def walk_through(self, settings: ConnectionSettings, continues: Callable[[Dump], bool] = lambda dump: True) -> None:
         """Read the file from the start position to the stop position, or up to the last event that the server has
         written.
 
-        :param goes_on: called before more data is received; returns False to stop.
+        :param continues: called before more data is received; returns False to stop.
         :raises ExactnessError: the log contains something that makes it impossible to prove exactness.
         """
         segment = self.summary.segment
@@ -66,7 +66,7 @@ class PreparedWalker(LogWalker):
         try:
             while not self.run(dump.data, dump.end):
                 dump.at = int(self.state[walk_state.AT])
-                if not goes_on(dump) or not dump.fill():
+                if not continues(dump) or not dump.fill():
                     break
                 self.state[walk_state.AT] = 0
         finally:
@@ -241,7 +241,7 @@ class _Look(Generic[Walker]):
     def _walk(self, number: int) -> tuple[Walker, ExactnessError | None]:
         walker = self._walker_of(self._segments[number])
 
-        def goes_on(dump: Dump) -> bool:
+        def continues(dump: Dump) -> bool:
             self._bytes[number] = dump.bytes
             # Store the dump before checking _left. This ensures that either `leave` finds the dump in _dumps, or this
             # thread finds that _left is set.
@@ -249,7 +249,7 @@ class _Look(Generic[Walker]):
             return not self._left.is_set()
 
         try:
-            walker.walk_through(self._settings, goes_on)
+            walker.walk_through(self._settings, continues)
         except ExactnessError as error:
             return walker, error
         finally:

@@ -305,7 +305,7 @@ class LogWalker:
         self.state[walk_state.RELIES] = any(map(relies_on_log, tables))
         self.state[walk_state.ONLY_LOOKS] = all(tracked_table.looked_at for tracked_table in tracked)
 
-    def go_on(self, file: str, stop: int | None) -> None:
+    def begin_file(self, file: str, stop: int | None) -> None:
         """Continue with ``file``, the next file of the log, after the current file was read to its end. From then on,
         `run` must receive the events of ``file``.
 

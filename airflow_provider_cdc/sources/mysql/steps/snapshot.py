@@ -281,7 +281,7 @@ class _Reader:
     def odd(self) -> Sequence[OddValue]:
         return self._statements.odd
 
-    def settle(self) -> str:
+    def wait_until_durable(self) -> str:
         if self._locking is not None:
             # The lock ends with its session, and what was read without the lock does not count.
             with mapped_errors(f"{self._table.name}, the end of its read under the lock"):

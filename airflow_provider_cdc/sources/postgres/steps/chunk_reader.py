@@ -124,7 +124,7 @@ class _Reader:
             self._rows.run("COMMIT")
             self._in_view = False
 
-    def settle(self) -> str:
+    def wait_until_durable(self) -> str:
         where = f"{self._table.name}, the end of its read"
         with mapped_errors(where):
             self.leave_view()

@@ -166,7 +166,7 @@ def test_a_clone_with_the_same_uuid_is_not_taken_for_the_server(first: MysqlServ
             clone.query(f"DELETE FROM {NAME} LIMIT 1")
             bound = MysqlSource(settings(balancer)).of_run(point.identity, point.position)
             with bound.reader(point.tables[0], "watermark", LockPolicy()) as reader:
-                assert reader.settle() != source.bound_reads().incarnation, "the part would count"
+                assert reader.wait_until_durable() != source.bound_reads().incarnation, "the part would count"
             for use in (USES["check_identity"], USES["bound_reads"]):
                 with pytest.raises(ExactnessError, match="was not closed cleanly"):
                     use(bound, point)

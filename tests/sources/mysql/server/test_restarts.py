@@ -86,7 +86,7 @@ class Run:
         """The rows, and the incarnation of the server that they were read from."""
         with self.source.reader(self.table, "watermark", LockPolicy()) as reader:
             found = {row["id"] for batch in reader.read(Chunk(0)) for row in batch.to_pylist()}
-            return found, reader.settle()
+            return found, reader.wait_until_durable()
 
 
 @pytest.mark.slow

@@ -270,7 +270,7 @@ class TestLock:
         with pytest.raises(SourceUnavailable), source.one_session() as task:  # noqa: PT012
             with task.reader(table, "lock", policy) as first:
                 assert rows(first) == set()
-                first.settle()
+                first.wait_until_durable()
             with task.reader(table, "lock", policy) as second:
                 ((holder,),) = mysql.query(
                     "SELECT PROCESSLIST_ID FROM performance_schema.metadata_locks JOIN performance_schema.threads "
@@ -279,7 +279,7 @@ class TestLock:
                 )
                 mysql.query(f"KILL {holder}")
                 assert rows(second) == set()
-                second.settle()
+                second.wait_until_durable()
                 pytest.fail("the lock was lost before the end of the read")
 
     @pytest.mark.parametrize("through_read", [False, True])

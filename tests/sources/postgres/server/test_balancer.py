@@ -91,7 +91,7 @@ def read_table(source: PostgresSource, table: Table, consistency: str) -> None:
         for chunk in source.plan_chunks(table, 100):
             with shared.reader(table, consistency, LockPolicy()) as reader:
                 list(reader.read(chunk))
-                reader.settle()
+                reader.wait_until_durable()
 
 
 def read_log(source: PostgresSource, initial: InitialPoint) -> None:

@@ -92,7 +92,7 @@ def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(
         # With a shared view, it may be after the view's position, or not visible yet.
         seen = read_all(reader, run, table)
         assert consistency == "exported" or seen == {1}
-        incarnation = reader.settle()
+        incarnation = reader.wait_until_durable()
     crash(lazy, what)
     assert {id for (id,) in lazy.query("SELECT id FROM stock")} >= seen
     assert (run.bound_reads().incarnation == incarnation) == (what == CRASHED_INSIDE)
@@ -108,7 +108,7 @@ def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(
         seen = read_all(reader, run, table)
         crash(lazy, what)
         with pytest.raises(SourceUnavailable):
-            reader.settle()
+            reader.wait_until_durable()
     if consistency == "watermark":
         assert 2 in seen
         assert lazy.query("SELECT id FROM stock") == [(1,)], "nothing was lost: the test provokes nothing"

@@ -60,7 +60,7 @@ def check_count(found: Sequence[OddRow]) -> None:
         raise _error(found)
 
 
-def check_survivors(run: Storage, change: Sequence[StagedFile], odd: Mapping[int, Sequence[OddRow]]) -> None:
+def check_remaining(run: Storage, change: Sequence[StagedFile], odd: Mapping[int, Sequence[OddRow]]) -> None:
     """Check that the window touches every row with an odd value.
 
     :param change: the files of the window's net change.
@@ -74,7 +74,7 @@ def check_survivors(run: Storage, change: Sequence[StagedFile], odd: Mapping[int
 
 def surviving(run: Storage, change: Sequence[StagedFile], odd: Mapping[int, Sequence[OddRow]]) -> dict[int, str]:
     """Return, by the table's index, why each table with a surviving row cannot be copied. The arguments are the same as
-    for `check_survivors`."""
+    for `check_remaining`."""
     untouched = {index: list(_untouched(run, change, index, values)) for index, values in odd.items()}
     return {index: reason(_error(values)) for index, values in untouched.items() if values}
 
