@@ -10,10 +10,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import importlib
+import os
 import re
 import selectors
 import time
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Container, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 from urllib.parse import quote as percent
@@ -38,8 +39,52 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog import types
-from airflow_provider_cdc.sources.postgres.server import libpq_environment, session_setup
+from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.session.trust import trust_in, without_frames
+
+# Keeps libpq's environment variables from changing sessions.
+#
+# libpq takes each parameter that a program does not pass from an environment variable (PGSSLMINPROTOCOLVERSION, …).
+# These variables may be set for other programs of the machine. So a session passes the default of each parameter whose
+# variable is set. The parameter ``service`` has no value that stands for the default, so an error names its variable.
+
+
+_DEFAULTS = {
+    **dict.fromkeys(("require_auth", "requirepeer", "ssl_max_protocol_version"), ""),
+    **dict.fromkeys(("sslcert", "sslkey", "sslrootcert", "sslcrl", "sslcrldir"), ""),
+    "sslcertmode": "allow",
+    "min_protocol_version": "3.0",
+    "max_protocol_version": "3.0",
+}
+"""The defaults of parameters for which libpq itself reports none."""
+_HARMLESS = frozenset({"passfile", "gsslib"})
+"""Parameters that cannot make a connection fail: without a password of the connection, the password file applies."""
+
+
+def defaults(given: Container[str]) -> dict[str, str]:
+    """Return the defaults of parameters that libpq would take from the environment.
+
+    :param given: the names of the parameters that the session passes.
+    """
+    return {name: default for name, (_, default) in _set(given).items() if default is not None}
+
+
+def libpq_variables(given: Container[str]) -> list[str]:
+    """Return the names of the variables that are set and apply to a session, although the session passes all
+    `defaults`."""
+    return sorted(variable for variable, default in _set(given).values() if default is None)
+
+
+def _set(given: Container[str]) -> Mapping[str, tuple[str, str | None]]:
+    """Return, for each parameter whose variable is set, the variable and the default. None: it cannot be passed."""
+    found: dict[str, tuple[str, str | None]] = {}
+    for option in pq.Conninfo.get_defaults():
+        name, variable = option.keyword.decode(), (option.envvar or b"").decode()
+        if not variable or variable not in os.environ or name in given or name in _HARMLESS:
+            continue
+        found[name] = (variable, option.compiled.decode() if option.compiled else _DEFAULTS.get(name))
+    return found
+
 
 # Maps failed connections to errors by SQLSTATE. The text of an error cannot be used, because servers may use another
 # language.
@@ -142,8 +187,8 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
             )
             error.is_starting = True
             return error
-        case _ if variables := libpq_environment.variables(arguments):
-            names = ", ".join(variables)
+        case _ if given := libpq_variables(arguments):
+            names = ", ".join(given)
             return ConfigurationError(
                 f"no connection could be opened with the environment variables {names} of this process: {message}",
                 where=where,
@@ -392,7 +437,7 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
         "options": options,
         **_tls(settings),
     }
-    return {**libpq_environment.defaults(given), **given}
+    return {**defaults(given), **given}
 
 
 def parameters_of(connection: Connection) -> dict[str, str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_cdc.core.tables.table import Column
+from airflow_provider_cdc.sources.mysql.tables.declarations import parse as parse_type
 from airflow_provider_cdc.sources.mysql.tables.virtual import functions
 from airflow_provider_cdc.sources.mysql.tables.virtual.arguments import (
     as_number,
@@ -20,27 +21,168 @@ from airflow_provider_cdc.sources.mysql.tables.virtual.arguments import (
     of_moments,
     of_numbers,
 )
-from airflow_provider_cdc.sources.mysql.tables.virtual.comparisons import check_comparable, check_found
 from airflow_provider_cdc.sources.mysql.tables.virtual.grammar import Node, NotUnderstood, parse
 from airflow_provider_cdc.sources.mysql.tables.virtual.special_forms import SPECIAL_FORMS
-from airflow_provider_cdc.sources.mysql.tables.virtual.stored import check_stored
 from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
+    BINARY,
     BYTES,
+    CAST,
+    COLUMN,
+    COMPARED,
     CONVERTED,
+    DATES,
     DIFFERENCE,
     DOUBLE,
     INT,
     LITERAL,
     MISLABELLED,
     NULL,
+    NUMBERS,
+    ZONE,
     Dependent,
     Value,
+    check_text,
     is_literal_of,
     joined,
     merged,
     of_column,
     promoted,
 )
+
+# Check that comparisons and searches have the same result in every session.
+
+
+_OF_PADDED = frozenset("= <=> <> != < > <= >= in between strcmp field".split()) | {"case of"}
+_KNOWN_CHARSETS = (COLUMN, BINARY, LITERAL, CAST)
+_OF_DOCUMENTS = frozenset("= <=> <> != < > <= >=".split())
+
+
+def check_comparable(name: str, values: Sequence[Value]) -> Value:
+    """Return the result of the comparison ``name``, a number.
+
+    Two numbers, or a text and a number, are compared as numbers. Texts are compared by a collation, which must come
+    from a column or from JSON. Dates can be compared with dates, and with literals that mean the same date in every
+    session.
+
+    :raises Dependent: the result may differ between sessions.
+    """
+    known = [value for value in values if value.kind != "null"]
+    for value in known:
+        if value.wraps or value.kind == "geometry":
+            check_text(value)
+        if value.kind == "timestamp":
+            raise Dependent(ZONE)
+    moments = [value for value in known if value.is_moment]
+    if moments:
+        _check_moments(known, moments)
+        return INT
+    texts = [value for value in known if value.kind in ("text", "bytes")]
+    if texts and name in ("greatest", "least", "strcmp"):
+        # These functions convert numbers to texts if one argument is a text.
+        texts = known
+    documents = [value for value in known if value.kind == "json"]
+    if documents and (name not in _OF_DOCUMENTS or any(value.padded or value.kind == "bytes" for value in texts)):
+        raise Dependent(COMPARED)
+    if documents and any(value.collation != LITERAL and value.collation != COLUMN for value in texts):
+        raise Dependent(COMPARED)
+    if len(texts) > 1 and not documents:
+        _check_collation(name, texts)
+    return INT
+
+
+def check_found(name: str, values: Sequence[Value]) -> Value:
+    """Return the result of a search or replacement, such as LIKE, LOCATE or REGEXP_REPLACE.
+
+    :raises Dependent: sessions may find different texts.
+    """
+    text = joined(values)
+    if name == "like" and len(values) == 2 and values[1].literal is None:
+        raise Dependent("without ESCAPE, the meaning of a backslash depends on sql_mode (NO_BACKSLASH_ESCAPES)")
+    if not any(value.collation == COLUMN for value in values if value.kind == "text"):
+        # Without a column's collation, texts that are made from numbers or bytes are compared by the connection's
+        # collation.
+        only_bytes = all(value.kind == "bytes" for value in values)
+        if not only_bytes and text.collation != BINARY:
+            raise Dependent(COMPARED)
+    if text.kind == "bytes" and any(value.kind != "bytes" for value in values):
+        raise Dependent(COMPARED)
+    return (BYTES if text.kind == "bytes" else text) if name in ("regexp_substr", "regexp_replace") else INT
+
+
+def _check_moments(known: Sequence[Value], moments: Sequence[Value]) -> None:
+    kinds = {value.kind for value in moments}
+    if not (kinds <= DATES or kinds == {"time"}):
+        raise Dependent(CONVERTED)
+    for value in known:
+        if value.is_moment:
+            if value.as_text or (value.odd and not value.direct):
+                raise Dependent(CONVERTED)
+        elif not is_literal_of("time" if kinds == {"time"} else "datetime", value):
+            raise Dependent(CONVERTED)
+
+
+def _check_collation(name: str, texts: Sequence[Value]) -> None:
+    padded = [value for value in texts if value.padded]
+    if padded:
+        others = [value for value in texts if not value.padded]
+        alike = all(value.pad_space for value in padded) and all(value.collation == LITERAL for value in others)
+        if name not in _OF_PADDED or not alike or len(padded) > 1:
+            raise Dependent(
+                "the expression compares a CHAR, whose length depends on sql_mode (PAD_CHAR_TO_FULL_LENGTH)"
+            )
+        return
+    if any(value.kind == "bytes" for value in texts):
+        # To compare a text with a byte string, the server compares the bytes of the text. So the character set of the
+        # text must be known.
+        alike = all(value.kind != "text" or value.ascii or value.collation in _KNOWN_CHARSETS for value in texts)
+    else:
+        alike = joined(texts).collation in (COLUMN, BINARY)
+    if not alike:
+        raise Dependent(COMPARED)
+
+
+# Check whether every session converts the value of an expression to the type of its column in the same way.
+
+
+def check_stored(value: Value, column: Column) -> None:
+    """Make sure that every session converts an expression's ``value`` to the virtual ``column`` in the same way.
+
+    :raises Dependent: sessions may convert the value differently.
+    """
+    declared = parse_type(column.type)
+    kind = declared.name if declared is not None else ""
+    if kind == "timestamp":
+        raise Dependent("the column is a TIMESTAMP, which is converted with the session's time_zone")
+    if value.kind == "timestamp":
+        raise Dependent(ZONE)
+    target = of_column(column, odd=False)
+    if value.kind == "null":
+        return
+    if value.mislabelled and target.kind not in ("text", *NUMBERS):
+        raise Dependent(MISLABELLED)
+    if target.kind == "geometry" or value.kind == "geometry":
+        if target.kind != value.kind:
+            raise Dependent("the expression uses a geometry as another type")
+    elif target.is_moment:
+        fits = value.kind == target.kind or (value.kind in DATES and target.kind in DATES)
+        if not fits or value.odd or value.digits > target.digits or (value.digits and target.kind == "date"):
+            raise Dependent(CONVERTED)
+    elif target.is_number:
+        # The year of a TIME is the current year.
+        if value.is_moment and (value.digits or value.as_text or (kind == "year" and value.kind == "time")):
+            raise Dependent(CONVERTED)
+    elif target.padded:
+        if not value.padded:
+            check_text(replace(value, wraps=False))
+    elif target.kind == "json":
+        if value.kind not in {"json", "text", *NUMBERS} or value.wraps:
+            raise Dependent("the value that is converted to a JSON document may depend on the session")
+        check_text(value)
+    else:
+        check_text(replace(value, wraps=False))
+        if target.kind == "bytes":
+            of_bytes(BYTES, [replace(value, wraps=False)])
+
 
 NOT_UNDERSTOOD = "its expression is not understood"
 _MOST_DIGITS = 18
