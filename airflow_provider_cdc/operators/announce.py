@@ -1,7 +1,7 @@
 """Asset events of copies: each copy is announced once, even if its task is cleared or dies.
 
 Airflow records a task's events together with its success, in one transaction, after the task has ended. Before the task
-ends, it writes its events to a record in the run's folder (`core.run.announced`). A later try asks Airflow whether the
+ends, it writes its events to a record in the run's folder (`core.run.results`). A later try asks Airflow whether the
 events of the earlier try are recorded:
 
 - Airflow has the events: the earlier try succeeded, and the task was cleared. The later try does not announce the

@@ -75,7 +75,7 @@ class Publication:
     the time or position that was requested; empty: the present. ``missed_as_of`` is `Manifest.missed_as_of`. ``group``
     names the task group of the run; all runs of a group copy the same tables. ``skipped`` are tables of the group that
     this run leaves out. Times are ISO 8601. If the copies have shards of several sources, ``positions`` has the
-    position of each source (`core.shards.vector`), and ``position`` is empty.
+    position of each source (`core.shards.copy_tables`), and ``position`` is empty.
     """
 
     run_id: str

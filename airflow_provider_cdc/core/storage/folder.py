@@ -31,7 +31,7 @@ class Storage:
     """The folder at ``uri``. Paths in its methods are relative to it, with forward slashes.
 
     The folder is pickled as its URI, and opened when it is first used. Its credentials are those in ``settings``. If
-    they are not given, the settings of the process apply (`access.current`), or else what pyarrow.fs finds in the
+    they are not given, the settings of the process apply (`uri.current`), or else what pyarrow.fs finds in the
     environment.
 
     :raises ConfigurationError: pyarrow.fs does not support the URI.

@@ -72,7 +72,7 @@ class RunRestarted(Exception):
 class Step:
     """A step in progress. ``token`` identifies this try. ``altered`` has the tables that were altered while this step
     read them, by name, each with the reason (`jobs.restart`). ``ends`` has, for tables that were read in full, an end
-    of the log after the read (`jobs.snapshot.ends_of_reads`)."""
+    of the log after the read (`jobs.snapshot.table_files`)."""
 
     spark: SparkSession
     run: Run

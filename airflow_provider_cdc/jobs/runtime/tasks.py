@@ -309,7 +309,7 @@ def _broadcast_access(context: SparkContext) -> Broadcast[StorageSettings] | Non
     """Return the settings of this process for access to the object store, for the tasks; None: there are none.
 
     Tasks are pickled without the secrets. A broadcast variable reaches each executor once. Spark writes it to disk, and
-    encrypts it there (`jobs.runtime.session`).
+    encrypts it there (`jobs.runtime.driver`).
     """
     settings = current()
     if settings is None:

@@ -77,7 +77,7 @@ class Shape:
 class KeptPieces:
     """The record of the log from the position at which reads began. ``links`` are the pieces, in the order of the log.
     ``tables`` has the index of each table in the files of the pieces, by the table's name. ``shapes`` has, in the order
-    of the log, the earlier columns of tables that were altered since (`jobs.restart.carried_pieces`). In the other
+    of the log, the earlier columns of tables that were altered since (`jobs.restart.carry`). In the other
     pieces, a table has the columns of the manifest."""
 
     links: tuple[Link, ...]

@@ -1,4 +1,4 @@
-"""The part of a condition that MySQL can evaluate (`sources.planning.pushdown`). Only comparisons of integers,
+"""The part of a condition that MySQL can evaluate (`sources.planning.selections`). Only comparisons of integers,
 decimals, dates and times are evaluated by MySQL."""
 
 from __future__ import annotations

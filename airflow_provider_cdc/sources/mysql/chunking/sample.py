@@ -1,4 +1,4 @@
-"""Checks the values of the first and last rows of tables, in key order (`sources.planning.sampling`)."""
+"""Checks the values of the first and last rows of tables, in key order (`sources.planning.survey`)."""
 
 from __future__ import annotations
 

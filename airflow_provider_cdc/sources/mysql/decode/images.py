@@ -414,7 +414,7 @@ def locate_images(
     nulls: Int64s,
     totals: Int64s,
 ) -> int:
-    """Fill the arrays that ``cells.Located`` describes. Return the index of the first malformed image, or -1."""
+    """Fill the arrays that ``calendar.Located`` describes. Return the index of the first malformed image, or -1."""
     columns = len(widths)
     for row in range(len(ends) - 1):
         bits, end = int(ends[row]), int(ends[row + 1])

@@ -199,9 +199,9 @@ _HARMLESS: Mapping[str, str] = {
         parser_max_mem_size
     """,
     "No session can set it. A longer value is returned as NULL or as an empty text, with a warning, and the warning "
-    "stops the read (``decode.too_long``).": "max_allowed_packet",
+    "stops the read (``decode.rows``).": "max_allowed_packet",
     "Setting it requires a privilege. A read stops if the server lists fewer warnings than there were, because one of "
-    "the others might report an omitted value (``decode.too_long``).": "max_error_count",
+    "the others might report an omitted value (``decode.rows``).": "max_error_count",
     "max_join_size counts only while sql_big_selects is off.": "max_join_size",
     "The server copies it to wait_timeout when an interactive client logs in.": "interactive_timeout",
     "With autocommit, LOCK TABLES takes no InnoDB lock.": "innodb_table_locks",
@@ -281,7 +281,7 @@ def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides:
     """Open a session with autocommit and the time zone UTC. The session does not inherit any setting that could change
     or truncate a result.
 
-    The session is reset first. Then the values of `session_variables.PINNED` are set and read back.
+    The session is reset first. Then the values of `PINNED` are set and read back.
 
     :param reading: whether the server sends text in the character set of the column. These are the same bytes as in the
         log.

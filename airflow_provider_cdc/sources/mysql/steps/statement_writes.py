@@ -1,6 +1,6 @@
 """Checks that logged statements did not change a copied table indirectly, through a view, a trigger or a function.
 
-`log.statements.writes_elsewhere` accepted these statements. According to its text, each statement writes to one table
+`log.statements.meaning` accepted these statements. According to its text, each statement writes to one table
 that is not copied. The text is misleading if the written table is a view or has a trigger, or if the statement reads a
 view, because a view may call functions.
 

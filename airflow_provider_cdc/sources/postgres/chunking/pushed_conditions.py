@@ -1,4 +1,4 @@
-"""Builds the part of a condition that PostgreSQL evaluates (`planning.pushdown`). This part contains only comparisons
+"""Builds the part of a condition that PostgreSQL evaluates (`planning.selections`). This part contains only comparisons
 of whole numbers, decimals, dates and times."""
 
 from __future__ import annotations

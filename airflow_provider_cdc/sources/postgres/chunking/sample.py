@@ -1,4 +1,4 @@
-"""Samples the first and the last blocks of tables, and of some of their partitions (`planning.sampling`)."""
+"""Samples the first and the last blocks of tables, and of some of their partitions (`planning.survey`)."""
 
 from __future__ import annotations
 

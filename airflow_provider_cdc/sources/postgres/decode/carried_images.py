@@ -1,8 +1,8 @@
 """Turns row images with earlier columns of a table into images of the present table.
 
-The walker does this with the tuples of the log (`log.relation_columns`). This module does it with images that were
+The walker does this with the tuples of the log (`log.walker`). This module does it with images that were
 recorded before the table was altered. The columns are matched by their numbers. The texts of the values stay the same,
-because only schema changes that keep them are carried (`catalog.column_evolution`).
+because only schema changes that keep them are carried (`catalog.schema_difference`).
 """
 
 from __future__ import annotations

@@ -167,7 +167,7 @@ def _evolution(since: schema_changes.SinceCopy, table: Table, now: Table, record
     carried = replace(now, eras=found.eras, options=table.options, selection=table.selection)
     if recorded is not None:
         _check_pieces(found)
-        # The rest of the log is read when the run moves (`jobs.restart.carried_pieces`).
+        # The rest of the log is read when the run moves (`jobs.restart.carry`).
         schema_changes.check_new_columns([carried])
         return found
     if broken := schema_changes.survey(since, [carried]):

@@ -1,4 +1,4 @@
-"""Finds out whether copies can be rolled forward over schema changes, and how (`catalog.column_evolution`).
+"""Finds out whether copies can be rolled forward over schema changes, and how (`catalog.schema_difference`).
 
 The log has no DDL. These facts replace it:
 

@@ -1,6 +1,6 @@
 """Converts the binary JSON in row images of the log to the text that a SELECT of the column prints.
 
-The kernel of ``json.document`` converts the values of a column. This module raises an error for a value that the kernel
+The kernel of ``json.text`` converts the values of a column. This module raises an error for a value that the kernel
 rejects.
 """
 

@@ -44,7 +44,7 @@ from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import Trac
 #   list. In this case, the rows with these values are lost.
 # - All of these statements except OPTIMIZE and ANALYZE compute the partition of each row, unless they add ranges or
 #   lists. If the computation fails with the sql_mode of the session, these statements drop the row
-#   (`sources.mysql.tables.partition_expressions`).
+#   (`sources.mysql.tables.schema`).
 #
 # TRUNCATE, DROP, EXCHANGE, DISCARD, IMPORT and REPAIR PARTITION change rows.
 
