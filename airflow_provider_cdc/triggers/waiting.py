@@ -17,7 +17,6 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.errors import CdcError, PositionError, TerminalError, TransientError
-from airflow_provider_cdc.sources.api.planning import Reach
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sources.api.source import Source
@@ -177,12 +176,10 @@ def target_of(text: str, where: str) -> AsOf:
 
 
 class PositionQuestion:
-    """Asks whether a server has reached ``target``. Each poll passes the previous answer to the source, because this
-    may save the server some work."""
+    """Asks whether a server has reached ``target``."""
 
     def __init__(self, target: AsOf) -> None:
         self._target = target
-        self._seen: Reach | None = None
 
     def ask(self, source: Source) -> Answer:
         """Ask once.
@@ -190,8 +187,8 @@ class PositionQuestion:
         :raises CdcError: for the same reasons as `Source.has_reached`.
         """
 
-        self._seen = source.has_reached(self._target, self._seen)
-        return Answer(self._seen.reached, self._seen.lacks, str(as_of.text_of(self._target)))
+        reach = source.has_reached(self._target)
+        return Answer(reach.reached, reach.lacks, str(as_of.text_of(self._target)))
 
 
 class PositionTrigger(WaitingTrigger):

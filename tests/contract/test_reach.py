@@ -12,7 +12,6 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.planning import Reach
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.source import Source
 from harness.server_process import free_port
@@ -76,12 +75,3 @@ def test_a_server_that_does_not_answer_is_no_answer(db: Database) -> None:
     fields = {**vars(db.settings), "port": free_port()}
     with pytest.raises(SourceUnavailable):
         open_source(ConnectionSettings(**fields)).has_reached(NEVER[db.kind])
-
-
-def test_what_was_seen_is_of_no_use_once_the_server_went_on(db: Database) -> None:
-    db.create("t", "id INT PRIMARY KEY")
-    stale = Reach(False, "", at="somewhere else")
-    past = clock(db)
-    time.sleep(0.01)
-    db.execute("INSERT INTO t VALUES (1)")
-    assert telling(db).has_reached(past, stale).reached

@@ -60,8 +60,8 @@ class UnionRequest:
 @dataclass(frozen=True)
 class Member:
     """A run whose files are united. ``manifest`` is the digest of its manifest, and ``commit`` the name of its commit
-    record, which has a digest. ``position`` is its object in the vector (`core.shards.copy_tables`). ``fixed`` says whether
-    its position is the one that it first recorded at its beginning."""
+    record, which has a digest. ``position`` is its object in the vector (`core.shards.copy_tables`). ``fixed`` says
+    whether its position is the one that it first recorded at its beginning."""
 
     source_conn_id: str
     run_uri: str

@@ -32,14 +32,11 @@ class Runway:
 class Reach:
     """Whether a server has reached a target.
 
-    If the server has not reached the target, ``lacks`` describes the missing part. ``at`` is an opaque value for the
-    place that the server had reached at the time of the call. As long as ``at`` does not change, the server has not
-    reached the target.
+    If the server has not reached the target, ``lacks`` describes the missing part.
     """
 
     reached: bool
     lacks: str = ""
-    at: str = ""
 
 
 class Planning(ABC):
@@ -148,7 +145,7 @@ class Planning(ABC):
         :raises SourceUnavailable: the server cannot be reached.
         """
 
-    def has_reached(self, target: AsOf, seen: Reach | None = None) -> Reach:
+    def has_reached(self, target: AsOf) -> Reach:
         """Return whether the server has reached ``target``.
 
         A server has reached a position if it has everything up to this position. On MySQL, this means that readers see
@@ -156,7 +153,6 @@ class Planning(ABC):
         PostgreSQL standby, readers see the changes up to the position. A server has reached a time if no commit from
         now on can belong to the state at that time.
 
-        :param seen: the previous result, which may save the server some work.
         :raises ConfigurationError: the target is a position of another kind of database.
         :raises SourceUnavailable: the server cannot be reached.
         """

@@ -106,7 +106,7 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
 
         return past.record_past(self.settings, as_of, plans)
 
-    def has_reached(self, target: AsOf, seen: Reach | None = None) -> Reach:
+    def has_reached(self, target: AsOf) -> Reach:
         from airflow_provider_cdc.sources.mysql.steps import check_identity as reach
 
         return reach.has_reached(self.settings, target)

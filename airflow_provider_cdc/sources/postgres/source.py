@@ -164,7 +164,7 @@ class PostgresSource(CarriesReads, Source):
     ) -> InitialPoint:
         return past.record_past(self.settings, as_of, plans, options, run_id)
 
-    def has_reached(self, target: AsOf, seen: Reach | None = None) -> Reach:
+    def has_reached(self, target: AsOf) -> Reach:
         return reach.has_reached(self.settings, target)
 
     def backlog(self, initial: Position, identity: Mapping[str, str]) -> int:
