@@ -56,7 +56,7 @@ def test_a_time_is_reached_once_nothing_that_is_committed_later_belongs_to_it(db
     while clock(db) <= later:
         time.sleep(0.1)
     # Nobody has to write anything for this.
-    assert source.has_reached(later, seen).reached
+    assert source.has_reached(later).reached
 
 
 def test_a_time_before_all_that_the_log_holds_is_reached(db: Database) -> None:

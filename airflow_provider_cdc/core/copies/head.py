@@ -30,9 +30,9 @@ class Copy:
     record of the changes between the previous copy and this copy, as `sinks.feeds` writes it. ``feed_gap`` is the
     record of the gap in the changes before this copy, from `sinks.feeds`, too. ``history`` is the result of
     `core.copies.history.history_fields`. ``shards`` has one object for each shard of a merged table, with its name
-    (``shard``) and ``rows``; the objects in ``files`` then also name their ``shard``. If its shards are in several sources,
-    ``positions`` has the position of each source (`core.shards.copy_tables`), and ``position`` is empty. ``more`` has
-    the fields that a later version added. These fields are kept when the record is written again.
+    (``shard``) and ``rows``; the objects in ``files`` then also name their ``shard``. If its shards are in several
+    sources, ``positions`` has the position of each source (`core.shards.copy_tables`), and ``position`` is empty.
+    ``more`` has the fields that a later version added. These fields are kept when the record is written again.
     """
 
     run_id: str
