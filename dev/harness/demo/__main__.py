@@ -35,9 +35,16 @@ from harness.demo.verifying import FOUND, exchanged_balances, show_fault, verify
 from harness.errors import HarnessError
 
 STAGES: Mapping[str, StageFactory] = {"mysql": MysqlStage.start, "postgres": PostgresStage.start}
-
-SHARDS, SHARD_ROWS = "shards", 5_000
-"""The demo of merged tables, and the greatest number of rows of each of its shards."""
+DEMOS: Mapping[str, str] = {
+    "mysql": "the main job and its proof, on MySQL (the default)",
+    "postgres": "the main job and its proof, on PostgreSQL",
+    "nights": "a copy that is rolled forward, a copy as of a time in the past, and rows that are read again",
+    "verify": "the command that verifies copies: without a fault, and with a planted one",
+    "shards": "one table from two MySQL servers, with a key that is on both",
+}
+ALL = "all"
+SHARD_ROWS = 5_000
+"""The greatest number of rows of each shard in the demo of merged tables."""
 PAST_SECONDS = 3
 """Seconds that the writers run before the time of the copy of the past, and again before the first DAG begins."""
 
@@ -66,43 +73,51 @@ class TableResult:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="dev/demo", description=__doc__)
-    parser.add_argument("kinds", nargs="*", metavar="KIND", help=f"{', '.join(STAGES)} (default: both), {SHARDS}")
-    parser.add_argument("--rows", type=int, default=1_000_000, help="rows of the shop, in all tables together")
+    demos = [*DEMOS, ALL]
+    parser.add_argument("demos", nargs="*", metavar="DEMO", help=f"{', '.join(demos)} (default: mysql)")
+    parser.add_argument("--rows", type=int, default=300_000, help="rows of the shop, in all tables together")
     parser.add_argument("--writes", type=float, default=400, help="the writers' target rate, in transactions/s")
     parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="the format of the copies")
     arguments = parser.parse_args()
-    if unknown := set(arguments.kinds) - {*STAGES, SHARDS}:
-        parser.error(f"no such demo: {', '.join(sorted(unknown))} (there are: {', '.join(STAGES)}, {SHARDS})")
+    if unknown := set(arguments.demos) - set(demos):
+        parser.error(f"no such demo: {', '.join(sorted(unknown))} (there are: {', '.join(demos)})")
+    chosen = list(DEMOS) if ALL in arguments.demos else arguments.demos or ["mysql"]
     folder = cache_directory() / "demo"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     failed = False
     try:
-        for kind in arguments.kinds or STAGES:
-            if kind == SHARDS:
+        for demo in chosen:
+            if demo == "shards":
                 failed |= show_shards(folder, _step, min(arguments.rows, SHARD_ROWS))
                 continue
-            with STAGES[kind](folder / f"{kind}-server") as stage:
-                failed |= _demo(folder, stage, arguments.rows, arguments.writes, arguments.format)
+            for kind in ("mysql", "postgres") if demo == "nights" else ("mysql",) if demo == "verify" else (demo,):
+                with STAGES[kind](folder / f"{demo}-{kind}-server") as stage:
+                    failed |= _demo(demo, folder, stage, arguments.rows, arguments.writes, arguments.format)
     except HarnessError as error:
         sys.exit(f"demo: {error}")
     finally:
         for work in folder.glob("*-*"):
             shutil.rmtree(work, ignore_errors=True)
+    others = {name: what for name, what in DEMOS.items() if name not in chosen}
+    if others:
+        print("Try next:")
+        for name, what in others.items():
+            print(f"  dev/demo {name:<10}{what}")
     print(f"Undo: rm -r {folder}")
     sys.exit(failed)
 
 
-def _demo(folder: Path, stage: Stage, rows: int, writes: float, format: str) -> bool:
-    """Run the demo on one database. Return whether any row differs."""
-    lake, log, dag = folder / f"{stage.kind}_lake", folder / f"{stage.kind}.log", f"{stage.kind}_snapshot"
+def _demo(demo: str, folder: Path, stage: Stage, rows: int, writes: float, format: str) -> bool:
+    """Run a demo on one database. Return whether any row differs."""
+    lake, log, dag = folder / f"{demo}_{stage.kind}_lake", folder / f"{demo}_{stage.kind}.log", f"{stage.kind}_snapshot"
     print(f"demo: {stage.title}")
     with _step(f"create a shop of about {rows:,} rows"):
         stage.fill(rows)
     with _step("copy the shop for the proof, before the writers start"):
         stage.copy_base()
     connection = f"cdc_{stage.kind}"
-    airflow = AirflowHome(folder / f"{stage.kind}-airflow", {connection: stage.connection()})
+    airflow = AirflowHome(folder / f"{demo}-{stage.kind}-airflow", {connection: stage.connection()})
     with _step("prepare a private Airflow"):
         airflow.prepare()
     conf = {
@@ -122,16 +137,19 @@ def _demo(folder: Path, stage: Stage, rows: int, writes: float, format: str) -> 
 
     plain, writers = stage.plain_read(pause=0.4), stage.writers(writes)
     made: list[tuple[Copy, Run]] = []
+    failed = False
     with writers:
         time.sleep(PAST_SECONDS)
         past = datetime.now(UTC).isoformat()
         time.sleep(PAST_SECONDS)
         with _step(f"run the DAG {dag} through Airflow, Spark local[2], while 4 writers write"), plain:
             first = run_dag(lake, {})
-        for copy in _more_copies(stage.kind, folder, lake, past):
-            with _step(f"run it again, {copy.title}"):
-                made.append((copy, run_dag(copy.lake, copy.options)))
-        missed = _verify(stage.kind, lake, format, airflow, log)
+        if demo == "nights":
+            for copy in _more_copies(stage.kind, lake, past):
+                with _step(f"run it again, {copy.title}"):
+                    made.append((copy, run_dag(copy.lake, copy.options)))
+        if demo == "verify":
+            failed = _verify(lake, format, airflow, log)
     print(f"      the writers committed {writers.committed:,} transactions meanwhile")
     # The proof can only move forward, so earlier positions come first.
     for copy, run in (one for one in made if one[0].options.get("as_of")):
@@ -142,9 +160,9 @@ def _demo(folder: Path, stage: Stage, rows: int, writes: float, format: str) -> 
     with _step("compare every row"):
         results = [_compare(table, first, stage, plain.rows[table]) for table in KEYS]
         money, plain_money = _money(stage.truth("accounts")), _money(plain.rows["accounts"])
+    _report(results, first, money, plain_money)
     for copy, run in (one for one in made if not one[0].options.get("as_of")):
         _prove(copy, run, stage)
-    _report(results, first, money, plain_money)
     for copy, run in made:
         _report_copy(copy, run, first)
     if format == "iceberg":
@@ -152,29 +170,28 @@ def _demo(folder: Path, stage: Stage, rows: int, writes: float, format: str) -> 
     else:
         _show_reading(lake)
     print(f"\nThe Airflow log: {log}", end="\n\n")
-    return missed or any(result.differences for result in results) or any(copy.differences for copy, _ in made)
+    return failed or any(result.differences for result in results) or any(copy.differences for copy, _ in made)
 
 
-def _more_copies(kind: str, folder: Path, lake: Path, past: str) -> list[Copy]:
+def _more_copies(kind: str, lake: Path, past: str) -> list[Copy]:
     """Return the further runs of the DAG on a kind of database, in their order."""
     if kind == "mysql":
         return [
             Copy("rolling the first copy forward by the changes in the log", lake, {"refresh": "changes"}),
-            Copy(f"as of {past}, before any DAG began", folder / "mysql_lake_of_the_past", {"as_of": past}),
+            Copy(f"as of {past}, before any DAG began", lake.with_name(f"{lake.name}_of_the_past"), {"as_of": past}),
         ]
     again = {"consistency": "again"}
-    return [
-        Copy("reading touched rows again, as without REPLICA IDENTITY FULL", folder / f"{kind}_lake_read_again", again)
-    ]
+    title = "reading touched rows again, as without REPLICA IDENTITY FULL"
+    return [Copy(title, lake.with_name(f"{lake.name}_read_again"), again)]
 
 
-def _verify(kind: str, lake: Path, format: str, airflow: AirflowHome, log: Path) -> bool:
+def _verify(lake: Path, format: str, airflow: AirflowHome, log: Path) -> bool:
     """Verify the latest copies while the writers write, without a fault and with one. Return whether that failed."""
     with _step("verify the copies, while the writers write"):
-        status, found = verify(kind, lake, format, airflow.environment, log)
+        status, found = verify(lake, format, airflow.environment, log)
     right = status == 0 and all(table["outcome"] == "same" for table in found)
     with _step("plant a fault: exchange two balances, and verify again"), exchanged_balances(lake) as keys:
-        status, found = verify(kind, lake, format, airflow.environment, log)
+        status, found = verify(lake, format, airflow.environment, log)
     show_fault(found, keys)
     return not right or status != FOUND
 
