@@ -18,6 +18,7 @@ from pyiceberg.exceptions import (
     RESTError,
     ServerError,
     ServiceUnavailableError,
+    TooManyRequestsError,
     UnauthorizedError,
 )
 from pyiceberg.table import Table
@@ -79,7 +80,7 @@ COMPLETE = "run the task again: it finds out what was committed, and completes t
 """The hint for a publication that stopped half-way."""
 _OPENINGS = 4
 """How many times to try to open a catalog in a database. Each table of the catalog can make one try fail."""
-_SILENCES = (ConnectionError, Timeout, ServerError, ServiceUnavailableError)
+_SILENCES = (ConnectionError, Timeout, ServerError, ServiceUnavailableError, TooManyRequestsError)
 """Errors that mean that a REST catalog cannot be reached or has failed. A retry may help."""
 _REFUSALS = (ForbiddenError, UnauthorizedError, OAuthError)
 _CATALOGS: Mapping[str, type[Catalog]] = {"rest": RestCatalogWithTimeouts, "sql": SqlCatalogWithoutPool}

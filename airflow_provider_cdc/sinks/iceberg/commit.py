@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
 from pyiceberg.manifest import DataFile
+from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Snapshot
@@ -306,31 +307,69 @@ def another_source(copy: Copy, source: Mapping[str, str], where: str) -> Configu
 def check_foreign(table: Table, where: str) -> None:
     """Check that only runs of this package have changed rows of the table since the newest copy.
 
-    :raises ConfigurationError: another writer has changed rows.
+    :raises ConfigurationError: another writer has changed rows, or may have done so.
     """
-    if snapshot := foreign_snapshot(table):
+    if what := foreign_change(table):
         raise ConfigurationError(
-            f"another program changed rows of this table (snapshot {snapshot.snapshot_id})",
+            what,
             where=where,
             hint="have it write to another table; then set the table back to the snapshot of the last run "
             "(rollback_to_snapshot), or choose on_foreign_commit = replace, and trigger a new run",
         )
 
 
-def foreign_snapshot(table: Table) -> Snapshot | None:
-    """Return the newest snapshot in which another writer changed rows of the table since the newest copy, or None if
-    there is no such snapshot.
+def foreign_change(table: Table) -> str:
+    """Describe how another writer changed rows of the table since the newest copy; empty: no other writer did.
 
-    Compactions are ignored, because they change files but no rows.
+    Compactions are ignored, because they change files but no rows. If the snapshot before a compaction has expired, it
+    is looked up in earlier metadata files of the table.
     """
     snapshot = table.metadata.snapshot_by_name("main")
+    history = _History(table)
     while snapshot is not None and not property_of(snapshot, RUN_ID):
         operation = snapshot.summary.operation if snapshot.summary is not None else None
         if operation != Operation.REPLACE:
-            return snapshot
-        parent = snapshot.parent_snapshot_id
-        snapshot = table.metadata.snapshot_by_id(parent) if parent is not None else None
-    return None
+            return f"another program changed rows of this table (snapshot {snapshot.snapshot_id})"
+        parent = history.parent_of(snapshot)
+        if parent is None:
+            return (
+                f"another program expired the snapshot before the compaction {snapshot.snapshot_id}, so it is unknown "
+                "whether it changed rows of this table"
+            )
+        snapshot = parent
+    return ""
+
+
+class _History:
+    """The snapshots of a table, including expired snapshots that earlier metadata files have."""
+
+    def __init__(self, table: Table) -> None:
+        self._io = table.io
+        self._snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.metadata.snapshots}
+        self._earlier = [entry.metadata_file for entry in table.metadata.metadata_log]
+
+    def parent_of(self, snapshot: Snapshot) -> Snapshot | None:
+        """Return the snapshot before ``snapshot``, or None if it is unknown."""
+        while True:
+            # Some programs clear the field if they expire the parent.
+            parent = self._snapshots[snapshot.snapshot_id].parent_snapshot_id
+            if parent is not None and parent in self._snapshots:
+                return self._snapshots[parent]
+            if not self._earlier:
+                return None
+            self._read_earlier(self._earlier.pop())
+
+    def _read_earlier(self, location: str) -> None:
+        try:
+            metadata = FromInputFile.table_metadata(self._io.new_input(location))
+        except FileNotFoundError:
+            # Catalogs and other programs delete the oldest metadata files.
+            self._earlier = []
+            return
+        for snapshot in metadata.snapshots:
+            known = self._snapshots.get(snapshot.snapshot_id)
+            if known is None or known.parent_snapshot_id is None:
+                self._snapshots[snapshot.snapshot_id] = snapshot
 
 
 def property_of(snapshot: Snapshot, name: str) -> str:

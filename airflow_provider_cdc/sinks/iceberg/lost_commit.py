@@ -4,6 +4,9 @@ Version 0.2.0 could publish a cut although the catalog, a SQLite file that anoth
 the commits of some tables. The catalog then has the previous metadata file of such a table. The lost commit had already
 written the next metadata file, and all files that this file names. So the commit is completed by the one statement that
 was rolled back: it replaces the catalog's metadata file by the next one.
+
+Only steps that change the table complete a commit. Steps that only read, such as a plan or a verification, read the
+next metadata file in place of the catalog's, and leave the catalog as it is.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from __future__ import annotations
 import logging
 import posixpath
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import IcebergTables, SqlCatalog
@@ -26,7 +29,7 @@ from sqlalchemy.orm import Session
 from airflow_provider_cdc.errors import ManifestError
 from airflow_provider_cdc.sinks.iceberg.catalog import folder_of, identifier_in, load_table
 from airflow_provider_cdc.sinks.iceberg.commit import tag_of
-from airflow_provider_cdc.sinks.iceberg.cuts.cut_table import NAME, CutRow, rows_of
+from airflow_provider_cdc.sinks.iceberg.cuts.cut_table import NAME, CutRow, newest_rows, rows_of
 from airflow_provider_cdc.sinks.iceberg.files.files import NamedFiles
 from airflow_provider_cdc.sinks.iceberg.tables.table import METADATA
 
@@ -35,67 +38,98 @@ _VERSION = re.compile(r"(\d+)-.*\.metadata\.json")
 _log = logging.getLogger(__name__)
 
 
-def complete_run(catalog: Catalog, namespace: str, run_id: str) -> tuple[Table, list[CutRow]] | None:
-    """Complete the lost commits of a run whose cut is committed. Return the table of cuts and its rows, or None if the
-    table does not exist.
+def complete_commits(
+    catalog: Catalog, namespace: str, run_id: str, identifiers: Collection[str]
+) -> tuple[Table, list[CutRow]] | None:
+    """Complete lost commits before the catalog is changed, because a later commit would make this impossible: those of
+    the newest copies of ``identifiers``, and those of the run ``run_id`` if its cut is committed. Return the table of
+    cuts and its rows, or None if the table does not exist.
 
     :raises ManifestError: a snapshot of the run is gone.
     """
+    if not run_id and not isinstance(catalog, SqlCatalog):
+        return None
     cuts = load_table(catalog, (*namespace.split("."), NAME))
     if cuts is None:
         return None
     rows = rows_of(cuts)
     for row in rows:
         if row.run_id == run_id and row.table_position == row.position:
-            table = load_table(catalog, identifier_in(row.identifier))
-            if table is not None and str(table.metadata.table_uuid) == row.table_uuid:
-                snapshot_of(catalog, table, row)
+            table = _table_of(catalog, row)
+            if table is not None and _complete(catalog, table, row) is None:
+                raise snapshot_gone(row.identifier, row.snapshot_id)
+    if isinstance(catalog, SqlCatalog):
+        for identifier, row in newest_rows(rows).items():
+            if identifier in identifiers and (table := _table_of(catalog, row)) is not None:
+                _complete(catalog, table, row)
     return cuts, rows
 
 
-def snapshot_of(catalog: Catalog, table: Table, row: CutRow) -> tuple[Table, Snapshot]:
-    """Return the table and the snapshot that a row of a cut names. If the catalog lost the commit of the snapshot,
-    complete the commit.
+def snapshot_of(catalog: Catalog, row: CutRow) -> tuple[Table, Snapshot] | None:
+    """Return the table and the snapshot that a row of a cut names, or None if the table was dropped or replaced. If the
+    catalog lost the commit of the snapshot, the table is the one that this commit wrote. The catalog is not changed.
 
     :raises ManifestError: the snapshot is gone.
     """
-    snapshot = table.metadata.snapshot_by_id(row.snapshot_id)
-    if snapshot is None and _complete(catalog, table, row):
-        table = catalog.load_table(table.name())
-        snapshot = table.metadata.snapshot_by_id(row.snapshot_id)
-    if snapshot is None:
-        raise ManifestError(
-            f"the snapshot {row.snapshot_id} of the latest copy is gone",
-            where=row.identifier,
-            hint="another program expired it, although it has a tag, or the catalog was set back: remove its row from "
-            f"the table {NAME} (docs/iceberg.md, A snapshot that is gone), and trigger a new run",
-        )
-    return table, snapshot
+    table = _table_of(catalog, row)
+    if table is None:
+        return None
+    found = _with_snapshot(catalog, table, row)
+    if found is None:
+        raise snapshot_gone(row.identifier, row.snapshot_id)
+    snapshot = found.metadata.snapshot_by_id(row.snapshot_id)
+    assert snapshot is not None
+    return found, snapshot
 
 
-def _complete(catalog: Catalog, table: Table, row: CutRow) -> bool:
-    """Complete the commit of the snapshot that ``row`` names, if the catalog lost it. Return whether it was completed.
+def snapshot_gone(identifier: str, snapshot_id: int) -> ManifestError:
+    """Return the error for a snapshot of a latest copy that the table does not have, or whose files are gone."""
+    return ManifestError(
+        f"the snapshot {snapshot_id} of the latest copy is gone",
+        where=identifier,
+        hint="another program expired it, although it has a tag, or the catalog was set back: remove its row from "
+        f"the table {NAME} (docs/iceberg.md, A snapshot that is gone), and trigger a new run",
+    )
 
-    The commit is completed only if it is the next commit to the present metadata of ``table``, adds only this snapshot,
-    and if all files of the snapshot exist. The catalog must not have changed in between.
+
+def _table_of(catalog: Catalog, row: CutRow) -> Table | None:
+    table = load_table(catalog, identifier_in(row.identifier))
+    return table if table is not None and str(table.metadata.table_uuid) == row.table_uuid else None
+
+
+def _complete(catalog: Catalog, table: Table, row: CutRow) -> Table | None:
+    """Return the table with the snapshot that ``row`` names, or None if the snapshot is gone. If the catalog lost the
+    commit of the snapshot, complete the commit. The catalog must not have changed in between."""
+    found = _with_snapshot(catalog, table, row)
+    if found is None or found is table:
+        return found
+    assert isinstance(catalog, SqlCatalog)
+    if not _replace(catalog, table, found.metadata_location):
+        # Another run completed the same commit, or changed the table.
+        found = catalog.load_table(table.name())
+        return found if found.metadata.snapshot_by_id(row.snapshot_id) is not None else None
+    _log.warning(
+        "The catalog had lost the commit of run %s to %s: completed it with %s",
+        row.run_id,
+        row.identifier,
+        found.metadata_location,
+    )
+    return found
+
+
+def _with_snapshot(catalog: Catalog, table: Table, row: CutRow) -> Table | None:
+    """Return the table with the snapshot that ``row`` names, or None if the snapshot is gone.
+
+    A lost commit counts only if it is the next commit to the present metadata of ``table``, adds only this snapshot,
+    and if all files of the snapshot exist.
     """
-    if not isinstance(catalog, SqlCatalog):
-        return False
-    for location in _next_locations(table):
+    if table.metadata.snapshot_by_id(row.snapshot_id) is not None:
+        return table
+    for location in _next_locations(table) if isinstance(catalog, SqlCatalog) else ():
         metadata = _metadata_in(table, location)
         if metadata is not None and _is_lost_commit(metadata, table, row) and _has_files(metadata, table, row):
-            break
-    else:
-        return False
-    completed = _replace(catalog, table, location)
-    if completed:
-        _log.warning(
-            "The catalog had lost the commit of run %s to %s: completed it with %s",
-            row.run_id,
-            row.identifier,
-            location,
-        )
-    return completed
+            return Table(table.name(), metadata, location, table.io, catalog)
+    return None
 
 
 def _next_locations(table: Table) -> Iterator[str]:

@@ -71,7 +71,7 @@ from airflow_provider_cdc.sinks.iceberg.commit import (
     another_source,
     check_foreign,
     commit_table,
-    foreign_snapshot,
+    foreign_change,
     manifests_of,
     property_of,
     tag_of,
@@ -90,7 +90,7 @@ from airflow_provider_cdc.sinks.iceberg.files.data_files import named_data_files
 from airflow_provider_cdc.sinks.iceberg.files.files import delete_unnamed, stray_files
 from airflow_provider_cdc.sinks.iceberg.files.producer import files_of
 from airflow_provider_cdc.sinks.iceberg.files.removal import finish_removal, remove_snapshot, withdraw
-from airflow_provider_cdc.sinks.iceberg.lost_commit import complete_run, snapshot_of
+from airflow_provider_cdc.sinks.iceberg.lost_commit import complete_commits, snapshot_gone, snapshot_of
 from airflow_provider_cdc.sinks.iceberg.tables.table import (
     DATA,
     METADATA,
@@ -187,12 +187,12 @@ class IcebergSink:
     @answered("catalog")
     def foreign_change(self, table: TableName) -> str:
         loaded = self._table(table)
-        snapshot = None if loaded is None else foreign_snapshot(loaded)
-        return "" if snapshot is None else f"another program changed its rows (snapshot {snapshot.snapshot_id})"
+        return "" if loaded is None else foreign_change(loaded)
 
     @answered("catalog")
     def prepare(self, run_id: str, tables: Sequence[Prepared]) -> dict[TableName, Place]:
         self.check_names([table.name for table in tables])
+        self._complete([table.name for table in tables])
         own = self._chooses_locations
         new_column = self._settings.on_type_change == NEW_COLUMN
 
@@ -225,19 +225,27 @@ class IcebergSink:
     def _head(self, table: TableName) -> tuple[Table, Snapshot, Copy] | tuple[None, None, None]:
         identifier = name_of(self._identifier(table))
         row = newest_rows(self._cuts()).get(identifier)
-        loaded = None if row is None else self._table(table)
-        if row is None or loaded is None or str(loaded.metadata.table_uuid) != row.table_uuid:
+        found = None if row is None else snapshot_of(self._catalog, row)
+        if found is None:
             # There is no cut, or the table that the cut names was dropped, so there is no copy.
             return None, None, None
-        loaded, snapshot = snapshot_of(self._catalog, loaded, row)
+        loaded, snapshot = found
         return loaded, snapshot, decode_copy(json.loads(property_of(snapshot, COPY)), identifier)
+
+    def _complete(self, tables: Iterable[TableName], run_id: str = "") -> tuple[Table, list[CutRow]] | None:
+        """Complete the commits that the catalog lost. Call this method before a change to ``tables``."""
+        identifiers = {name_of(self._identifier(table)) for table in tables}
+        return complete_commits(self._catalog, self._namespace, run_id, identifiers) if self._has_catalog else None
 
     @answered("catalog")
     def latest(self, table: TableName) -> LatestCopy | None:
         loaded, snapshot, head = self._head(table)
         if loaded is None or snapshot is None or head is None:
             return None
-        files = files_of(Transaction(loaded), snapshot)
+        try:
+            files = files_of(Transaction(loaded), snapshot)
+        except FileNotFoundError as error:
+            raise snapshot_gone(name_of(self._identifier(table)), snapshot.snapshot_id) from error
         # The data files also contain the deleted rows. So if there are delete files, do not return the data files.
         return LatestCopy.of(table, head, head.path, () if files.deletes else sorted(files.data))
 
@@ -245,6 +253,9 @@ class IcebergSink:
     def read(self, run_id: str, table: TableName) -> Iterable[pa.RecordBatch]:
         loaded = self._table(table)
         snapshot = None if loaded is None else loaded.metadata.snapshot_by_name(tag_of(run_id))
+        if snapshot is None:
+            head = self._head(table)
+            loaded, snapshot = head[:2] if head[2] is not None and head[2].run_id == run_id else (None, None)
         if loaded is None or snapshot is None:
             raise ManifestError(f"the copy of run {run_id} is gone", where=name_of(self._identifier(table)))
         rows: Iterable[pa.RecordBatch] = loaded.scan(snapshot_id=snapshot.snapshot_id).to_arrow_batch_reader()
@@ -256,7 +267,7 @@ class IcebergSink:
             with naming(str(change.table)):
                 return commit_table(self._catalog, self._commit(publication, change))
 
-        cuts = complete_run(self._catalog, self._namespace, publication.run_id)
+        cuts = self._complete([change.table for change in publication.tables], publication.run_id)
         # Put all feeds in place before a copy becomes visible, because readers of the copy may ask for its changes.
         for change in publication.tables:
             with naming(str(change.table)):
@@ -336,6 +347,7 @@ class IcebergSink:
         remaining = self._beside.remove_feed(run_id, table, feed)
         remove_certificate(self._lake, table, run_id)
         remove_gap(self._lake, table, run_id)
+        self._complete([table])
         loaded = self._table(table)
         record = f"{_REMOVALS}/{folder_name(table)}/{run_id}.json"
         if loaded is not None:
@@ -377,15 +389,13 @@ class IcebergSink:
 
     @answered("catalog")
     def stray_files(self, table: TableName) -> list[StrayFile]:
-        # The files of the latest copy would be in the result if the catalog had lost its snapshot.
-        self._head(table)
-        loaded = self._table(table)
+        # If the catalog lost the commit of the latest copy, the files of this copy are not stray.
+        loaded = self._head(table)[0] or self._table(table)
         return stray_files(loaded) if loaded is not None else []
 
     @answered("catalog")
     def delete_stray(self, table: TableName, names: Sequence[str]) -> None:
-        self._head(table)
-        loaded = self._table(table)
+        loaded = self._head(table)[0] or self._table(table)
         if loaded is not None:
             delete_unnamed(loaded, names)
 

@@ -85,7 +85,7 @@ def test_foreign_rows_are_replaced_as_a_whole_with_the_option(lake: Lake, change
     else:
         table.overwrite(pa.table({"id": [9]}))
     # Preflight finds it, too.
-    assert "another program changed its rows" in lake.sink.foreign_change(ORDERS)
+    assert "another program changed rows" in lake.sink.foreign_change(ORDERS)
     with pytest.raises(ConfigurationError, match="another program changed rows"):
         lake.sink.check_rows(TABLES)
     lake.options = {"on_foreign_commit": "replace"}
@@ -133,6 +133,39 @@ def test_the_run_after_a_compaction_is_right(lake: Lake) -> None:
     lake.sink.withdraw([(first.run_id, ORDERS)])
     lake.sink.remove(first.run_id, ORDERS, first.tables[0].added)
     assert sorted(row["id"] for row in rows_at(lake, second.run_id)) == [3, 3, 5, 5, 5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_foreign_append_that_was_compacted_and_expired_is_found(lake: Lake, foreign: bool) -> None:
+    lake.sink.publish(lake.stage(3))
+    publication = lake.stage(5)
+    if foreign:
+        iceberg_table(lake).append(pa.table({"id": [4]}))
+    else:
+        compact(iceberg_table(lake))
+    middle = iceberg_table(lake).metadata.current_snapshot_id
+    assert middle is not None
+    compact(iceberg_table(lake))
+    iceberg_table(lake).maintenance.expire_snapshots().by_id(middle).commit()
+    if not foreign:
+        lake.sink.check_rows(TABLES)
+        lake.sink.publish(publication)
+        assert lake.seen() == [[5, 5, 5]] * 2
+        return
+    with pytest.raises(ConfigurationError, match="another program changed rows"):
+        lake.sink.check_rows(TABLES)
+    with pytest.raises(ConfigurationError, match=f"another program changed rows of this table .*{middle}"):
+        lake.sink.publish(publication)
+    assert ids_of(iceberg_table(lake)) == [3, 3, 3, 4]
+    # Nobody can tell what the expired snapshot was if the metadata files that have it are gone, too.
+    for entry in iceberg_table(lake).metadata.metadata_log:
+        Path(entry.metadata_file.removeprefix("file://")).unlink()
+    with pytest.raises(ConfigurationError, match=r"expired the snapshot before the compaction .* unknown"):
+        lake.sink.publish(publication)
+    lake.options = {"on_foreign_commit": "replace"}
+    lake.sink.publish(publication)
+    assert lake.seen() == [[5, 5, 5]] * 2
 
 
 def test_a_table_that_was_dropped_and_made_anew_is_not_the_table(lake: Lake) -> None:
@@ -195,6 +228,39 @@ def test_an_expired_snapshot_of_the_latest_copy_is_told(lake: Lake) -> None:
         lake.sink.latest(ORDERS)
     lake.sink.publish(lake.stage(5))
     assert lake.seen() == [[5, 5, 5]] * 2
+
+
+@pytest.mark.slow
+def test_a_catalog_that_was_restored_to_copies_whose_files_are_gone_has_a_way_back(lake: Lake) -> None:
+    first, second, third = (lake.stage(number) for number in (3, 5, 7))
+    lake.sink.publish(first)
+    catalog = Path(lake.storage.path("_catalog.db"))
+    backup = catalog.read_bytes()
+    lake.sink.publish(second)
+    lake.sink.publish(third)
+    lake.sink.withdraw([(first.run_id, table) for table in TABLES])
+    for table, change in zip(TABLES, first.tables, strict=True):
+        lake.sink.remove(first.run_id, table, change.added)
+    catalog.write_bytes(backup)
+    head = lake.sink.head(ORDERS)
+    assert head is not None
+    assert head.run_id == first.run_id
+    for table in TABLES:
+        with pytest.raises(ManifestError, match=r"the snapshot \d+ of the latest copy is gone") as error:
+            lake.sink.latest(table)
+        # As docs/iceberg.md says.
+        snapshot = error.value.message.split()[2]
+        plain_catalog(lake.storage).load_table("cdc.cdc_cuts").delete(f"snapshot_id == {snapshot}")
+        assert lake.sink.latest(table) is None
+    after = lake.stage(9)
+    lake.sink.publish(after)
+    assert lake.seen() == [[9, 9, 9]] * 2
+    assert ids_of(iceberg_table(lake)) == [9, 9, 9]
+    for table, change in zip(TABLES, first.tables, strict=True):
+        lake.sink.remove(first.run_id, table, change.added)
+    assert lake.sink.copies(ORDERS) == [after.run_id]
+    lake.sink.publish(lake.stage(11, before=after))
+    assert lake.seen() == [[9, 9, 11, 11, 11]] * 2
 
 
 def test_a_table_that_another_program_partitioned_is_refused_before_the_run(lake: Lake) -> None:

@@ -7,14 +7,16 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ManifestError
+from airflow_provider_cdc.sinks.base import Publication, ReadsRows
 from airflow_provider_cdc.sinks.iceberg.cuts.reading import read_cut
 from harness.mysql_server import MysqlServer
 from tests.sinks.catalogs import plain_catalog
 from tests.sinks.iceberg.runs import iceberg_table, rows_at, set_back
 from tests.sinks.iceberg.test_nights import by_duckdb, by_id, catalog_of, night
-from tests.sinks.test_contract import LINES, ORDERS, TABLES, Lake
+from tests.sinks.test_contract import LINES, MYSQL, ORDERS, TABLES, Lake
 
 
 def lose(lake: Lake, table: TableName = ORDERS) -> Path:
@@ -25,6 +27,40 @@ def lose(lake: Lake, table: TableName = ORDERS) -> Path:
     return Path(lost.removeprefix("file://"))
 
 
+def read_all(lake: Lake, lost: Publication) -> None:
+    """Check that each operation that reads finds the lost copy of a table, and leaves the catalog as it is."""
+    catalog = Path(lake.storage.path("_catalog.db"))
+    before = catalog.read_bytes()
+    head, latest = lake.sink.head(ORDERS), lake.sink.latest(ORDERS)
+    assert head is not None
+    assert latest is not None
+    assert head.run_id == latest.run_id == lost.run_id
+    assert {name.rpartition("/")[2] for name in latest.files} == {file.base_name for file in lost.tables[0].added}
+    sink = lake.sink
+    assert isinstance(sink, ReadsRows)
+    rows = [row for batch in sink.read(lost.run_id, ORDERS) for row in batch["id"].to_pylist()]
+    assert rows == [3, 3, 3]
+    assert lost.run_id not in {file.run_id for file in lake.sink.stray_files(ORDERS)}
+    lake.sink.check_rows(TABLES)
+    lake.sink.check_source(TABLES, MYSQL, GtidSet.parse(lost.position))
+    assert lake.sink.foreign_change(ORDERS) == ""
+    assert catalog.read_bytes() == before
+
+
+@pytest.mark.parametrize("how", ["prepare", "remove"])
+def test_a_change_of_the_table_completes_the_lost_commit_first(lake: Lake, how: str) -> None:
+    first, lost = lake.stage(1), lake.stage(3)
+    lake.sink.publish(first)
+    lake.sink.publish(lost)
+    lose(lake)
+    if how == "prepare":
+        lake.stage(5)
+    else:
+        lake.sink.withdraw([(first.run_id, ORDERS)])
+        lake.sink.remove(first.run_id, ORDERS, first.tables[0].added)
+    assert lake.seen() == [[3, 3, 3]] * 2
+
+
 @pytest.mark.parametrize("earlier", [0, 1])
 def test_the_next_run_completes_a_lost_commit(lake: Lake, earlier: int) -> None:
     first, lost, after = (lake.stage(number) for number in (1, 3, 5))
@@ -33,10 +69,7 @@ def test_the_next_run_completes_a_lost_commit(lake: Lake, earlier: int) -> None:
     lose(lake)
     with pytest.raises(ValueError, match="Snapshot not found"):
         lake.seen()
-    head = lake.sink.head(ORDERS)
-    assert head is not None
-    assert head.run_id == lost.run_id
-    assert lake.seen() == [[3, 3, 3]] * 2
+    read_all(lake, lost)
     lake.sink.publish(after)
     assert lake.seen() == [[5, 5, 5]] * 2
     assert [row["id"] for row in rows_at(lake, lost.run_id)] == [3, 3, 3]
@@ -57,8 +90,8 @@ def test_files_of_a_lost_commit_are_not_stray(lake: Lake) -> None:
     lose(lake)
     names = [f"data/{file.base_name}" for file in publication.tables[0].added]
     assert lake.sink.stray_files(ORDERS) == []
-    lose(lake)
     lake.sink.delete_stray(ORDERS, names)
+    lake.sink.publish(publication)
     assert lake.seen() == [[3, 3, 3]] * 2
 
 
@@ -127,8 +160,8 @@ def test_a_night_rolls_a_copy_with_position_deletes_forward_whose_commit_was_los
         assert snapshot.summary is not None
         assert int(snapshot.summary.additional_properties["total-position-deletes"]) > 0
         set_back(str(tmp_path / "_catalog.db"), TableName(schema, "t"))
-    # The last commit is still lost: the check of the stray files completes it, and the cut can be read.
-    run.sink.stray_files(TableName(schema, "t"))
+    # The last commit is still lost. The next run completes it before it changes the table, and the cut can be read.
+    night(spark, mysql, schema, tmp_path, 4)
     for number, rows in zip((2, 3), expected, strict=True):
         cut = read_cut(tmp_path.as_uri(), run_id=f"202601{number:02}T000000Z-00000000")
         assert cut is not None

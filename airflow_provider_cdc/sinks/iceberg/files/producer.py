@@ -26,7 +26,7 @@ from pyiceberg.table.snapshots import (
     UpdateMetrics,
     update_snapshot_summaries,
 )
-from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.table.update import AssertRefSnapshotId, SetSnapshotRefUpdate, TableRequirement, TableUpdate
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles, _SnapshotProducer
 
 # Writes manifests of position-delete files. PyIceberg 0.12 reads such manifests, and cannot write them.
@@ -278,13 +278,21 @@ def replace_files(
     :raises KeyError: the record of a file is in none of the snapshots.
     """
     head = transaction.table_metadata.snapshot_by_name("main") if branch is not None else None
-    files = files_of(transaction, head)
+    has_readable_head = True
+    try:
+        files = files_of(transaction, head)
+    except FileNotFoundError:
+        # The catalog was set back to a snapshot that was removed since, so nobody can read the head: do not build on
+        # its manifests.
+        has_readable_head, files = False, SnapshotFiles({}, {})
     present = files.data
     missing = [uri for uri, record in wanted.items() if record is None and uri not in present]
     earlier: dict[str, ManifestEntry] = {}
     for snapshot in known if missing else ():
-        earlier.update(files_of(transaction, snapshot).data)
-    producer = ReplaceFiles(transaction, properties, branch, f"{name}{uuid.uuid4().hex}")
+        with suppress(FileNotFoundError):
+            earlier.update(files_of(transaction, snapshot).data)
+    parent = branch if has_readable_head else None
+    producer = ReplaceFiles(transaction, properties, parent, f"{name}{uuid.uuid4().hex}")
     for uri, entry in present.items():
         if uri not in wanted:
             producer.delete_data_file(entry.data_file)
@@ -294,6 +302,10 @@ def replace_files(
     kept = {record.file_path for uri, record in deletes.items() if _applies(files, uri, record.file_path)}
     producer.set_deletes(kept, [record for record in deletes.values() if record.file_path not in kept])
     updates, requirements = producer.produced()
+    if head is not None and parent != branch:
+        ref = {"ref-name": branch, "type": "branch", "snapshot-id": producer.snapshot_id}
+        updates += (SetSnapshotRefUpdate.model_validate(ref),)
+        requirements += (AssertRefSnapshotId.model_validate({"ref": branch, "snapshot-id": head.snapshot_id}),)
     return producer.snapshot_id, updates, requirements
 
 

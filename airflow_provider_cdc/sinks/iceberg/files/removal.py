@@ -76,7 +76,12 @@ def remove_snapshot(catalog: Catalog, table: Table, run_id: str, lake: Storage, 
         updates, requirements, expires = _removal(table, run_id, snapshot)
         if expires:
             others = [other for other in table.metadata.snapshots if other.snapshot_id != snapshot.snapshot_id]
-            doomed = named.of(table, [snapshot]) - named.of(table, others)
+            try:
+                doomed = named.of(table, [snapshot]) - named.of(table, others)
+            except FileNotFoundError:
+                # The catalog was set back, and this or another snapshot has lost files. Delete nothing:
+                # `CleanOperator` finds the files that no snapshot names.
+                doomed = set()
             records.write(lake, record, _Doomed(str(table.metadata.table_uuid), tuple(sorted(doomed))))
         with suppress(CommitFailedException):
             send(catalog, table, requirements, updates)
