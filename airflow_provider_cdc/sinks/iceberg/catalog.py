@@ -33,7 +33,7 @@ from airflow_provider_cdc.core.storage.filesystems import storage_error
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import AZURE, S3, LakeUri, StorageSettings, current, token_of
 from airflow_provider_cdc.errors import CdcError, CommitUnknown, ConfigurationError, StorageUnavailable
-from airflow_provider_cdc.sinks.iceberg.sql import SqlCatalogWithoutPool, is_locked
+from airflow_provider_cdc.sinks.iceberg.sql import SqlCatalogWithoutPool, is_locked, is_unreachable
 from airflow_provider_cdc.sinks.registry import KINDS, CatalogSettings
 
 # A REST catalog whose requests have time-outs. PyIceberg's own client sets no time-out.
@@ -90,7 +90,8 @@ _CATALOGS: Mapping[str, type[Catalog]] = {"rest": RestCatalogWithTimeouts, "sql"
 def open_catalog(settings: CatalogSettings | None, lake: Storage) -> Catalog:
     """Open the catalog that ``settings`` describe. If ``settings`` is None, open the catalog in the folder ``lake``.
 
-    :raises ConfigurationError: there is no such catalog, or it cannot be reached with these settings.
+    :raises ConfigurationError: there is no such catalog, or it cannot be used with these settings.
+    :raises StorageUnavailable: the catalog cannot be reached.
     """
     if settings is None:
         return _beside(lake)
@@ -98,45 +99,40 @@ def open_catalog(settings: CatalogSettings | None, lake: Storage) -> Catalog:
         raise ConfigurationError(
             f"there is no catalog of the kind {settings.kind!r}", hint=f"choose one of {', '.join(KINDS)}"
         )
-    try:
+    with _opening(settings):
         properties = properties_of(settings)
         return _load(properties.pop("catalog_name", CATALOG_NAME), properties)
-    except ConfigurationError:
-        raise
-    except _SILENCES as error:
-        raise StorageUnavailable(
-            f"the catalog does not answer ({type(error).__name__})",
-            where=f"{settings.kind} catalog {settings.uri or settings.warehouse}",
-            hint="make sure that it can be reached from where Airflow and Spark run (name, network, certificates)",
-        ) from error
-    except Exception as error:
-        # PyIceberg and its drivers raise errors of many classes. Some messages contain the settings, so they are not
-        # shown.
-        raise ConfigurationError(
-            f"the catalog cannot be opened ({type(error).__name__})",
-            where=f"{settings.kind} catalog {settings.uri or settings.warehouse}",
-            hint="test the connection of type cdc_catalog: Admin, Connections, Test",
-        ) from error
 
 
 def check_catalog(catalog: Catalog, settings: CatalogSettings) -> None:
     """Check that a catalog answers.
 
-    :raises ConfigurationError: the catalog does not answer.
+    :raises ConfigurationError: the catalog cannot be used.
+    :raises StorageUnavailable: the catalog cannot be reached.
     """
-    try:
+    with _opening(settings):
         catalog.list_namespaces()
-    except _SILENCES as error:
-        raise StorageUnavailable(
-            f"the catalog does not answer ({type(error).__name__})",
-            where=f"{settings.kind} catalog {settings.uri or settings.warehouse}",
-            hint="make sure that it can be reached from where Airflow and Spark run (name, network, certificates)",
-        ) from error
+
+
+@contextmanager
+def _opening(settings: CatalogSettings) -> Iterator[None]:
+    """Convert errors of a catalog that is opened. PyIceberg and its drivers raise errors of many classes. Some messages
+    contain the settings, so they are not shown."""
+    where = f"{settings.kind} catalog {settings.uri or settings.warehouse}"
+    try:
+        yield
+    except ConfigurationError:
+        raise
     except Exception as error:
-        # The driver's message may contain the settings, so it is not shown.
+        if isinstance(error, _SILENCES) or is_unreachable(error):
+            raise StorageUnavailable(
+                f"the catalog does not answer ({type(error).__name__})",
+                where=where,
+                hint="make sure that it can be reached from where Airflow and Spark run (name, network, certificates)",
+            ) from error
         raise ConfigurationError(
-            f"the catalog does not answer ({type(error).__name__})",
-            where=f"{settings.kind} catalog {settings.uri or settings.warehouse}",
+            f"the catalog cannot be opened ({type(error).__name__})",
+            where=where,
             hint="test the connection of type cdc_catalog: Admin, Connections, Test",
         ) from error
 

@@ -8,18 +8,30 @@ transaction of a connection that is closed. So a session reads only what was com
 
 from __future__ import annotations
 
+import re
+
 from pyiceberg.catalog import URI
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io import FileIO
+from pyiceberg.typedef import EMPTY_DICT, Properties
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
+
+from airflow_provider_cdc.sinks.iceberg.durable_io import load_durable_io
 
 LOCK_SECONDS = 60
 """How long a statement waits for a lock of another program. The run sends a commit several times, so it waits for
 minutes in all. In between, it releases its own locks, so that readers of a SQLite catalog can go on."""
 
+CONNECT_SECONDS = 10
+"""How long to wait until PostgreSQL has accepted a connection. Each session opens one, so a server that accepts
+connections and never answers does not hang a run."""
+_LIBPQ = ("psycopg", "psycopg2")
 _SQLITE_BUSY, _SQLITE_LOCKED = 5, 6
 _LOCK_NOT_AVAILABLE = "55P03"
+# Drivers report refusals of a login without an SQLSTATE.
+_REFUSED = re.compile(r"authentication failed|no password supplied|does not exist|pg_hba\.conf|Access denied")
 
 
 class SqlCatalogWithoutPool(SqlCatalog):
@@ -30,12 +42,19 @@ class SqlCatalogWithoutPool(SqlCatalog):
         self.engine = _without_pool(self.properties[URI], self.engine)
         super()._init_catalog()
 
+    def _load_file_io(self, properties: Properties = EMPTY_DICT, location: str | None = None) -> FileIO:
+        return load_durable_io({**self.properties, **properties}, location)
+
 
 def _without_pool(uri: str, engine: Engine) -> Engine:
     url = make_url(uri)
     is_sqlite = url.get_backend_name() == "sqlite"
     # A time-out in the URI takes precedence.
-    limits = {"timeout": LOCK_SECONDS} if is_sqlite and "timeout" not in url.query else {}
+    limits: dict[str, float] = {"timeout": LOCK_SECONDS} if is_sqlite else {}
+    if url.get_driver_name() in _LIBPQ:
+        # The last two have the kernel end a connection whose peer is gone, after two minutes.
+        limits = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": 120_000, "keepalives_idle": 60}
+    limits = {name: limit for name, limit in limits.items() if name not in url.query}
     own = create_engine(url, poolclass=NullPool, echo=engine.echo, connect_args=limits)
     if url.get_backend_name() == "postgresql":
         event.listen(own, "begin", _limit_locks)
@@ -56,3 +75,9 @@ def is_locked(error: BaseException) -> bool:
     code = getattr(driver_error, "sqlite_errorcode", 0) & 0xFF
     state = getattr(driver_error, "sqlstate", None) or getattr(driver_error, "pgcode", None)
     return code in (_SQLITE_BUSY, _SQLITE_LOCKED) or state == _LOCK_NOT_AVAILABLE
+
+
+def is_unreachable(error: BaseException) -> bool:
+    """Return whether a database could not be reached or failed, so that a retry may help. A server that knows neither
+    the account nor the database has answered."""
+    return isinstance(error, OperationalError) and not _REFUSED.search(str(error.orig))
