@@ -20,6 +20,7 @@ from pyiceberg.exceptions import (
     ServiceUnavailableError,
     TooManyRequestsError,
     UnauthorizedError,
+    ValidationError,
 )
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
@@ -32,7 +33,7 @@ from sqlalchemy.exc import DBAPIError
 from airflow_provider_cdc.core.storage.filesystems import storage_error
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import AZURE, S3, LakeUri, StorageSettings, current, token_of
-from airflow_provider_cdc.errors import CdcError, CommitUnknown, ConfigurationError, StorageUnavailable
+from airflow_provider_cdc.errors import CdcError, CommitUnknown, ConfigurationError, FileDamaged, StorageUnavailable
 from airflow_provider_cdc.sinks.iceberg.sql import SqlCatalogWithoutPool, is_locked, is_unreachable
 from airflow_provider_cdc.sinks.registry import KINDS, CatalogSettings
 
@@ -80,6 +81,8 @@ COMPLETE = "run the task again: it finds out what was committed, and completes t
 """The hint for a publication that stopped half-way."""
 _OPENINGS = 4
 """How many times to try to open a catalog in a database. Each table of the catalog can make one try fail."""
+_LOADS = 3
+"""How many times to try to load a table whose metadata file is gone."""
 _SILENCES = (ConnectionError, Timeout, ServerError, ServiceUnavailableError, TooManyRequestsError)
 """Errors that mean that a REST catalog cannot be reached or has failed. A retry may help."""
 _REFUSALS = (ForbiddenError, UnauthorizedError, OAuthError)
@@ -266,11 +269,25 @@ def identifier_in(name: str) -> Identifier:
 
 
 def load_table(catalog: Catalog, identifier: Identifier) -> Table | None:
-    """Load a table of the catalog. Return None if the catalog does not have the table."""
-    try:
-        return catalog.load_table(identifier)
-    except NoSuchTableError:
-        return None
+    """Load a table of the catalog. Return None if the catalog does not have the table.
+
+    :raises FileDamaged: the metadata file that the catalog names is gone or damaged.
+    """
+    for attempt in range(_LOADS):
+        try:
+            return catalog.load_table(identifier)
+        except NoSuchTableError:
+            return None
+        except (FileNotFoundError, ValidationError) as error:
+            # Another program may have committed and deleted the file in between.
+            if attempt == _LOADS - 1:
+                raise FileDamaged(
+                    f"the metadata file that the catalog names is gone or damaged ({type(error).__name__})",
+                    where=name_of(identifier),
+                    hint="restore the file, or drop the table in the catalog (drop_table deletes no files), and "
+                    "trigger a new run, which creates the table anew",
+                ) from error
+    raise AssertionError("not reached")
 
 
 def make_namespace(catalog: Catalog, namespace: Identifier, properties: Mapping[str, str] | None = None) -> None:

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from pyiceberg.catalog import Catalog
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.manifest import DataFile
 from pyiceberg.serializers import FromInputFile
 from pyiceberg.table import Table, Transaction
@@ -169,10 +169,9 @@ def has_snapshot(catalog: Catalog, identifier: Identifier, uuid: str, snapshot_i
 
 def _load(catalog: Catalog, identifier: Identifier, place: Place, where: str) -> Table:
     hint = "trigger a new run, which creates the table anew"
-    try:
-        table = catalog.load_table(identifier)
-    except NoSuchTableError:
-        raise ConfigurationError("the table was dropped while the run was at work", where=where, hint=hint) from None
+    table = load_table(catalog, identifier)
+    if table is None:
+        raise ConfigurationError("the table was dropped while the run was at work", where=where, hint=hint)
     if str(table.metadata.table_uuid) != recorded_uuid(place):
         raise ConfigurationError("the table was replaced while the run was at work", where=where, hint=hint)
     return table

@@ -13,9 +13,11 @@ from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import AddSnapshotUpdate
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import StringType
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, FileDamaged, ManifestError
+from airflow_provider_cdc.sinks.iceberg.cuts.reading import read_cut
 from airflow_provider_cdc.sinks.iceberg.files.producer import files_of
 from tests.sinks.catalogs import plain_catalog
 from tests.sinks.iceberg.runs import iceberg_table, rows_at
@@ -185,6 +187,35 @@ def test_a_table_that_was_dropped_and_made_anew_is_not_the_table(lake: Lake) -> 
     told = lake.sink.latest(ORDERS)
     assert told is not None
     assert told.run_id == again.run_id
+
+
+def test_columns_that_another_program_added_to_the_table_of_cuts_are_ignored(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(3))
+    with plain_catalog(lake.storage).load_table("cdc.cdc_cuts").update_schema() as change:
+        change.add_column("note", StringType())
+    for number in (5, 7):
+        lake.sink.publish(lake.stage(number))
+        assert lake.seen() == [[number] * 3] * 2
+    cut = read_cut(lake.storage.uri)
+    assert cut is not None
+    assert cut[str(ORDERS)].to_arrow()["id"].to_pylist() == [7, 7, 7]
+
+
+@pytest.mark.parametrize("damage", ["gone", "truncated"])
+@pytest.mark.parametrize("name", ["shop.orders", "cdc.cdc_cuts"])
+def test_a_metadata_file_that_is_gone_is_an_error_with_a_way_back(lake: Lake, name: str, damage: str) -> None:
+    lake.sink.publish(lake.stage(3))
+    publication = lake.stage(5)
+    location = Path(plain_catalog(lake.storage).load_table(name).metadata_location.removeprefix("file://"))
+    location.unlink() if damage == "gone" else location.write_bytes(location.read_bytes()[:100])
+    for look in (lambda: lake.sink.head(ORDERS), lambda: lake.sink.publish(publication)):
+        with pytest.raises(FileDamaged, match=f"{name}: the metadata file that the catalog names is gone or damaged"):
+            look()
+    # As the hint says.
+    plain_catalog(lake.storage).drop_table(name)
+    assert lake.sink.head(ORDERS) is None
+    lake.sink.publish(lake.stage(7))
+    assert lake.seen() == [[7, 7, 7]] * 2
 
 
 def test_a_table_that_another_program_filled_is_refused_before_the_run(lake: Lake) -> None:

@@ -157,7 +157,9 @@ def rows_of(table: Table) -> list[CutRow]:
     head = table.metadata.snapshot_by_name("main")
     if head is None:
         return []
-    rows = table.scan(snapshot_id=head.snapshot_id).to_arrow().to_pylist()
+    found = table.scan(snapshot_id=head.snapshot_id).to_arrow()
+    # Later versions of this package and other programs may add columns.
+    rows = found.select([name for name, *_ in _COLUMNS if name in found.schema.names]).to_pylist()
     return sorted((CutRow(**row) for row in rows), key=lambda row: (row.cut, row.table))
 
 
