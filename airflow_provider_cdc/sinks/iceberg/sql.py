@@ -13,7 +13,9 @@ import re
 from pyiceberg.catalog import URI
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io import FileIO
-from pyiceberg.typedef import EMPTY_DICT, Properties
+from pyiceberg.table import StagedTable, Table
+from pyiceberg.table.update import TableRequirement, TableUpdate
+from pyiceberg.typedef import EMPTY_DICT, Identifier, Properties
 from sqlalchemy import Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import DBAPIError, OperationalError
 from sqlalchemy.pool import NullPool
@@ -44,6 +46,20 @@ class SqlCatalogWithoutPool(SqlCatalog):
 
     def _load_file_io(self, properties: Properties = EMPTY_DICT, location: str | None = None) -> FileIO:
         return load_durable_io({**self.properties, **properties}, location)
+
+    def _update_and_stage_table(
+        self,
+        current_table: Table | None,
+        table_identifier: Identifier,
+        requirements: tuple[TableRequirement, ...],
+        updates: tuple[TableUpdate, ...],
+    ) -> StagedTable:
+        staged = super()._update_and_stage_table(current_table, table_identifier, requirements, updates)
+        if current_table is not None and staged.metadata.last_updated_ms < current_table.metadata.last_updated_ms:
+            # The clock is behind that of an earlier writer. Readers in Java refuse tables whose times go back.
+            times = {"last_updated_ms": current_table.metadata.last_updated_ms}
+            staged.metadata = staged.metadata.model_copy(update=times)
+        return staged
 
 
 def _without_pool(uri: str, engine: Engine) -> Engine:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
+from pyiceberg.io.pyarrow import PyArrowFile
 from pyiceberg.manifest import ManifestWriterV2
 from pyiceberg.table import Transaction
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles, _SnapshotProducer
@@ -37,6 +38,10 @@ from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFil
         (Transaction._stage, "updates requirements"),
         (Catalog._delete_old_metadata, "io base metadata"),
         (SqlCatalog._init_catalog, ""),
+        (SqlCatalog._load_file_io, "properties location"),
+        (SqlCatalog._update_and_stage_table, "current_table table_identifier requirements updates"),
+        (PyArrowFile.__init__, "location path fs buffer_size"),
+        (PyArrowFile.create, "overwrite"),
     ],
 )
 def test_it_is_there_with_its_parameters(member: Any, parameters: str) -> None:

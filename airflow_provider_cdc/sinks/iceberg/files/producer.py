@@ -26,7 +26,13 @@ from pyiceberg.table.snapshots import (
     UpdateMetrics,
     update_snapshot_summaries,
 )
-from pyiceberg.table.update import AssertRefSnapshotId, SetSnapshotRefUpdate, TableRequirement, TableUpdate
+from pyiceberg.table.update import (
+    AddSnapshotUpdate,
+    AssertRefSnapshotId,
+    SetSnapshotRefUpdate,
+    TableRequirement,
+    TableUpdate,
+)
 from pyiceberg.table.update.snapshot import _ManifestMergeManager, _OverwriteFiles, _SnapshotProducer
 
 # Writes manifests of position-delete files. PyIceberg 0.12 reads such manifests, and cannot write them.
@@ -229,9 +235,20 @@ class ReplaceFiles(_OverwriteFiles):
         )
 
     def produced(self) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
-        """Write the manifests, and return the updates and requirements to commit."""
+        """Write the manifests, and return the updates and requirements to commit.
+
+        If the clock is behind that of an earlier writer, the snapshot gets the time of the last change. Catalogs and
+        readers in Java refuse tables whose times go back.
+        """
         updates, requirements = self._commit()
-        return updates, requirements
+        earliest = self._transaction.table_metadata.last_updated_ms
+        return tuple(_not_before(update, earliest) for update in updates), requirements
+
+
+def _not_before(update: TableUpdate, earliest: int) -> TableUpdate:
+    if not isinstance(update, AddSnapshotUpdate) or update.snapshot.timestamp_ms >= earliest:
+        return update
+    return AddSnapshotUpdate(snapshot=update.snapshot.model_copy(update={"timestamp_ms": earliest}))
 
 
 @dataclass(frozen=True)
