@@ -241,7 +241,7 @@ def query(body: bytes) -> Statement:
         atomic=_ATOMIC in variables or -1 in variables,
         schemas=_schemas(variables.get(_SCHEMAS)),
         charset=charset if _CHARSET in variables else "",
-        utf8_text=client_text.decode(text, "utf8mb4"),
+        raw=text,
         literals_charset=_charset(variables[_CHARSET][2:]) if _CHARSET in variables else "",
     )
 

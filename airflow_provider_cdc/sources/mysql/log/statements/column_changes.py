@@ -90,10 +90,25 @@ class ColumnChanges:
 
 def column_changes(statement: Statement, tracked: TrackedNames) -> ColumnChanges | None:
     """Return the changes of an ALTER TABLE on a copied table. None: the statement is another one, it changes no column,
-    or it is not understood as a whole. If the bytes of the statement have two readings (`client_text`), both must make
-    the same changes."""
+    or it is not understood as a whole. If the bytes of the statement have two likely readings (`client_text`), both
+    must make the same changes. In no other reading may the statement be about another copied table."""
     first, *others = (_column_changes(reading, tracked) for reading in statement.readings)
-    return first if all(other == first for other in others) else None
+    if first is None or any(other != first for other in others):
+        return None
+    unlikely = statement.other_readings(only_ascii_names=tracked.only_ascii)
+    return None if any(_altered(reading, tracked) not in (None, first.table) for reading in unlikely) else first
+
+
+def _altered(statement: Statement, tracked: TrackedNames) -> TableName | None:
+    """Return the copied table that an ALTER TABLE names. None: it names none, or the text is no statement."""
+    try:
+        reader = Reader(statement)
+        reader.need("ALTER")
+        reader.need("TABLE")
+        table = reader.table()
+    except UnreadableError:
+        return None
+    return tracked.find(table.schema, table.name)
 
 
 def _column_changes(statement: Statement, tracked: TrackedNames) -> ColumnChanges | None:

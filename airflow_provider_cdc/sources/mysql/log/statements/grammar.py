@@ -18,7 +18,15 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.sources.mysql.log.statements.client_text import MULTI_BYTE, UTF8_NAMES
+from airflow_provider_cdc.sources.mysql.log.statements.client_text import (
+    SWE7,
+    SWE7_LETTERS,
+    UTF8_NAMES,
+    comment_starts,
+    decode,
+    possible_charsets,
+    spaces,
+)
 from airflow_provider_cdc.sources.mysql.server.session import OLDEST_VERSION
 
 _MAJOR, _MINOR, _PATCH = OLDEST_VERSION
@@ -36,8 +44,8 @@ class Statement:
     statement opened, as listed by the server. None: the log has no list of schemas for this statement. ``charset``: the
     character set in which the client sent the text. ``literals_charset``: the character set to which the server
     converts the literals in the text (character_set_connection). ``server_version``: the version of the server that
-    logged the statement, in the form of the numbers in versioned comments. ``utf8_text``: the text if its bytes are
-    UTF-8 (`client_text`). Empty: the same as ``text``.
+    logged the statement, in the form of the numbers in versioned comments. ``raw``: the bytes of the text. Empty:
+    ``text`` is the only reading.
     """
 
     text: str
@@ -49,20 +57,49 @@ class Statement:
     charset: str = "utf8mb4"
     literals_charset: str = "utf8mb4"
     server_version: int = OLDEST
-    utf8_text: str = ""
+    raw: bytes = b""
 
     @property
     def readings(self) -> tuple[Statement, ...]:
-        """All possible readings of the statement's bytes: in the client's character set, and in UTF-8.
+        """The likely readings of the statement's bytes: in the client's character set, and in UTF-8.
 
         Only CREATE statements can be partly in UTF-8 and partly in the client's character set. All other statements are
         in UTF-8 as a whole, or not at all.
         """
-        if self.charset in UTF8_NAMES or not self.utf8_text or (self.text.isascii() and self.charset != _SWE7):
+        if not self.raw or self.charset in UTF8_NAMES or (self.raw.isascii() and self.charset != SWE7):
             return (self,)
-        if not is_known(self.utf8_text) and "create" not in self.text.lower():
+        utf8_text = decode(self.raw, "utf8mb4")
+        if not is_known(utf8_text) and "create" not in self.text.lower():
             return (self,)
-        return self, replace(self, text=self.utf8_text, utf8_text="", charset="utf8mb4")
+        return self, replace(self, text=utf8_text, charset="utf8mb4")
+
+    def other_readings(self, *, only_ascii_names: bool = False) -> Iterator[Statement]:
+        """Yield all other readings: in every client character set, if it gives another text or other tokens.
+
+        One of these is what the server executed if the session changed its character set after it had prepared the
+        statement, or within a stored procedure.
+
+        :param only_ascii_names: whether readings that differ only in names with other characters than ASCII may be
+            omitted.
+        """
+        seen = {_lexed(reading, only_ascii_names) for reading in self.readings}
+        for charset in possible_charsets(self.raw):
+            reading = replace(self, text=decode(self.raw, charset), charset=charset)
+            if (lexed := _lexed(reading, only_ascii_names)) not in seen:
+                seen.add(lexed)
+                yield reading
+
+
+_NAMED = re.compile(r"[^\x00-\x7f\udc80-\udcff]+")
+
+
+def _lexed(reading: Statement, only_ascii_names: bool) -> tuple[str, str, bool]:
+    """Return what determines the tokens of a text."""
+    text, charset = reading.text, reading.charset
+    special = "".join(character for character in comment_starts(charset) if character in text)
+    if only_ascii_names and not special:
+        text = _NAMED.sub("\x80", text)
+    return text, special and charset, charset == SWE7
 
 
 class UnreadableError(Exception):
@@ -99,9 +136,9 @@ class Token:
 
 
 # The server treats fewer characters as spaces than Python does. Two dashes begin a comment if any control character
-# follows them.
+# follows them. Outside of quotes and comments, a character above ASCII is a space, a letter, or an error of syntax.
 _TOKEN = r"""
-    (?P<space>[ \t\n\v\f\r]+|\#[^\n]*|--(?=[\x00-\x20\x7f]|\Z)[^\n]*)
+    (?P<space>[ \t\n\v\f\rSPACES]+|\#[^\n]*|--(?=[\x00-\x20\x7fSTARTS]|\Z)[^\n]*)
     | /\*!(?P<versioned>(?:[0-9]{5}(?:[0-9](?=[ \t\n\v\f\r]))?)?)   # what follows is part of the statement
     | (?P<comment>/\*.*?\*/)
     | (?P<end_of_versioned>\*/)
@@ -114,18 +151,8 @@ _TOKEN = r"""
 
 
 _LETTER = r"[\u0080-\U0010ffff]"
-_UNICODE = ("utf8mb3", "utf8mb4")
-_ODD = r"\u0080-\u00a0\u200e\u200f\u201d\u201e\u20ac\udc81-\udcff"
-"""Non-ASCII characters that the server may treat as a space in some character sets, or that may turn two dashes before
-them into the beginning of a comment. A test checks each byte of each character set on a server. The surrogates in this
-pattern stand for bytes that are not characters (see `client_text`)."""
-_NO_CHARACTER = r"\udc81-\udcff"
-_ODD_LETTERS = ("hp8", "macroman")
-"""In these character sets, the server treats even some letters as spaces."""
-_SWE7 = "swe7"
-_UNKNOWN = {"": re.compile(r"[^\x00-\x7f]"), _SWE7: re.compile(r"[^\x00-?A-Z_`a-z]")}
-"""Characters whose meaning is unknown: in an unknown character set, all characters that are not ASCII; in swe7, which
-has letters in place of some signs, also these signs."""
+_SWE7_LETTER = r"[\[\\\]^{}~\u0080-\U0010ffff]"
+_UNKNOWN = re.compile(r"[^\x00-\x7f]")
 
 
 @cache
@@ -133,16 +160,18 @@ def _pattern(backslash_escapes: bool, ansi_quotes: bool, charset: str) -> re.Pat
     single = r"(?:[^'\\]|''|\\.)*" if backslash_escapes else "(?:[^']|'')*"
     # In a quoted name, a backslash has no special meaning.
     double = r'(?:[^"\\]|""|\\.)*' if backslash_escapes and not ansi_quotes else '(?:[^"]|"")*'
-    odd = _NO_CHARACTER if charset in MULTI_BYTE else _ODD
-    letter = _LETTER if charset in _UNICODE else "(?!)" if charset in _ODD_LETTERS else f"(?![{odd}]){_LETTER}"
+    letter = _SWE7_LETTER if charset == SWE7 else _LETTER
     token = _TOKEN.replace("SINGLE", single).replace("DOUBLE", double).replace("LETTER", letter)
+    token = token.replace("SPACES", spaces(charset)).replace("STARTS", comment_starts(charset))
     return re.compile(token, re.VERBOSE | re.DOTALL)
 
 
 def _tokens(statement: Statement) -> Iterator[Token]:
     pattern = _pattern(statement.backslash_escapes, statement.ansi_quotes, statement.charset)
     text = statement.text
-    unknown = _UNKNOWN[statement.charset].search(text) if statement.charset in _UNKNOWN else None
+    # In an unknown character set, all characters except those of ASCII are unknown.
+    unknown = None if statement.charset else _UNKNOWN.search(text)
+    letters = SWE7_LETTERS if statement.charset == SWE7 else {}
     at = 0
     spaced = versioned = False
     while at < len(text):
@@ -154,9 +183,6 @@ def _tokens(statement: Statement) -> Iterator[Token]:
             raise NotTextError(start)
         at = match.end()
         kind = match.lastgroup
-        if kind == "sign" and not match[0].isascii():
-            # The server may treat this character as a space.
-            raise UnreadableError(start)
         if kind == "versioned":
             number = match["versioned"]
             if len(number) == 6 and statement.server_version < _SIX_DIGITS_SINCE:
@@ -179,11 +205,11 @@ def _tokens(statement: Statement) -> Iterator[Token]:
             versioned = False
         if kind == "double":
             if statement.ansi_quotes:
-                yield Token(match["double"].replace('""', '"'), name=True)
+                yield Token(match["double"].replace('""', '"').translate(letters), name=True)
             else:
                 yield Token('"', literal=match["double"])
         elif kind == "backtick":
-            yield Token(match["backtick"].replace("``", "`"), name=True)
+            yield Token(match["backtick"].replace("``", "`").translate(letters), name=True)
         elif kind == "word":
             yield Token(match["word"], match["word"].upper())
         elif kind == "string":

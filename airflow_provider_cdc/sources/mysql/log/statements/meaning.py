@@ -5,8 +5,9 @@ statement as it needs to find the tables that the statement changes. If it canno
 ``NOT_UNDERSTOOD``, and the reader stops. Names are compared as in ``tracked_names``. This comparison never misses a
 table, but may stop a run because of a table with a similar name.
 
-The bytes of a statement may have two readings (`client_text`). One of them is the statement that the server executed.
-So the effect is the worse one of both. A reading that the server could not have executed does not count.
+The bytes of a statement may have several readings (`client_text`). One of them is the statement that the server
+executed. So the effect is the worst one of all readings. A reading that the server could not have executed does not
+count.
 
 Grammar: https://dev.mysql.com/doc/refman/9.7/en/sql-data-definition-statements.html. Statements that the server itself
 writes to the log, such as DROP TABLE with its generated comment, follow the same grammar.
@@ -25,6 +26,7 @@ from airflow_provider_cdc.sources.mysql.log.statements.alter_table import (
     made_index_of,
     made_or_dropped_index,
 )
+from airflow_provider_cdc.sources.mysql.log.statements.client_text import UTF8_NAMES
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import (
     NotTextError,
     Reader,
@@ -95,8 +97,14 @@ class Write:
 def write_of(statement: Statement, tracked: TrackedNames) -> Write | None:
     """Return the tables of a statement that writes to a single table, in a schema without copied tables. None: the
     statement is not known to be of this kind."""
-    settings = statement.backslash_escapes and not statement.ansi_quotes and statement.charset in _CHARSETS
-    if statement.schemas is None or not settings or any(sign in statement.text for sign in ("/*!", "/*+")):
+    if statement.schemas is None or statement.charset not in _CHARSETS:
+        return None
+    return _write_of(statement, tracked)
+
+
+def _write_of(statement: Statement, tracked: TrackedNames) -> Write | None:
+    settings = statement.backslash_escapes and not statement.ansi_quotes
+    if not settings or any(sign in statement.text for sign in ("/*!", "/*+")):
         return None
     try:
         return _Parser(statement).write(tracked)
@@ -279,6 +287,11 @@ class _StatementParser(Reader):
     def found(self, table: TableName) -> TableName | None:
         return self.tracked.find(table.schema, table.name)
 
+    def names_copied_table(self) -> bool:
+        """Return whether the tokens have the names of a copied table and of its schema, at any place."""
+        names = {token.text for token in self.tokens if token.can_name}
+        return self.tracked.is_named(names, self.statement.schema)
+
     def touches(self, what: str, *tables: TableName) -> Meaning:
         for table in tables:
             table_name = self.tracked.find(table.schema, table.name)
@@ -309,6 +322,8 @@ _OTHER_OBJECTS = {
 begin the definition of a view or of a stored program. The parser checks for SPATIAL INDEX before it uses these
 words."""
 
+_PROGRAMS = frozenset({"EVENT", "FUNCTION", "PROCEDURE", "TRIGGER", "VIEW"})
+
 
 _ORDER = (Effect.HARMLESS, Effect.ELSEWHERE, Effect.TOUCHES, Effect.ROW_CHANGE, Effect.NOT_UNDERSTOOD)
 
@@ -322,16 +337,72 @@ def meaning(statement: Statement, tracked: TrackedNames) -> Meaning:
     if not meanings:
         return _not_understood(statement)
     worst = max(meanings, key=lambda found: _ORDER.index(found.effect))
-    if len(meanings) == 1:
-        return worst
     if len({found.write for found in meanings if found.effect is Effect.ELSEWHERE}) > 1:
         return Meaning(Effect.ROW_CHANGE, worst.statement)
+    others = () if _is_decided(statement) else statement.other_readings(only_ascii_names=tracked.only_ascii)
+    for reading in others:
+        if worst.effect not in (Effect.HARMLESS, Effect.ELSEWHERE):
+            break
+        found = _other_meaning(reading, tracked, worst.write, is_likely=is_utf8(statement))
+        if found is not None:
+            meanings.append(found)
+            worst = max(worst, found, key=lambda found: _ORDER.index(found.effect))
+    if len(meanings) == 1:
+        return worst
     identities = [found.identity for found in meanings if found.identity is not None]
     return replace(
         worst,
         redefines=tuple(dict.fromkeys(table for found in meanings for table in found.redefines)),
         identity=widest(identities) if identities else None,
     )
+
+
+def _is_decided(statement: Statement) -> bool:
+    """Return whether the words before the first character above ASCII, which are the same in all readings, show that
+    the statement is about accounts or stored programs."""
+    head = re.match(r"[\x00-\x7f]*", statement.text)
+    assert head is not None
+    # The last word may go on after the head.
+    first, *words = [token.word for token in Reader(replace(statement, text=head[0]), whole=False).tokens][:-1] or [""]
+    if first not in ("CREATE", "ALTER", "DROP", "RENAME") or not words:
+        return first in _HARMLESS
+    if words[0] in ("ALGORITHM", "DEFINER", "OR", "SQL"):
+        return not _PROGRAMS.isdisjoint(words)
+    return words[0] in {*_PROGRAMS, "ROLE", "USER"}
+
+
+def is_utf8(statement: Statement) -> bool:
+    """Return whether the client used UTF-8, according to the log, and the bytes are UTF-8, so that they are hardly
+    text of another character set."""
+    return statement.charset in UTF8_NAMES and is_known(statement.text)
+
+
+def _other_meaning(
+    reading: Statement, tracked: TrackedNames, write: Write | None, *, is_likely: bool
+) -> Meaning | None:
+    """Return the effect of a statement if its text is in another character set than the client's. None: this reading
+    has no effect, or the server could not have executed it.
+
+    Most of these readings are no statement at all. So a reading that is not understood counts only if it names a copied
+    table.
+
+    :param write: with `Effect.ELSEWHERE`, the tables that the statement names in the client's character set.
+    :param is_likely: whether the text is hardly in another character set than the client's (`is_utf8`).
+    """
+    parser = _StatementParser(reading, tracked)
+    if isinstance(parser.unread, NotTextError):
+        return None
+    try:
+        found = _meaning(parser)
+    except UnreadableError:
+        return _not_understood(reading) if parser.unread is not None or parser.names_copied_table() else None
+    if found.effect in (Effect.ELSEWHERE, Effect.ROW_CHANGE) and write is not None:
+        other = _write_of(reading, tracked)
+        if other == write or (is_likely and (other is None or other.table == write.table)):
+            return None
+        return Meaning(Effect.ROW_CHANGE, found.statement)
+    # A name with unknown bytes is not the name of a table that a statement wrote to.
+    return replace(found, redefines=tuple(table for table in found.redefines if is_known(table.schema + table.name)))
 
 
 def _meaning_of(reading: Statement, tracked: TrackedNames) -> Meaning | None:
@@ -345,7 +416,7 @@ def _meaning_of(reading: Statement, tracked: TrackedNames) -> Meaning | None:
 
 
 def _not_understood(statement: Statement) -> Meaning:
-    is_clear = statement.text.isascii() and len(statement.readings) == 1
+    is_clear = statement.raw.isascii() and len(statement.readings) == 1
     detail = "" if is_clear else f"its text is not clear in {statement.charset or 'an unknown character set'}"
     return Meaning(Effect.NOT_UNDERSTOOD, _shown(statement.text), detail=detail)
 

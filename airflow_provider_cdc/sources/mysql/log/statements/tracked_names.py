@@ -10,8 +10,9 @@ The server does not reject every name that it cannot convert from one character 
 
 - It replaces a character that it cannot convert with a question mark. It also logs names in this form. So a question
   mark is treated as equal to every non-ASCII character.
-- It ends a name before a byte that belongs to no character. Such a byte is a lone surrogate here. So a name with
-  surrogates is treated as equal also to the part of it before each surrogate.
+- For bytes that belong to no character, which are lone surrogates here, it writes a question mark, perhaps for several
+  bytes, or it ends the name there. So from the first surrogate on, a name is treated as equal to every name that has a
+  question mark there, and near its end, to the part of it before the surrogate.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class TrackedNames:
         self._known_engines = known_engines
         self._in_partitions = in_partitions
         self._may_lack_partitions = may_lack_partitions
+        compared = [part for name in self._names for part in (name.schema, name.name, self.key_index(name))]
+        self.only_ascii = all(part.isascii() and "?" not in part for part in compared)
+        """Whether all names are ASCII, so that no name with other characters can be one of them."""
         self._by_name = {(name.schema.lower(), name.name.lower()): name for name in self._names}
 
     def find(self, schema: str, table: str) -> TableName | None:
@@ -58,6 +62,15 @@ class TrackedNames:
         return next(
             (name for name in self._names if alike(name.schema, schema) and alike(name.name, table)),
             None,
+        )
+
+    def is_named(self, names: Collection[str], schema: str) -> bool:
+        """Return whether ``names`` has the name of a copied table, and the name of its schema unless the schema is
+        ``schema``."""
+        return any(
+            any(alike(name.name, one) for one in names)
+            and (alike(name.schema, schema) or any(alike(name.schema, one) for one in names))
+            for name in self._names
         )
 
     def has(self, name: TableName) -> bool:
@@ -93,16 +106,22 @@ def alike(one: str, other: str) -> bool:
     """Return whether the server may treat both names as the same name."""
     if one.isascii() and other.isascii():
         return one.lower() == other.lower()
-    return any(
-        len(first) == len(second) and all(map(_alike, first, second))
-        for first in _with_beginnings(one)
-        for second in _with_beginnings(other)
-    )
+    for first, second in zip(one, other, strict=False):
+        if _is_unknown(first) or _is_unknown(second):
+            return all(_is_unknown(character) or character in _REPLACEMENTS for character in (first, second))
+        if not _alike(first, second):
+            return False
+    rest = one[len(other) :] or other[len(one) :]
+    return not rest or ("\udc80" <= rest[0] <= "\udcff" and len(rest) <= _MOST_INCOMPLETE and bool(one and other))
 
 
-def _with_beginnings(name: str) -> list[str]:
-    """Return the name, and the parts of it before each lone surrogate."""
-    return [name, *(name[:at] for at, character in enumerate(name) if at and "\ud800" <= character <= "\udfff")]
+_REPLACEMENTS = frozenset("?\ufffd")
+_MOST_INCOMPLETE = 3
+"""The maximum number of bytes of an incomplete character, at which the server ends a name."""
+
+
+def _is_unknown(character: str) -> bool:
+    return "\ud800" <= character <= "\udfff"
 
 
 def _alike(one: str, other: str) -> bool:
