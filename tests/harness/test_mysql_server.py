@@ -131,3 +131,11 @@ def _wait_for_end_of(pid: int) -> None:
     while Path(f"/proc/{pid}").exists():
         assert time.monotonic() < deadline, f"process {pid} is still there"
         time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_a_server_that_crashes_is_an_error(tmp_path: Path) -> None:
+    server = MysqlServer.start(tmp_path)
+    os.kill(server.pid, signal.SIGSEGV)
+    with pytest.raises(HarnessError, match="mysqld got signal 11"):
+        server.stop()

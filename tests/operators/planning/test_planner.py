@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from airflow.sdk.exceptions import AirflowFailException
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.run.run import Run
+from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published
 from harness.postgres_server import PostgresServer
 from tests.operators.planning.test_missing_past import STANDING, preflight, record
@@ -120,3 +122,55 @@ def test_a_night_whose_table_is_altered_after_preflight_does_not_stop(
     second.finish()
     assert sorted(published(second.found["consolidate"]["published"]["public.stock"])[1]) == rows
     second.release()
+
+
+@pytest.fixture
+def mysql_shop(mysql: MysqlServer, schema: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    mysql.query(f"CREATE TABLE {schema}.stock (id INT PRIMARY KEY, sku INT NOT NULL)")
+    mysql.query(f"CREATE TABLE {schema}.orders (id INT PRIMARY KEY, stock INT)")
+    fields = {"host": mysql.host, "port": mysql.port, "login": "root", "schema": schema}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": "cdc_mysql", **fields}))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "local[1]"}))
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("statement", "stock"),
+    [
+        ("ALTER TABLE S.stock ADD note TEXT", (("id",), ["id", "sku", "note"])),
+        ("ALTER TABLE S.stock DROP PRIMARY KEY, ADD PRIMARY KEY (sku)", (("sku",), ["id", "sku"])),
+        ("RENAME TABLE S.stock TO S.old, S.orders TO S.stock, S.old TO S.orders", (("id",), ["id", "stock"])),
+        ("DROP TABLE S.stock", None),
+    ],
+    ids=["column", "key", "swap", "drop"],
+)
+def test_a_mysql_table_is_copied_as_it_is_at_the_position(
+    statement: str,
+    stock: tuple[tuple[str, ...], list[str]] | None,
+    mysql: MysqlServer,
+    mysql_shop: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    found, context = preflight(tmp_path, NIGHT, tables=[f"{mysql_shop}.*"], as_of="", standing_slot="", refresh="full")
+    mysql.query(statement.replace("S.", f"{mysql_shop}."))
+    run = record(tmp_path, found, context)
+    # Definitions are read under the lock. Only a table that is missing then makes a new plan necessary.
+    assert ("The run is planned again" in capfd.readouterr().out) == (stock is None)
+    tables = {entry.table.name.name: entry.table for entry in run.manifest.tables}
+    planned = {name: (table.key, [column.name for column in table.columns]) for name, table in tables.items()}
+    assert planned.get("stock") == stock
+    assert "orders" in planned
+
+
+def test_a_mysql_table_that_can_no_longer_be_copied_is_refused_as_by_preflight(
+    mysql: MysqlServer, mysql_shop: str, tmp_path: Path
+) -> None:
+    given: dict[str, Any] = {"tables": [f"{mysql_shop}.*"], "as_of": "", "standing_slot": "", "refresh": "full"}
+    found, context = preflight(tmp_path, NIGHT, **given)
+    mysql.query(f"ALTER TABLE {mysql_shop}.stock ENGINE=MyISAM")
+    with pytest.raises(AirflowFailException, match=r"\.stock: .*MyISAM") as refused:
+        record(tmp_path, found, context)
+    with pytest.raises(AirflowFailException) as before:
+        preflight(tmp_path, NIGHT, **given)
+    assert str(refused.value).partition("problem")[2] == str(before.value).partition("problem")[2]

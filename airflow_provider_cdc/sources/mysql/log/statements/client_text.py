@@ -57,14 +57,11 @@ SWE7_LETTERS = str.maketrans({code: CHARSETS[SWE7].corrections[code] for code in
 """The letters of swe7 that look like ASCII signs. The server treats `@`, `|` and the backtick as signs, except in
 quoted names."""
 _SWE7_SIGNS = re.compile(rb"[@\[\\\]^{|}~]|``")
-_NO_BREAK_SPACE = (
-    dict.fromkeys(
-        ("armscii8", "cp1250", "dec8", "geostd8", "greek", "hebrew", "latin1", "latin2", "latin5", "latin7"), b"\xa0"
-    )
-    | dict.fromkeys(("cp852", "cp866", "keybcs2"), b"\xff")
-)
+_NO_BREAK_SPACE = dict.fromkeys(
+    ("armscii8", "cp1250", "dec8", "geostd8", "greek", "hebrew", "latin1", "latin2", "latin5", "latin7"), b"\xa0"
+) | dict.fromkeys(("cp852", "cp866", "keybcs2"), b"\xff")
 _CONTROLS = {
-    "cp1250": b"\x81\x83\x88\x90\x98",
+    "cp1250": b"\x80\x81\x83\x88\x90\x98",
     "cp850": b"\xff",
     "hebrew": b"\xfd\xfe",
     "hp8": bytes([*range(0x80, 0xA1), 0xB1, 0xB2, *range(0xF2, 0xF6), 0xFF]),

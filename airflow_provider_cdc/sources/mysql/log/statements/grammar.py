@@ -161,6 +161,8 @@ def _pattern(backslash_escapes: bool, ansi_quotes: bool, charset: str) -> re.Pat
     # In a quoted name, a backslash has no special meaning.
     double = r'(?:[^"\\]|""|\\.)*' if backslash_escapes and not ansi_quotes else '(?:[^"]|"")*'
     letter = _SWE7_LETTER if charset == SWE7 else _LETTER
+    if spaces(charset):
+        letter = f"(?![{spaces(charset)}]){letter}"
     token = _TOKEN.replace("SINGLE", single).replace("DOUBLE", double).replace("LETTER", letter)
     token = token.replace("SPACES", spaces(charset)).replace("STARTS", comment_starts(charset))
     return re.compile(token, re.VERBOSE | re.DOTALL)

@@ -334,19 +334,18 @@ def meaning(statement: Statement, tracked: TrackedNames) -> Meaning:
     For transaction control (BEGIN, COMMIT, SAVEPOINT, XA and so on), this function returns NOT_UNDERSTOOD.
     """
     meanings = [found for reading in statement.readings if (found := _meaning_of(reading, tracked)) is not None]
+    writes = {found.write for found in meanings if found.effect is Effect.ELSEWHERE}
+    if len(writes) > 1:
+        return Meaning(Effect.ROW_CHANGE, meanings[0].statement)
+    if not _is_decided(statement):
+        for reading in statement.other_readings(only_ascii_names=tracked.only_ascii):
+            if any(found.effect not in (Effect.HARMLESS, Effect.ELSEWHERE) for found in meanings):
+                break
+            found = _other_meaning(reading, tracked, *writes, is_likely=is_utf8(statement))
+            meanings += [found] if found is not None else []
     if not meanings:
         return _not_understood(statement)
     worst = max(meanings, key=lambda found: _ORDER.index(found.effect))
-    if len({found.write for found in meanings if found.effect is Effect.ELSEWHERE}) > 1:
-        return Meaning(Effect.ROW_CHANGE, worst.statement)
-    others = () if _is_decided(statement) else statement.other_readings(only_ascii_names=tracked.only_ascii)
-    for reading in others:
-        if worst.effect not in (Effect.HARMLESS, Effect.ELSEWHERE):
-            break
-        found = _other_meaning(reading, tracked, worst.write, is_likely=is_utf8(statement))
-        if found is not None:
-            meanings.append(found)
-            worst = max(worst, found, key=lambda found: _ORDER.index(found.effect))
     if len(meanings) == 1:
         return worst
     identities = [found.identity for found in meanings if found.identity is not None]
@@ -378,7 +377,7 @@ def is_utf8(statement: Statement) -> bool:
 
 
 def _other_meaning(
-    reading: Statement, tracked: TrackedNames, write: Write | None, *, is_likely: bool
+    reading: Statement, tracked: TrackedNames, write: Write | None = None, *, is_likely: bool
 ) -> Meaning | None:
     """Return the effect of a statement if its text is in another character set than the client's. None: this reading
     has no effect, or the server could not have executed it.
@@ -396,9 +395,9 @@ def _other_meaning(
         found = _meaning(parser)
     except UnreadableError:
         return _not_understood(reading) if parser.unread is not None or parser.names_copied_table() else None
-    if found.effect in (Effect.ELSEWHERE, Effect.ROW_CHANGE) and write is not None:
+    if found.effect in (Effect.ELSEWHERE, Effect.ROW_CHANGE):
         other = _write_of(reading, tracked)
-        if other == write or (is_likely and (other is None or other.table == write.table)):
+        if write is not None and (other == write or (is_likely and (other is None or other.table == write.table))):
             return None
         return Meaning(Effect.ROW_CHANGE, found.statement)
     # A name with unknown bytes is not the name of a table that a statement wrote to.

@@ -23,7 +23,7 @@ from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import Trac
 from harness.mysql_server import MysqlServer
 from tests.seeds import examples, seeds
 from tests.sources.mysql.log.reading import Connection, LogReading, log_end, run
-from tests.sources.mysql.log.statements.test_logged_statements import event, event_bodies, raw, sent
+from tests.sources.mysql.log.statements.test_logged_statements import event_bodies, raw, sent
 
 CODECS = {
     "utf8mb4": "utf-8", "latin1": "cp1252", "cp1251": "cp1251", "cp932": "cp932", "sjis": "shift_jis", "gbk": "gbk",
