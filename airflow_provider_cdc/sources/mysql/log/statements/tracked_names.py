@@ -2,7 +2,8 @@
 
 With ``lower_case_table_names``, the server converts names to lower case with its own conversion tables: İ becomes i,
 and every character stays a single character. So two names are treated as equal if they are equal character by
-character, ignoring case. All non-ASCII characters that have upper and lower case are treated as equal to each other. So
+character, ignoring case. All non-ASCII characters that have upper and lower case are treated as equal to each other,
+and an ASCII letter to those of which it is the upper or lower case (İ, ı, ſ, and the sign of Kelvin). So
 a run may stop because of a table with a similar name, but no table is missed. The same rule is used if the server
 distinguishes upper and lower case.
 
@@ -129,7 +130,12 @@ def _alike(one: str, other: str) -> bool:
         return True
     if one.isascii() and other.isascii():
         return one.lower() == other.lower()
-    return "?" in (one, other) or all(character.isascii() or _has_case(character) for character in (one, other))
+    if "?" in (one, other):
+        return True
+    if one.isascii() or other.isascii():
+        letter, character = (one, other) if one.isascii() else (other, one)
+        return letter.isalpha() and letter.lower() in f"{character.lower()}{character.upper()}".lower()
+    return _has_case(one) and _has_case(other)
 
 
 def _has_case(character: str) -> bool:
