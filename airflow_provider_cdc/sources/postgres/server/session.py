@@ -271,7 +271,8 @@ _TOO_LARGE = "54000"
 _LIMITED = "53400"
 _LOST = ("08", "57P", "25P03", "25P04", "XX000")
 _VIEW_GONE = ("22023", "42704", "55000", "58P01")
-_SLOT_GONE = ("42704", "55000", "58P01")
+_NO_SUCH_OBJECT = "42704"
+_SLOT_GONE = (_NO_SUCH_OBJECT, "55000", "58P01")
 _REQUIRES_AUTH = 160_000
 CHANNEL_BINDING = "channel_binding"
 """The name of a field of ``ConnectionSettings.tls``, and of the libpq parameter that gets the field's value."""
@@ -518,11 +519,15 @@ def slot_errors(where: str) -> Iterator[None]:
     except (psycopg.Error, adbc_driver_manager.Error) as error:
         if error.sqlstate not in _SLOT_GONE:
             raise
+        cause = (
+            "do not drop or rename the slots and publications of this package"
+            if error.sqlstate == _NO_SUCH_OBJECT
+            else "raise max_slot_wal_keep_size, and idle_replication_slot_timeout if this setting is not 0"
+        )
         raise LogGone(
             error_text(error),
             where=where,
-            hint="raise max_slot_wal_keep_size, and idle_replication_slot_timeout if this setting is not 0. Then "
-            "trigger a new run, or clear the task `lock_and_record` and all tasks after it",
+            hint=f"{cause}. Then trigger a new run, or clear the task `lock_and_record` and all tasks after it",
         ) from error
 
 

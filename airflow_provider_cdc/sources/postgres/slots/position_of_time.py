@@ -43,6 +43,7 @@ def prefix_at(
     joins: Sequence[Join],
     when: int,
     most: Lsn | None = None,
+    clock: int | None = None,
 ) -> Prefix | None:
     """Return the longest prefix of the log without a commit after ``when``. None: the prefix ends before the first
     mark.
@@ -50,16 +51,25 @@ def prefix_at(
     :param marks: the recorded marks. The slot still has the log since each of them.
     :param when: the time in microseconds since 1970.
     :param most: a limit for the end of the prefix, independent of the time.
+    :param clock: the server's clock, in microseconds since 1970. If it is given, the times of commits and marks after
+        ``clock`` are wrong: the clock was set back, or a replication origin set the time. Such a commit was made before
+        the commits that follow it in the log. So it belongs to the prefix if one of these does. None: all times count
+        as they are.
     :raises LogGone: the slot is gone.
     :raises SourceUnavailable: the slot was advanced meanwhile.
     """
     earlier = [mark for mark in marks if mark.latest <= when and (most is None or Lsn.parse(mark.position) <= most)]
+    if not earlier and clock is not None and marks and marks[0].latest > clock:
+        # Without a commit that has a plausible time, the mark keeps the time 0.
+        earlier = [Mark(marks[0].position, 0)]
     if not earlier:
         return None
     position, latest = Lsn.parse(earlier[-1].position), earlier[-1].latest
     until: Lsn | None = None
     with closing(commits_since(settings, slot, position)) as commits:
         for commit in commits:
+            if clock is not None and commit.at > clock and (most is None or commit.end <= most):
+                continue
             if commit.at > when or (most is not None and commit.end > most):
                 until = commit.end
                 break

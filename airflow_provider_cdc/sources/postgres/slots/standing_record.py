@@ -100,6 +100,8 @@ class Standing:
     - ``marks``: the marks, in the order of their positions.
     - ``joins``: all joins. If a table has joined again, its earlier joins are included, too.
     - ``tables``: the last join of each table, by table name.
+    - ``publication``: the version of the publication (`publication_version`) since the slot was created. Empty: an
+      earlier version of the provider wrote the record.
     - ``copies``: the last copies, by a digest of the lake's URI. The entry also has the positions of runs that have not
       recorded their copies yet (`with_run`).
     """
@@ -110,6 +112,7 @@ class Standing:
     joins: tuple[Join, ...] = ()
     tables: dict[str, Joined] = field(default_factory=dict)
     copies: dict[str, tuple[Published, ...]] = field(default_factory=dict)
+    publication: str = ""
     made_by: str = APPLICATION
     format: int = _FORMAT
 
@@ -152,7 +155,9 @@ class Standing:
                     rolled |= {*copy_noted.tables}
                 tables = tuple(name for name in copy_noted.tables if lake_or_slot != lake or name not in copies)
                 if tables or lake_or_slot.startswith(_RUN):
-                    copies_by_table.setdefault(lake_or_slot, []).append(replace(copy_noted, tables=tables))
+                    # If the clock was set back, the copy would otherwise stay until the clock has passed its time.
+                    kept = replace(copy_noted, tables=tables, at=min(copy_noted.at, at))
+                    copies_by_table.setdefault(lake_or_slot, []).append(kept)
         for position in sorted({*copies.values()}):
             own_tables = sorted(name for name in copies if copies[name] == position)
             for is_wanted in (True, False):
@@ -236,6 +241,13 @@ def load(connection: Connection, name: str) -> Standing | None:
         if record.format == _FORMAT:
             return record
     return None
+
+
+def publication_version(connection: Connection | Catalog, name: str) -> str:
+    """Return the version of a publication's catalog row, which changes if the publication is renamed or altered, even
+    if the change is undone. Tables may be added and dropped. Empty: there is no publication of this name."""
+    rows = query(connection, "SELECT concat_ws('/', oid, xmin) FROM pg_publication WHERE pubname = %s", (name,))
+    return str(rows[0][0]) if rows else ""
 
 
 def store(connection: Connection, name: str, record: Standing) -> None:

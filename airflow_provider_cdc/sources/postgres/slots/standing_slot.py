@@ -54,6 +54,7 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import (
     load,
     name_of,
     now,
+    publication_version,
     shapes_of,
     states_of,
     store,
@@ -168,6 +169,10 @@ def usable(connection: Connection, name: str) -> Standing | None:
         lost = f"another client advanced it, to {slot.confirmed}"
     elif query(connection, _STRANGE, (name, slots.PLUGIN)):
         lost = "another client created a slot of that name"
+    elif record.publication and record.publication != publication_version(connection, name):
+        # Before PostgreSQL 18, the log since the slot cannot be decoded if the publication had another name meanwhile.
+        # No table has a past from before the change, so nothing else is lost.
+        lost = "its publication was altered, renamed or created again"
     elif not slots.begins(connection, name):
         lost = "the files of its log are missing from the server's pg_wal"
     if not lost:
@@ -261,10 +266,12 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
         record, slot = usable(connection, name), slots.state(connection, name)
         if record is None or slot is None:
             return
-        oldest = now(connection) - options.standing_slot_hours * _HOUR
-        marks = record.since(slot.confirmed)
-        prefix = prefix_at(settings, name, marks, record.joins, oldest, record.wanted(slot.confirmed))
-        if prefix is None or (there := Lsn.parse(prefix.mark.position)) == slot.confirmed:
+        clock = now(connection)
+        oldest = clock - options.standing_slot_hours * _HOUR
+        marks, wanted = record.since(slot.confirmed), record.wanted(slot.confirmed)
+        # A commit time in the future must not hold the slot until then, because the server keeps the log meanwhile.
+        prefix = prefix_at(settings, name, marks, record.joins, oldest, wanted, clock)
+        if prefix is None or not prefix.mark.latest or (there := Lsn.parse(prefix.mark.position)) == slot.confirmed:
             return
         _move_on(connection, name, there, options.lock.slot_wait_seconds)
         record = record.with_mark(prefix.mark)
@@ -343,15 +350,17 @@ def _join(
         run_publication.create_publication(connection, name, [], options.lock)
     run_publication.add_tables(connection, name, new, options.lock)
 
-    def joined_tables(catalog: Catalog) -> tuple[dict[str, str], dict[str, str], dict[str, str]]:
+    def joined_tables(catalog: Catalog) -> tuple[dict[str, str], dict[str, str], dict[str, str], str]:
         there = read_tables(catalog, [table.name for table in new])
-        return states_of(catalog, name, there), shapes_of(catalog, name, there), frames_of(catalog, name, there)
+        digests = (digests_of(catalog, name, there) for digests_of in (states_of, shapes_of, frames_of))
+        return (*digests, publication_version(catalog, name))
 
     for _ in range(_TRIES):
-        before, shapes, frames = read_catalog(connection, joined_tables)
+        before, shapes, frames, publication = read_catalog(connection, joined_tables)
         position = _point(settings, connection, name if record is None else "", options)
         at = now(connection)
-        if before == read_catalog(connection, joined_tables)[0]:
+        after, _, _, publication_after = read_catalog(connection, joined_tables)
+        if (before, publication) == (after, publication_after):
             break
         if record is None:
             slots.drop(settings, name)
@@ -380,7 +389,12 @@ def _join(
         _log.info(
             "%s: the standing slot covers the table from %s, %s on: %s", table.name, position, format_micros(at), why
         )
-    record = replace(record, tables=joined, joins=(*record.joins, Join(str(position), at)))
+    record = replace(
+        record,
+        tables=joined,
+        joins=(*record.joins, Join(str(position), at)),
+        publication=record.publication or publication,
+    )
     store(connection, name, record)
     return record
 

@@ -24,7 +24,7 @@ from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.slots import commits, slots
 from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at, remember
-from airflow_provider_cdc.sources.postgres.slots.standing_record import format_micros
+from airflow_provider_cdc.sources.postgres.slots.standing_record import format_micros, store
 from airflow_provider_cdc.sources.postgres.steps import past
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.backends import background, wait_for
@@ -212,6 +212,35 @@ def test_a_time_can_be_asked_for_again_if_another_run_had_the_slot_give_up_meanw
         closing(commits.commits_since(kept.source.settings, kept.name, start)) as found,
     ):
         next(found)
+
+
+@pytest.mark.parametrize("begun_then", [False, True])
+def test_a_time_in_the_future_does_not_hold_the_slot_until_then(
+    kept: Kept, commits_at: _Commits, monkeypatch: pytest.MonkeyPatch, begun_then: bool
+) -> None:
+    """The server's clock was wrong for a while. The slot would keep the log until its disk is full."""
+    kept.keep("stock")
+    begun = kept.slot.confirmed
+    future = 10**9
+    if begun_then:
+        with session(kept.source.settings) as connection:
+            (mark,) = kept.record.marks
+            marks = (replace(mark, latest=mark.latest + future * 1_000_000),)
+            store(connection, kept.name, replace(kept.record, marks=marks))
+    commits_at.make(future)
+    kept.give_up(hours=1)
+    assert kept.slot.confirmed == begun
+    before, old = kept.here(), kept.clock()
+    kept.run("UPDATE stock SET v = 2")
+    recent = kept.here()
+    # The clock cannot be advanced by an hour, so the hour is set to end at once.
+    an_hour_later = int(old.timestamp() * 1_000_000) + 3_600_000_000
+    monkeypatch.setattr("airflow_provider_cdc.sources.postgres.slots.standing_slot.now", lambda _: an_hour_later)
+    kept.give_up(hours=1)
+    confirmed = kept.slot.confirmed
+    assert confirmed is not None
+    assert Lsn.parse(before) <= confirmed < Lsn.parse(recent)
+    assert kept.position_of(old, "stock") == str(confirmed)
 
 
 def test_a_transaction_that_was_prepared_long_ago_belongs_to_its_commit(kept: Kept) -> None:
