@@ -83,8 +83,13 @@ def test_transactions_hold_up_what_joins_for_a_bounded_time(kept: Kept) -> None:
         ("COMMENT ON PUBLICATION {name} IS 'mine'", "its publication, or the comment"),
         # Before PostgreSQL 18, the log cannot be decoded where the publication had another name.
         (
-            "ALTER PUBLICATION {name} RENAME TO other; UPDATE stock SET v = 1; ALTER PUBLICATION other RENAME TO {name}",
+            "ALTER PUBLICATION {name} RENAME TO other; UPDATE stock SET v = 1; "
+            "ALTER PUBLICATION other RENAME TO {name}",
             "its publication was altered, renamed or created again",
+        ),
+        (
+            "ALTER PUBLICATION {name} OWNER TO pg_monitor; ALTER PUBLICATION {name} OWNER TO postgres",
+            "its publication was altered",
         ),
         (
             "SELECT pg_replication_slot_advance('{name}', pg_current_wal_flush_lsn())",

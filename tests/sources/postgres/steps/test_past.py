@@ -284,7 +284,6 @@ def test_a_position_within_a_record_is_the_prefix_before_it(kept: Kept) -> None:
         "ALTER TABLE stock REPLICA IDENTITY DEFAULT; ALTER TABLE stock REPLICA IDENTITY FULL",
         "ALTER TABLE stock DROP CONSTRAINT stock_pkey; ALTER TABLE stock ADD PRIMARY KEY (id)",
         "ALTER PUBLICATION {name} DROP TABLE stock; ALTER PUBLICATION {name} ADD TABLE stock",
-        "ALTER PUBLICATION {name} OWNER TO pg_monitor; ALTER PUBLICATION {name} OWNER TO postgres",
         "DROP TABLE stock; CREATE TABLE stock (id int PRIMARY KEY, v int); ALTER TABLE stock REPLICA IDENTITY FULL",
     ],
 )
