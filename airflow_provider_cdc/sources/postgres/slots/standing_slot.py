@@ -352,8 +352,8 @@ def _join(
 
     def joined_tables(catalog: Catalog) -> tuple[dict[str, str], dict[str, str], dict[str, str], str]:
         there = read_tables(catalog, [table.name for table in new])
-        digests = (digests_of(catalog, name, there) for digests_of in (states_of, shapes_of, frames_of))
-        return (*digests, publication_version(catalog, name))
+        states, shapes = states_of(catalog, name, there), shapes_of(catalog, name, there)
+        return states, shapes, frames_of(catalog, name, there), publication_version(catalog, name)
 
     for _ in range(_TRIES):
         before, shapes, frames, publication = read_catalog(connection, joined_tables)

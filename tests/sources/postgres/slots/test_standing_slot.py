@@ -83,8 +83,8 @@ def test_transactions_hold_up_what_joins_for_a_bounded_time(kept: Kept) -> None:
         ("COMMENT ON PUBLICATION {name} IS 'mine'", "its publication, or the comment"),
         # Before PostgreSQL 18, the log cannot be decoded where the publication had another name.
         (
-            "ALTER PUBLICATION {name} RENAME TO other; UPDATE stock SET v = 1; "
-            "ALTER PUBLICATION other RENAME TO {name}",
+            """ALTER PUBLICATION {name} RENAME TO other; UPDATE stock SET v = 1;
+            ALTER PUBLICATION other RENAME TO {name}""",
             "its publication was altered, renamed or created again",
         ),
         (
@@ -108,7 +108,7 @@ def test_a_past_that_was_lost_is_said_loudly_and_begins_anew(
     kept.keep("stock")
     beginning = kept.record.beginning
     kept.here()
-    kept.run(*harm.format(name=kept.name).split("; "))
+    kept.run(*harm.format(name=kept.name).replace(";\n", "; ").split("; "))
     before = Lsn.parse(kept.here())
     with caplog.at_level(logging.WARNING):
         kept.keep("stock")
