@@ -136,7 +136,7 @@ def blocked(source: Source, shop: Database) -> str:
 def test_a_table_that_is_locked_against_readers_is_named_with_who_locks_it(
     shop: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"airflow_provider_cdc.sources.{shop.kind}.server.blockers.SECONDS", 1)
+    monkeypatch.setattr(f"airflow_provider_cdc.sources.{shop.kind}.server.server.SECONDS", 1)
     shop.create("days", "id INT PRIMARY KEY, day DATE")
     source = open_source(shop.settings)
     plans = source.preflight([f"{shop.schema}.*"])
@@ -152,7 +152,7 @@ def test_a_table_that_is_locked_against_readers_is_named_with_who_locks_it(
 def test_a_lock_that_waits_for_others_blocks_readers_and_is_named(
     shop: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"airflow_provider_cdc.sources.{shop.kind}.server.blockers.SECONDS", 1)
+    monkeypatch.setattr(f"airflow_provider_cdc.sources.{shop.kind}.server.server.SECONDS", 1)
     source = open_source(shop.settings)
     shop.insert("orders", [(1, "a")])
     # Should this fail, the reading session has to end before the pool waits for the other one.

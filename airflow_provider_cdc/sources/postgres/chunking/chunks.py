@@ -255,11 +255,11 @@ def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
             return leaf, condition(chunk.within)
         if leaf.oid == oid:
             # Operators are qualified, because the search_path of the read may contain users' schemas (`users_code`).
-            condition = f"ctid OPERATOR(pg_catalog.>=) '({start},0)'::pg_catalog.tid"
+            pages = f"ctid OPERATOR(pg_catalog.>=) '({start},0)'::pg_catalog.tid"
             if upper is not None and len(upper) == 2:
-                condition += f" AND ctid OPERATOR(pg_catalog.<) '({int(upper[1])},0)'::pg_catalog.tid"
+                pages += f" AND ctid OPERATOR(pg_catalog.<) '({int(upper[1])},0)'::pg_catalog.tid"
             beyond = upper[2:] if upper is not None else ()
-            return leaf, condition + key_ranges.condition(table, lower[2:], beyond)
+            return leaf, pages + key_ranges.condition(table, lower[2:], beyond)
     raise CopyMismatch(
         f"the table has no partition with the OID {oid}",
         where=f"{table.name}, {chunk}",
