@@ -8,25 +8,23 @@ start are unknown. Each problem names the earliest time at which this problem do
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError, ExactnessError, ImageNotWhole, LogGone, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 from airflow_provider_cdc.sources.mysql.checks.context import ServerContext
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.mysql.log import walk_state
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import Prefix, latest_commit, prefix_at
-from airflow_provider_cdc.sources.mysql.log.survey import LongPrepared, PreparedWalker, looked_through, stretches
+from airflow_provider_cdc.sources.mysql.log.survey import Facts, survey
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
     check_continuity,
-    check_place,
     end_of_log,
     file_number,
     is_before,
@@ -38,9 +36,9 @@ from airflow_provider_cdc.sources.mysql.steps.statement_writes import check_writ
 from airflow_provider_cdc.sources.mysql.tables.identities.replaced import made_since
 
 _WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
-_BREAKS = 20
-"""The maximum number of statements that `_last_break` finds. The log may have more statements that prevent a copy,
-after the ones that were found."""
+_SEARCHES = 20
+"""How often `_last_break` searches the log. After that, the log may still have statements that prevent a copy, behind
+the ones that were found."""
 
 
 @dataclass(frozen=True)
@@ -143,11 +141,8 @@ def _statements(context: PastContext) -> Iterable[Problem]:
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
     """
-    settings, connection, past = context.settings, context.connection, context.past
-    # Read the end of the log before the list of files, so that the list includes the file that contains the end.
-    end, files = end_of_log(settings, connection), log_files(connection)
-    check_place(settings, files, past.prefix.place)
-    if (found := _last_break(settings, past.prefix, end, files, context.tables)) is not None:
+    end = end_of_log(context.settings, context.connection)
+    if (found := _last_break(context.settings, context.past.prefix, end, context.tables)) is not None:
         broken, when = found
         yield Problem(broken.where, broken.message, _later(when))
 
@@ -176,17 +171,18 @@ def _later(when: datetime) -> str:
 
 
 def _last_break(
-    settings: ConnectionSettings, prefix: Prefix, end: LogPlace, files: Mapping[str, int], tables: Sequence[Table]
+    settings: ConnectionSettings, prefix: Prefix, end: LogPlace, tables: Sequence[Table]
 ) -> tuple[CdcError, datetime] | None:
     """Find the statements since ``prefix`` that prevent a copy as of an earlier time. Return the last of these
     statements and its commit time."""
     last = None
-    # Limit the number of scans. Each deletion from a parent table requires another scan of the log, and an application
-    # may delete such rows every second.
-    for _ in range(_BREAKS):
+    # The survey ends at an error, and its result for writes to other tables depends on its beginning. So search again
+    # after each break, until there is none. Limit the number of searches.
+    for _ in range(_SEARCHES):
         if not is_before(prefix.place, end):
             break
-        if (found := _first_break(settings, prefix, end, files, tables)) is None:
+        facts = survey(settings, prefix.place, prefix.position, tables, end=end, rows=True)
+        if (found := _break_of(settings, facts)) is None:
             break
         error, place = found
         when = latest_commit(settings, place)
@@ -197,41 +193,22 @@ def _last_break(
     return last
 
 
-def _first_break(
-    settings: ConnectionSettings, prefix: Prefix, end: LogPlace, files: Mapping[str, int], tables: Sequence[Table]
-) -> tuple[CdcError, LogPlace] | None:
-    prepared = LongPrepared()
-    summaries = []
-    looked_at = [TrackedTable(index, table, looked_at=True) for index, table in enumerate(tables)]
-
-    def walker_of(segment: LogSegment) -> PreparedWalker:
-        return _Look(segment.name, segment.start, segment.stop, prefix.position, looked_at)
-
-    with looked_through(settings, files, stretches(files, prefix.place, end), walker_of) as walkers:
-        for walker, error in walkers:
-            if error is not None:
-                return error, LogPlace(walker.summary.segment.name, walker.position)
-            prepared.add(walker)
-            summaries.append(walker.summary)
-    # Return the first statement that prevents a copy. The caller then searches the log after this statement.
-    lost: list[tuple[CdcError, LogPlace]] = []
-    lost += prepared.without_rows(settings, list(files), prefix.place, prefix.position)
-    try:
-        check_writes(settings, summaries)
-    except ImageNotWhole as error:
-        lost.append((error, LogPlace.parse(error.where)))
-    return min(lost, key=lambda one: (file_number(one[1].file), one[1].position), default=None)
-
-
-class _Look(PreparedWalker):
-    """Walks the log and stops at the statements at which a run at a past position would stop."""
-
-    def _bad_rows(self, code: int, table: TableName) -> None:
-        # Ignore SHAPE, because the log also has the statement that changed the columns, and the search finds that
-        # statement. Ignore DIFFERENCES, because only row images after a change can contain partial JSON. These images
-        # are needed only for tables without a key. Besides, not every event of this type contains partial JSON.
-        if code not in (walk_state.SHAPE, walk_state.DIFFERENCES):
-            super()._bad_rows(code, table)
+def _break_of(settings: ConnectionSettings, facts: Facts) -> tuple[CdcError, LogPlace] | None:
+    """Return the last error with which a run at a past position would stop."""
+    breaks = [(one.error, one.begins) for one in facts.statements if one.error is not None]
+    # Ignore SHAPE, because the log also has the statement that changed the columns. Ignore DIFFERENCES, because only
+    # row images after a change can contain partial JSON. These images are needed only for tables without a key.
+    # Besides, not every event of this type contains partial JSON.
+    ignored = (walk_state.SHAPE, walk_state.DIFFERENCES)
+    breaks += [(one.error, one.place) for one in facts.bad_rows if one.code not in ignored]
+    breaks += facts.lost
+    breaks += [facts.stopped] if facts.stopped is not None else []
+    if not breaks:
+        try:
+            check_writes(settings, facts.summaries)
+        except ImageNotWhole as error:
+            breaks.append((error, LogPlace.parse(error.where)))
+    return max(breaks, key=lambda one: (file_number(one[1].file), one[1].position), default=None)
 
 
 REPLICATED: tuple[Check[PositionContext], ...] = (

@@ -436,16 +436,15 @@ class Layouts:
     sets: SetArrays
 
 
-def parents_of(tracked: Sequence[TrackedTable], watched: Sequence[Table]) -> list[TrackedTable]:
+def parents_of(tracked: Sequence[TrackedTable]) -> list[TrackedTable]:
     """Return the parents whose cascades to a copied table are not logged; no parent occurs twice.
 
     The key of each parent consists of all its referenced columns. These columns must not change until all tables that
-    the parent's changes reach have been read. If one of these tables is in ``watched``, the columns must not change at
-    all.
+    the parent's changes reach have been read.
     """
     reached: dict[TableName, list[TrackedTable]] = defaultdict(list)
     parents: dict[TableName, Table] = {}
-    for tracked_table in [*tracked, *(TrackedTable(-1, table) for table in watched)]:
+    for tracked_table in tracked:
         for parent in tracked_table.table.cascades_from:
             reached[parent.name].append(tracked_table)
             tracked_parent = parents.get(parent.name, parent)

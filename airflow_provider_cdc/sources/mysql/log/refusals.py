@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import (
     CascadeNotLogged,
@@ -12,6 +14,7 @@ from airflow_provider_cdc.errors import (
     UnknownEvent,
 )
 from airflow_provider_cdc.sources.mysql.log import events, walk_state
+from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, Meaning
 
 _NEW_RUN = "trigger a new run"
 _LEAVE_ALONE = f"do not change the definitions of copied tables during a run; {_NEW_RUN}"
@@ -27,6 +30,20 @@ DAMAGE = {
     walk_state.BAD_GTID: "a GTID event is malformed",
     walk_state.BAD_ROWS: "a row event is malformed",
 }
+
+
+def of_statement(found: Meaning, parents: Collection[TableName], where: str) -> CdcError | None:
+    """Return the error for a logged statement. None: the statement does not stop the run.
+
+    :param parents: tables whose changes foreign keys propagate to copied tables (``cascades``).
+    """
+    if found.effect is Effect.TOUCHES:
+        return touched(found.described, found.table, found.table in parents, where)
+    if found.effect is Effect.ROW_CHANGE:
+        return logged_as_statement(found.statement, where)
+    if found.effect is Effect.NOT_UNDERSTOOD:
+        return not_understood(found.statement, where, found.detail)
+    return None
 
 
 def touched(statement: str, table: TableName | None, parent: bool, where: str) -> CdcError:

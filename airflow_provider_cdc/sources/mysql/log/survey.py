@@ -1,6 +1,7 @@
-"""Reads a part of the log in advance, several files at a time, and reports the progress.
+"""Surveys a part of the log: reads several files at a time, goes on after each statement that would stop a run, and
+returns facts. The callers decide what the facts mean for their tables.
 
-The log of one day of a busy server can be many gigabytes, so preflight reports how much of the log it has read.
+The log of one day of a busy server can be many gigabytes, so the survey reports how much of the log it has read.
 """
 
 from __future__ import annotations
@@ -10,19 +11,27 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from typing import Generic, TypeAlias, TypeVar
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
-from airflow_provider_cdc.core.tables.table import Table
-from airflow_provider_cdc.errors import ExactnessError, SourceUnavailable
+from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.errors import CdcError, ExactnessError, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
-from airflow_provider_cdc.sources.mysql.log import events, walk_state
+from airflow_provider_cdc.sources.mysql.log import events, refusals, walk_state
+from airflow_provider_cdc.sources.mysql.log.eras import SegmentEras, cut
+from airflow_provider_cdc.sources.mysql.log.statements.column_changes import ColumnChanges, column_changes
+from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.statements.identity_effect import IdentityEffect
+from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, Meaning, meaning
+from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import names_of
 from airflow_provider_cdc.sources.mysql.log.stream.dump import Dump
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from airflow_provider_cdc.sources.mysql.server.driver import has_no_room
-from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, check_place, end_of_log, log_files
+from airflow_provider_cdc.sources.mysql.server.session import session
 
 # Finds XA transactions that were prepared before the window. The log contains the rows of such a transaction only at
 # its XA PREPARE, not at its commit.
@@ -34,7 +43,8 @@ from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 class PreparedWalker(LogWalker):
     """A walker that also records commits of transactions that were not prepared earlier in its file. ``commits`` maps
     the id of such a transaction to the place of its commit. ``prepared`` contains the ids of the transactions that are
-    still undecided at the end of the file.
+    still undecided at the end of the file. ``is_through`` is true once the stop position, or the end of the file, is
+    reached.
     """
 
     def __init__(
@@ -44,11 +54,11 @@ class PreparedWalker(LogWalker):
         stop: int | None,
         initial: GtidSet,
         tracked: Sequence[TrackedTable] = (),
-        watched: Sequence[Table] = (),
     ) -> None:
         self.summary = SegmentSummary(LogSegment(0, file, start, stop))
-        super().__init__(file, start, stop, initial, tracked, self.summary, watched)
+        super().__init__(file, start, stop, initial, tracked, self.summary)
         self.commits: dict[str, LogPlace] = {}
+        self.is_through = False
 
     @property
     def prepared(self) -> set[str]:
@@ -64,11 +74,12 @@ class PreparedWalker(LogWalker):
         segment = self.summary.segment
         dump = Dump(settings, segment.name, segment.start)
         try:
-            while not self.run(dump.data, dump.end):
+            while not (done := self.run(dump.data, dump.end)):
                 dump.at = int(self.state[walk_state.AT])
                 if not continues(dump) or not dump.fill():
                     break
                 self.state[walk_state.AT] = 0
+            self.is_through = done
         finally:
             dump.close()
 
@@ -138,6 +149,209 @@ def _before(names: Sequence[str], begin: LogPlace) -> Iterator[tuple[str, int | 
         yield names[number], None
 
 
+# The facts, and the walker that collects them.
+
+
+HARMLESS = (Effect.HARMLESS, Effect.ELSEWHERE)
+"""Effects of statements at which the log's reader goes on."""
+_AS_TEXT = (Effect.ROW_CHANGE, Effect.NOT_UNDERSTOOD)
+"""Effects of statements that may concern every table. A session may log each of its row changes as such a statement."""
+_MOST_AS_TEXT = 100
+_NAMES_TABLES = frozenset(["ALTER TABLE", "CREATE INDEX", "DROP INDEX", "DROP TABLE", "OPTIMIZE TABLE"])
+"""Kinds of statements that name every table that they affect."""
+
+
+@dataclass(frozen=True)
+class LoggedStatement:
+    """A logged statement that changes or may change tables, or only their identities.
+
+    It lies between the places ``begins`` and ``ends``; ``where`` is its place for messages, and ``when`` the second in
+    which it started. ``meaning`` is its effect on all tables together, and ``error`` the one with which the log's
+    reader stops there (None: it goes on). ``on`` has the effect on each single table; it lacks tables whose rows and
+    identities do not change. ``columns`` are the changes of columns, if that is all that it does.
+    """
+
+    begins: LogPlace
+    ends: LogPlace
+    where: str
+    when: int
+    meaning: Meaning
+    error: CdcError | None = None
+    columns: ColumnChanges | None = None
+    on: Mapping[TableName, Meaning] = field(default_factory=dict)
+
+    def identity_effect(self, table: TableName) -> IdentityEffect:
+        """Return the effect on the identity of one of the tables in ``on``."""
+        found = self.on[table]
+        if found.effect in HARMLESS and found.identity is not None:
+            return found.identity
+        # Changes of columns do not explain that the table was truncated or replaced.
+        return self.columns.identity if self.columns and self.columns.table == table else IdentityEffect.ANY
+
+
+@dataclass(frozen=True)
+class BadRows:
+    """Row images that a run cannot use: what the kernel returned (`walk_state`), the table, the place, and the error
+    with which the log's reader stops there."""
+
+    code: int
+    table: TableName
+    place: LogPlace
+    where: str
+    error: CdcError
+
+
+class SurveyWalker(PreparedWalker):
+    """Collects the facts of one segment.
+
+    :param rows: whether to look at the rows of the tables, too.
+    """
+
+    def __init__(self, segment: LogSegment, initial: GtidSet, tables: Sequence[Table], *, rows: bool) -> None:
+        tracked = [TrackedTable(index, table, looked_at=True) for index, table in enumerate(tables)]
+        if rows:
+            tracked = SegmentEras(segment, tracked).tracked
+        super().__init__(segment.name, segment.start, segment.stop, initial, tracked if rows else ())
+        if not rows:
+            self._names = names_of(tables)
+        # Statements are judged for each table, too, because `meaning` reports only one table of a statement.
+        self._each = {one.table.name: names_of([one.table]) for one in tracked}
+        self._indexes = {one.table.name: one.index for one in tracked}
+        self._statements: list[LoggedStatement] = []
+        self._as_text: list[LoggedStatement] = []
+        self._rows: dict[tuple[int, TableName], list[BadRows]] = {}
+
+    @property
+    def statements(self) -> list[LoggedStatement]:
+        """The statements in the order of the log. Of those that may concern every table, only the first ones, and the
+        last one."""
+        return sorted([*self._statements, *self._as_text], key=lambda one: one.begins.position)
+
+    @property
+    def bad_rows(self) -> list[BadRows]:
+        """Of each table and code, the first and the last event."""
+        return [rows for found in self._rows.values() for rows in found]
+
+    def _check(self, statement: Statement) -> None:
+        found = meaning(statement, self._names)
+        columns = column_changes(statement, self._names) if found.effect is Effect.TOUCHES else None
+        if columns is None:
+            self._remember(found)
+        # The log may have thousands of statements, such as OPTIMIZE TABLE, that affect none of the tables.
+        if found.effect in HARMLESS and found.identity is None:
+            return
+        is_text = found.effect in _AS_TEXT
+        one = LoggedStatement(
+            self._place(),
+            self._place(self.event_bytes),
+            self.where,
+            self.when,
+            found,
+            refusals.of_statement(found, self._parents, self.where),
+            columns,
+            {} if is_text and len(self._as_text) > _MOST_AS_TEXT else self._on_each(statement, found),
+        )
+        if is_text:
+            self._as_text[_MOST_AS_TEXT:] = [one]
+        else:
+            self._statements.append(one)
+
+    def _on_each(self, statement: Statement, found: Meaning) -> dict[TableName, Meaning]:
+        text = statement.text.lower()
+        names_all = found.statement in _NAMES_TABLES and found.effect in (Effect.HARMLESS, Effect.TOUCHES)
+        each = {}
+        for name, names in self._each.items():
+            # Search the text only for a plain name. For any other name, the server may treat different spellings as
+            # equal, or the statement may write the name in another form.
+            plain = text.isascii() and name.name.isascii() and name.name.replace("_", "a").isalnum()
+            if plain and names_all and name.name.lower() not in text:
+                continue
+            one = meaning(statement, names)
+            if one.effect not in HARMLESS or one.identity is not None:
+                each[name] = one
+        return each
+
+    def _bad_rows(self, code: int, table: TableName) -> None:
+        error = refusals.bad_rows(code, table, self.where)
+        self._rows.setdefault((code, table), [])[1:] = [BadRows(code, table, self._place(), self.where, error)]
+        if code == walk_state.NOT_WHOLE and table in self._indexes:
+            # It would take long to stop at each row. If a later one matters, the caller surveys the log from here on.
+            self._layouts.tables.words[walk_state.TABLE_WORDS * self._indexes[table] + walk_state.LOOKED_AT] = 2
+
+    def _place(self, behind: int = 0) -> LogPlace:
+        return LogPlace(self.summary.segment.name, self.position + behind)
+
+
+@dataclass
+class Facts:
+    """What `survey` found in a part of the log, in the order of the log.
+
+    ``summaries`` are those of all files that were read to their end. ``stopped`` is the error at which the survey had
+    to stop, and its place. ``lost`` are errors and places of commits whose rows the log does not have
+    (`LongPrepared`). ``ends_early`` is the place at which the server had no more events, if this is before the end of
+    the part. A server may report an end of its log that it does not send yet.
+    """
+
+    statements: list[LoggedStatement] = field(default_factory=list)
+    bad_rows: list[BadRows] = field(default_factory=list)
+    summaries: list[SegmentSummary] = field(default_factory=list)
+    stopped: tuple[ExactnessError, LogPlace] | None = None
+    lost: list[tuple[ExactnessError, LogPlace]] = field(default_factory=list)
+    ends_early: str = ""
+
+
+def survey(
+    settings: ConnectionSettings,
+    begin: LogPlace,
+    initial: GtidSet,
+    tables: Sequence[Table],
+    *,
+    end: LogPlace | None = None,
+    rows: bool = False,
+    is_enough: Callable[[Facts], bool] = lambda facts: False,
+) -> Facts:
+    """Return what the log has from ``begin`` on. The survey goes on after statements and rows at which a run would
+    stop.
+
+    :param initial: transactions in this set are ignored.
+    :param end: where the part ends; None: at the present end of the log.
+    :param rows: whether to look at the rows of the tables, with the columns that the tables have at each place
+        (`Table.eras`), and at transactions that were prepared before ``begin``.
+    :param is_enough: is called after each file; true ends the survey.
+    :raises SchemaChanged: the log does not have the end of an era.
+    :raises LogGone: the log was purged meanwhile.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    with session(settings) as connection:
+        # Read the end of the log before the list of files, so that the list includes the file in which the log ends.
+        end, files = end or end_of_log(settings, connection), log_files(connection)
+        check_place(settings, files, begin)
+    segments = stretches(files, begin, end)
+    if rows:
+        segments = cut(segments, tables)
+    facts, prepared = Facts(), LongPrepared()
+    files_ahead = _FilesAhead(settings, files, segments, lambda one: SurveyWalker(one, initial, tables, rows=rows))
+    with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="log-survey") as pool, closing(files_ahead):
+        for walker, error in files_ahead.in_order(pool):
+            facts.statements += walker.statements
+            facts.bad_rows += walker.bad_rows
+            if error is not None:
+                facts.stopped = error, LogPlace(walker.summary.segment.name, walker.position)
+                return facts
+            facts.summaries.append(walker.summary)
+            if not walker.is_through:
+                facts.ends_early = facts.ends_early or walker.where
+            prepared.add(walker)
+            if is_enough(facts):
+                return facts
+    if rows:
+        facts.lost = prepared.without_rows(settings, list(files), begin, initial)
+    return facts
+
+
+# Reads several files at a time.
+
+
 FILES_AT_ONCE = 4
 EVERY_SECONDS = 5.0
 ENDING_SECONDS = (0.1, 0.4, 1.0, 2.0, 4.0)
@@ -147,9 +361,7 @@ _MIB = 2**20
 
 _log = logging.getLogger(__name__)
 
-Walker = TypeVar("Walker", bound=PreparedWalker)
-
-_Walk: TypeAlias = Future[tuple[Walker, ExactnessError | None]]
+_Walk: TypeAlias = Future[tuple[SurveyWalker, ExactnessError | None]]
 
 
 def stretches(files: Mapping[str, int], begin: LogPlace, end: LogPlace) -> list[LogSegment]:
@@ -170,35 +382,15 @@ def stretches(files: Mapping[str, int], begin: LogPlace, end: LogPlace) -> list[
     return [segment for segment in segments if segment.stop is None or segment.start < segment.stop]
 
 
-@contextmanager
-def looked_through(
-    settings: ConnectionSettings,
-    files: Mapping[str, int],
-    segments: Sequence[LogSegment],
-    walker_of: Callable[[LogSegment], Walker],
-) -> Iterator[Iterator[tuple[Walker, ExactnessError | None]]]:
-    """Open an iterator over the segments, in order. For each segment, it returns the walker and the error at which the
-    walker stopped, or None.
+class _FilesAhead:
+    """Reads the segments in several threads. `close` ends the reading."""
 
-    Leaving the ``with`` block early stops the reading.
-
-    :raises CdcError: the log of a segment could not be read. This error is not an `ExactnessError`.
-    """
-    look = _Look(settings, files, segments, walker_of)
-    with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="log-survey") as pool:
-        try:
-            yield look.in_order(pool)
-        finally:
-            look.leave()
-
-
-class _Look(Generic[Walker]):
     def __init__(
         self,
         settings: ConnectionSettings,
         files: Mapping[str, int],
         segments: Sequence[LogSegment],
-        walker_of: Callable[[LogSegment], Walker],
+        walker_of: Callable[[LogSegment], SurveyWalker],
     ) -> None:
         self._left = threading.Event()
         self._settings = settings
@@ -210,15 +402,19 @@ class _Look(Generic[Walker]):
         self._dumps: dict[int, Dump] = {}
         self._said = time.monotonic()
 
-    def leave(self) -> None:
+    def close(self) -> None:
         """Stop the threads, including threads that wait for a server that no longer responds."""
         self._left.set()
         for dump in list(self._dumps.values()):
             dump.abandon()
 
-    def in_order(self, pool: ThreadPoolExecutor) -> Iterator[tuple[Walker, ExactnessError | None]]:
+    def in_order(self, pool: ThreadPoolExecutor) -> Iterator[tuple[SurveyWalker, ExactnessError | None]]:
+        """Yield the walker of each segment, in order, and the error at which it stopped, or None.
+
+        :raises CdcError: the log of a segment could not be read. This error is not an `ExactnessError`.
+        """
         at_once = FILES_AT_ONCE
-        walks: dict[int, _Walk[Walker]] = {}
+        walks: dict[int, _Walk] = {}
         for number in range(len(self._segments)):
             for ahead in range(number, min(number + at_once, len(self._segments))):
                 if ahead not in walks:
@@ -238,12 +434,12 @@ class _Look(Generic[Walker]):
             self._awaited(walk)
             yield walk.result()
 
-    def _walk(self, number: int) -> tuple[Walker, ExactnessError | None]:
+    def _walk(self, number: int) -> tuple[SurveyWalker, ExactnessError | None]:
         walker = self._walker_of(self._segments[number])
 
         def continues(dump: Dump) -> bool:
             self._bytes[number] = dump.bytes
-            # Store the dump before checking _left. This ensures that either `leave` finds the dump in _dumps, or this
+            # Store the dump before checking _left. This ensures that either `close` finds the dump in _dumps, or this
             # thread finds that _left is set.
             self._dumps[number] = dump
             return not self._left.is_set()
@@ -256,7 +452,7 @@ class _Look(Generic[Walker]):
             self._dumps.pop(number, None)
         return walker, None
 
-    def _awaited(self, walk: _Walk[Walker]) -> BaseException | None:
+    def _awaited(self, walk: _Walk) -> BaseException | None:
         """Wait until the walk is over. Return the error if the log could not be read, else None."""
         while not wait([walk], max(0.0, self._said + EVERY_SECONDS - time.monotonic())).done:
             self._say()

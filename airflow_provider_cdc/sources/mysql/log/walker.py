@@ -16,7 +16,7 @@ import zstandard
 
 from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, kernel
 from airflow_provider_cdc.core.positions.gtid import Gtid, GtidSet
-from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sources.api.window import Committed, SegmentSummary, StatementWrite, TrackedTable
 from airflow_provider_cdc.sources.log.changes import NO_TIME, ChangeLog, Outcome
@@ -30,7 +30,7 @@ from airflow_provider_cdc.sources.mysql.log.events import TableMap, layouts, par
 from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYTES, in_set, tsid_parts
 from airflow_provider_cdc.sources.mysql.log.row_events import MOST_RECORDS, KeyRanges
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
-from airflow_provider_cdc.sources.mysql.log.statements.meaning import EVERY_TABLE, Effect, Meaning, meaning
+from airflow_provider_cdc.sources.mysql.log.statements.meaning import EVERY_TABLE, Meaning, meaning
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import names_of
 from airflow_provider_cdc.sources.mysql.log.stream.dump import TABLES
 from airflow_provider_cdc.sources.mysql.log.walk import Maps, find_map, walk
@@ -264,12 +264,10 @@ class LogWalker:
     :param stop: the position to stop at; None: the end of the file.
     :param initial: transactions in this set are ignored.
     :param summary: receives the outcomes of XA transactions and the statements that write to tables.
-    :param watched: tables that are not in ``tracked``. Their definitions must not change, and all changes of their rows
-        must be logged.
 
-    ``when`` is the server's timestamp of the last event that the kernel passed to this class; for a statement, this is
-    the time when the statement began. ``state`` is the state of ``walk.walk``. After ``run`` has reached the end,
-    ``change`` and ``xa`` hold the result.
+    ``when`` and ``event_bytes`` are the server's timestamp and the length of the last event that the kernel passed to
+    this class; for a statement, the timestamp is the time when the statement began. ``state`` is the state of
+    ``walk.walk``. After ``run`` has reached the end, ``change`` and ``xa`` hold the result.
     """
 
     def __init__(
@@ -280,11 +278,10 @@ class LogWalker:
         initial: GtidSet,
         tracked: Sequence[TrackedTable],
         summary: SegmentSummary,
-        watched: Sequence[Table] = (),
     ) -> None:
         self._summary = summary
-        tables = [*(tracked_table.table for tracked_table in tracked), *watched]
-        parents = parents_of(tracked, watched)
+        tables = [tracked_table.table for tracked_table in tracked]
+        parents = parents_of(tracked)
         self._parents = {parent.table.name for parent in parents}
         self._names = names_of(tables, sorted(self._parents - {table.name for table in tables}))
         self._layouts = layouts(tracked, parents, initial)
@@ -297,7 +294,7 @@ class LogWalker:
         self._inner: Bytes = np.empty(_INNER_BYTES, np.uint8)
         self._zstd = zstandard.ZstdDecompressor()
         self._payload_position = -1
-        self.when = 0
+        self.when = self.event_bytes = 0
         self.state: Int64s = np.zeros(walk_state.STATE_WORDS, np.int64)
         self._begin(file, start, stop)
         self.state[walk_state.XA] = self.state[walk_state.SOURCE] = -1
@@ -423,7 +420,7 @@ class LogWalker:
         self.when = int.from_bytes(data[at:][:4].tobytes(), "little")
         if code == walk_state.OUT_OF_PLACE:
             raise refusals.out_of_place(kind, self.where)
-        length = int.from_bytes(data[at + codes.LENGTH_AT :][:4].tobytes(), "little")
+        self.event_bytes = length = int.from_bytes(data[at + codes.LENGTH_AT :][:4].tobytes(), "little")
         body = data[at + codes.HEADER_BYTES : at + length - int(state[walk_state.CHECKSUM])].tobytes()
         ended = False
         if code == walk_state.ODD:
@@ -485,14 +482,10 @@ class LogWalker:
 
     def _check(self, statement: Statement) -> None:
         """Stop the run if a statement changes or may change a copied table."""
-        effect = meaning(statement, self._names)
-        self._remember(effect)
-        if effect.effect is Effect.TOUCHES:
-            self._breaks(refusals.touched(effect.described, effect.table, effect.table in self._parents, self.where))
-        elif effect.effect is Effect.ROW_CHANGE:
-            self._breaks(refusals.logged_as_statement(effect.statement, self.where))
-        elif effect.effect is Effect.NOT_UNDERSTOOD:
-            self._breaks(refusals.not_understood(effect.statement, self.where, effect.detail))
+        found = meaning(statement, self._names)
+        self._remember(found)
+        if (error := refusals.of_statement(found, self._parents, self.where)) is not None:
+            self._breaks(error)
 
     def _remember(self, found: Meaning) -> None:
         """Record the tables that the statement writes to or redefines; `steps.statement_writes` checks them later."""

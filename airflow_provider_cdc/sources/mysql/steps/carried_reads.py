@@ -20,17 +20,8 @@ from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.mysql.log import refusals
-from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
-from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, meaning
-from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import names_of
-from airflow_provider_cdc.sources.mysql.log.survey import PreparedWalker, looked_through, stretches
-from airflow_provider_cdc.sources.mysql.server.log_history import (
-    LogPlace,
-    check_place,
-    end_of_log,
-    is_before,
-    log_files,
-)
+from airflow_provider_cdc.sources.mysql.log.survey import survey
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, is_before
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE
 from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session
@@ -120,12 +111,24 @@ class KeepsTables:
     _watched: WatchedTables | None
 
     def altered_in_log(self, tables: Sequence[Table]) -> Mapping[TableName, SchemaChanged]:
-        # Import this module late: `sources.mysql.source` explains why.
-        from airflow_provider_cdc.sources.mysql.steps import carried_reads
-
         assert isinstance(self.settings, RunSettings)
         assert self._identity is not None
-        return carried_reads.altered_in_log(self.settings, self._identity, self.settings.position, tables)
+        # A run records no piece of the log that has a statement that changes one of its tables. So the search begins at
+        # the end of the last recorded piece.
+        spooled = reached(self._identity)
+        begin = LogPlace.parse(self._identity[LOG_PLACE] if spooled is None else spooled.end)
+        # These schema changes are known, and the rows are carried over them.
+        known = {era.begins for table in tables for era in table.eras}
+        altered: dict[TableName, SchemaChanged] = {}
+        # If the survey had to stop, the run stops with the same error when it reads this part of the log.
+        for statement in survey(self.settings, begin, self.settings.position, tables).statements:
+            if str(statement.begins) in known:
+                continue
+            for name, found in statement.on.items():
+                error = refusals.of_statement(found, (), statement.where)
+                if isinstance(error, SchemaChanged):
+                    altered.setdefault(name, error)
+        return altered
 
     def refresh_identities(self, tables: Sequence[Table]) -> list[Table]:
         assert self._watched is not None
@@ -136,60 +139,3 @@ class KeepsTables:
         source = copy(self)
         source._watched = WatchedTables(identity)
         return source
-
-
-# Finds all tables that statements in the log have changed since the position of a run.
-
-
-def altered_in_log(
-    settings: ConnectionSettings, identity: Mapping[str, str], start: Position, tables: Sequence[Table]
-) -> dict[TableName, SchemaChanged]:
-    """`Source.altered_in_log`. Row events are not looked at.
-
-    The search begins at the end of the last piece that the run has recorded: a run records no piece that has a
-    statement that changes one of its tables.
-    """
-    spooled = reached(identity)
-    begin = LogPlace.parse(identity[LOG_PLACE] if spooled is None else spooled.end)
-    with session(settings) as connection:
-        # Read the end of the log before the list of files, so that the list includes the file in which the log ends.
-        end, files = end_of_log(settings, connection), log_files(connection)
-        check_place(settings, files, begin)
-    altered: dict[TableName, SchemaChanged] = {}
-
-    def walker_of(segment: LogSegment) -> _Altered:
-        return _Altered(segment, GtidSet.expect(start), tables)
-
-    with looked_through(settings, files, stretches(files, begin, end), walker_of) as walkers:
-        for walker, error in walkers:
-            altered = {**walker.altered, **altered}
-            if error is not None:
-                # The run stops with the same error when it reads this part of the log.
-                break
-    return altered
-
-
-class _Altered(PreparedWalker):
-    """Collects the tables that statements change, and goes on after such a statement."""
-
-    def __init__(self, segment: LogSegment, initial: GtidSet, tables: Sequence[Table]) -> None:
-        super().__init__(segment.name, segment.start, segment.stop, initial)
-        self.altered: dict[TableName, SchemaChanged] = {}
-        # These schema changes are known, and the rows are carried over them.
-        self._known = {era.begins for table in tables for era in table.eras}
-        self._others = list(tables)
-        self._names = names_of(tables)
-
-    def _check(self, statement: Statement) -> None:
-        if str(LogPlace(self.summary.segment.name, self.position)) in self._known:
-            return
-        # A statement may name several tables, but each call of `meaning` reports only one table.
-        while self._others:
-            effect = meaning(statement, self._names)
-            if effect.effect is not Effect.TOUCHES or effect.table is None:
-                return
-            error = refusals.touched(effect.described, effect.table, False, self.where)
-            assert isinstance(error, SchemaChanged)
-            self.altered[effect.table] = error
-            self._others = [table for table in self._others if table.name != effect.table]
-            self._names = names_of(self._others)

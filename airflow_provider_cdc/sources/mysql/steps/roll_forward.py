@@ -14,25 +14,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
-from airflow_provider_cdc.core.kernels.compile import Bytes
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
+from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, PositionContext
-from airflow_provider_cdc.sources.mysql.log import events, refusals, walk_state
-from airflow_provider_cdc.sources.mysql.log.eras import SegmentEras, cut
+from airflow_provider_cdc.sources.mysql.log import walk_state
+from airflow_provider_cdc.sources.mysql.log.eras import cut
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
-from airflow_provider_cdc.sources.mysql.log.statements.column_changes import column_changes
-from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
-from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, meaning
-from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import names_of
-from airflow_provider_cdc.sources.mysql.log.survey import LongPrepared, PreparedWalker, looked_through, stretches
-from airflow_provider_cdc.sources.mysql.log.walk_state import LOOKED_AT, TABLE_WORDS
-from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, check_place, end_of_log, log_files
+from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect
+from airflow_provider_cdc.sources.mysql.log.survey import HARMLESS, Facts, survey
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, file_number
 from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE, begun_at
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
@@ -84,7 +79,7 @@ def refusals_since(
         begin = LogPlace.parse(identity[LOG_PLACE])
         changes: dict[TableName, list[PlacedChanges]] = {}
         carried = None if evolutions is None else changes
-        refused |= _broken(settings, connection, begin, start, end, fit, carried) if fit else {}
+        refused |= _broken(settings, begin, start, end, fit, carried) if fit else {}
         fit = [table for table in fit if table.name not in refused]
         if evolutions is not None:
             altered = {table.name: table for table in fit if table.name in changes or differences[table.name]}
@@ -99,11 +94,11 @@ def refusals_since(
                 for name, table in altered.items()
                 if name not in refused
             ]
-            refused |= _broken(settings, connection, begin, start, end, evolved) if evolved else {}
+            refused |= _broken(settings, begin, start, end, evolved) if evolved else {}
             if end is not None and (evolved := [table for table in evolved if table.name not in refused]):
                 # The present columns tell the columns at the position only if no later statement changed them.
                 now_same = [replace(table, eras=()) for table in evolved]
-                refused |= _broken(settings, connection, end, after, None, now_same)
+                refused |= _broken(settings, end, after, None, now_same)
         # Check for replaced tables last. If a logged statement replaced a table, the search of the log has already
         # found the statement and named it in the reason.
         fit = [table for table in fit if table.name not in refused]
@@ -140,7 +135,6 @@ def _logs_differences(connection: Connection) -> bool:
 
 def _broken(
     settings: ConnectionSettings,
-    connection: Connection,
     begin: LogPlace,
     start: GtidSet,
     end: LogPlace | None,
@@ -154,110 +148,67 @@ def _broken(
     :param changes: receives the statements that change columns of tables in a known way. Neither these statements nor
         rows of another shape are a reason for such a table.
     """
-    # Read the end of the log first, so that the list of files includes the file that contains the end.
-    end, files = end or end_of_log(settings, connection), log_files(connection)
-    check_place(settings, files, begin)
-    reasons: dict[TableName, str] = {}
-    prepared = LongPrepared()
-    summaries = []
+    carries = changes is not None
 
-    def walker_of(segment: LogSegment) -> _Survey:
-        # Skip tables for which a reason was found in an earlier file. Files are read in parallel, so some of these
-        # reasons may not be known yet.
-        unread_tables = [table for table in tables if table.name not in reasons]
-        return _Survey(segment, start, unread_tables, carries=changes is not None)
+    def are_all_refused(facts: Facts) -> bool:
+        return len(_refused(facts, tables, carries)) == len(tables)
 
-    other_shapes: dict[TableName, str] = {}
-    with looked_through(settings, files, cut(stretches(files, begin, end), tables), walker_of) as walkers:
-        for walker, error in walkers:
-            if error is not None:
-                return {table.name: reasons.get(table.name, _said(error)) for table in tables}
-            reasons |= {name: why for name, why in walker.broken.items() if name not in reasons}
-            if len(reasons) == len(tables):
-                return reasons
-            for name, statements in walker.altered.items():
-                if changes is not None:
-                    changes.setdefault(name, []).extend(statements)
-            other_shapes = walker.other_shapes | other_shapes
-            prepared.add(walker)
-            summaries.append(walker.summary)
-    known = changes or {}
-    reasons |= {name: why for name, why in other_shapes.items() if name not in known and name not in reasons}
+    facts = survey(settings, begin, start, tables, end=end, rows=True, is_enough=are_all_refused)
+    reasons = _refused(facts, tables, carries)
+    if len(reasons) == len(tables):
+        return reasons
+    if facts.stopped is not None:
+        return {table.name: reasons.get(table.name, _said(facts.stopped[0])) for table in tables}
+    if changes is not None:
+        for one in facts.statements:
+            if one.columns is not None:
+                placed = PlacedChanges(one.columns, str(one.begins), str(one.ends))
+                changes.setdefault(one.columns.table, []).append(placed)
+        for row in facts.bad_rows:
+            if row.code == walk_state.SHAPE and row.table not in changes:
+                reasons.setdefault(row.table, f"since the copy: {row.error.message} ({row.where})")
     # A transaction whose rows are not in the log may have changed any table. Every roll-forward from this copy would
     # stop at such a transaction.
-    if lost := prepared.without_rows(settings, list(files), begin, start):
-        why = f"since the copy: {_said(lost[0][0])}"
+    if facts.lost:
+        why = f"since the copy: {_said(facts.lost[0][0])}"
         return {table.name: reasons.get(table.name, why) for table in tables}
     try:
-        check_writes(settings, summaries)
+        check_writes(settings, facts.summaries)
     except ExactnessError as error:
         return {table.name: reasons.get(table.name, f"since the copy: {_said(error)}") for table in tables}
     return reasons
 
 
-class _Survey(PreparedWalker):
-    """Walks the log without stopping at the statements at which a run would stop. Records the tables for which a run
-    would stop.
-
-    :param carries: record statements that change columns in a known way in ``altered``, and tables whose rows have
-        other columns in ``other_shapes``, instead of refusing these tables.
-    """
-
-    def __init__(self, segment: LogSegment, initial: GtidSet, tables: Sequence[Table], *, carries: bool) -> None:
-        eras = SegmentEras(segment, [TrackedTable(index, table, looked_at=True) for index, table in enumerate(tables)])
-        super().__init__(segment.name, segment.start, segment.stop, initial, eras.tracked)
-        self.broken: dict[TableName, str] = {}
-        self.altered: dict[TableName, list[PlacedChanges]] = {}
-        self.other_shapes: dict[TableName, str] = {}
-        self._begins = eras.begins
-        self._carries = carries
-        self._event_bytes = 0
-        self._all_names = names_of(tables)
-        self._tables = tables
-        self._left = list(tables)
-
-    def _handle(self, code: int, data: Bytes) -> bool:
-        at = int(self.state[walk_state.AT])
-        self._event_bytes = int.from_bytes(data[at + events.LENGTH_AT :][:4].tobytes(), "little")
-        return super()._handle(code, data)
-
-    def _check(self, statement: Statement) -> None:
-        file, position = self.summary.segment.name, self.position
-        begins, ends = (str(LogPlace(file, place)) for place in (position, position + self._event_bytes))
-        if begins in self._begins:
-            return
-        if self._carries and (found := column_changes(statement, self._all_names)) is not None:
-            self.altered.setdefault(found.table, []).append(PlacedChanges(found, begins, ends))
-            return
-        effect = meaning(statement, self._names)
-        self._remember(effect)
-        # A statement may name several tables, but each call of `meaning` reports only one table.
-        while self._left and effect.effect not in (Effect.HARMLESS, Effect.ELSEWHERE):
-            touched = [table for table in self._left if table.name == effect.table] or self._left
-            self._note(touched, f"{effect.described} ({self.where})")
-            effect = meaning(statement, self._names)
-
-    def _bad_rows(self, code: int, table: TableName) -> None:
-        if self._carries and code == walk_state.SHAPE:
-            why = f"since the copy: {refusals.bad_rows(code, table, '').message} ({self.where})"
-            self.other_shapes.setdefault(table, why)
-            return
+def _refused(facts: Facts, tables: Sequence[Table], carries: bool) -> dict[TableName, str]:
+    """Return the tables at whose statements or rows a run would stop, each with the first reason in the log."""
+    known = {era.begins for table in tables for era in table.eras}
+    found: list[tuple[LogPlace, TableName, str]] = []
+    for one in facts.statements:
+        if str(one.begins) in known or (carries and one.columns is not None) or one.error is None:
+            continue
+        # Other statements than those that touch certain tables may concern all of them.
+        touches = one.meaning.effect is Effect.TOUCHES
+        on = one.on if touches else dict.fromkeys((table.name for table in tables), one.meaning)
+        found += [
+            (one.begins, name, f"{effect.described} ({one.where})")
+            for name, effect in on.items()
+            if effect.effect not in HARMLESS
+        ]
+    for row in facts.bad_rows:
+        if carries and row.code == walk_state.SHAPE:
+            continue
         # Do not check whether a prepared transaction counts. If it does not count, a table is read in full without
         # need, which is always correct.
-        unlogged = code == walk_state.OTHERS_CASCADES
-        if affected_tables := [
-            unread_table
-            for unread_table in self._left
-            if (relies_on_log(unread_table) if unlogged else unread_table.name == table)
-        ]:
-            self._note(affected_tables, f"{refusals.bad_rows(code, table, '').message} ({self.where})")
-
-    def _note(self, tables: Sequence[Table], why: str) -> None:
-        for table in tables:
-            self.broken[table.name] = f"since the copy: {why}"
-            self._layouts.tables.words[TABLE_WORDS * self._tables.index(table) + LOOKED_AT] = 2
-        self._left = [table for table in self._left if table.name not in self.broken]
-        self._names = names_of(self._left)
+        unlogged = row.code == walk_state.OTHERS_CASCADES
+        found += [
+            (row.place, table.name, f"{row.error.message} ({row.where})")
+            for table in tables
+            if (relies_on_log(table) if unlogged else table.name == row.table)
+        ]
+    reasons: dict[TableName, str] = {}
+    for _, name, why in sorted(found, key=lambda one: (file_number(one[0].file), one[0].position)):
+        reasons.setdefault(name, f"since the copy: {why}")
+    return reasons
 
 
 def _said(error: CdcError) -> str:

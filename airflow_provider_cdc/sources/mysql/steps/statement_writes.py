@@ -12,7 +12,7 @@ CREATE TABLE cannot change the result, because an earlier object with the same n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
@@ -20,13 +20,17 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ImageNotWhole, LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, StatementWrite
-from airflow_provider_cdc.sources.mysql.log import events, walk_state
-from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
-from airflow_provider_cdc.sources.mysql.log.statements.meaning import EVERY_TABLE, Effect, meaning
+from airflow_provider_cdc.sources.mysql.log import events
+from airflow_provider_cdc.sources.mysql.log.statements.meaning import EVERY_TABLE, Effect
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import alike
-from airflow_provider_cdc.sources.mysql.log.stream.dump import Dump
-from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
-from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, check_place, end_of_log, log_files
+from airflow_provider_cdc.sources.mysql.log.survey import survey
+from airflow_provider_cdc.sources.mysql.server.log_history import (
+    LogPlace,
+    check_place,
+    end_of_log,
+    is_before,
+    log_files,
+)
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, session
 from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, table_sql
@@ -50,8 +54,8 @@ def check_writes(settings: ConnectionSettings, summaries: Sequence[SegmentSummar
         # then before this end of the log.
         end, files = end_of_log(settings, connection), log_files(connection)
         check_place(settings, files, end)
-    later = _redefined_between(settings, summaries[-1].segment, end, list(files))
-    redefined = list(chain(later, *(summary.redefined for summary in summaries)))
+    redefined = [*chain(*(summary.redefined for summary in summaries))]
+    redefined += _redefined_between(settings, summaries[-1].segment, end, list(files))
     for table, write in writes:
         for name in (table, *write.read):
             if any(_covers(definition, name) for definition in redefined):
@@ -121,47 +125,31 @@ def _covers(redefined: TableName, name: TableName) -> bool:
     return alike(redefined.schema, name.schema) and (redefined.name == "*" or alike(redefined.name, name.name))
 
 
-class _Definitions(LogWalker):
-    """Walks the log and records the statements that redefine tables. Row events are ignored."""
-
-    def __init__(self, segment: LogSegment) -> None:
-        self.summary = SegmentSummary(segment)
-        super().__init__(segment.name, segment.start, segment.stop, GtidSet(), (), self.summary)
-
-    def _check(self, statement: Statement) -> None:
-        effect = meaning(statement, self._names)
-        self._remember(effect)
-        if effect.effect is Effect.NOT_UNDERSTOOD:
-            self.summary.redefined = [EVERY_TABLE]
-
-
 def _redefined_between(
     settings: ConnectionSettings, last: LogSegment, end: LogPlace, files: Sequence[str]
-) -> Iterable[TableName]:
-    """Yield the tables that logged statements redefine, from the end of the segment ``last`` up to ``end``."""
+) -> list[TableName]:
+    """Return the tables that logged statements redefine, from the end of the segment ``last`` up to ``end``."""
     if last.last_name not in files:
         raise LogGone(
             f"the log file {last.last_name} is purged",
             where=settings.address,
             hint="trigger a new run, and make the server keep its logs for longer (binlog_expire_logs_seconds)",
         )
-    for file in files[files.index(last.last_name) : files.index(end.file) + 1]:
-        start = events.FIRST_POSITION if file != last.last_name else last.stop
-        stop = end.position if file == end.file else None
-        if start is None or (stop is not None and start >= stop):
-            continue
-        walker = _Definitions(LogSegment(0, file, start, stop))
-        dump = Dump(settings, file, start)
-        try:
-            while not walker.run(dump.data, dump.end):
-                dump.at = int(walker.state[walk_state.AT])
-                if not dump.fill():
-                    raise SourceUnavailable(
-                        f"the server has no more events at {walker.where}, before the end of the part to check",
-                        where=settings.address,
-                        hint="the task can be retried as it is",
-                    )
-                walker.state[walk_state.AT] = 0
-        finally:
-            dump.close()
-        yield from walker.summary.redefined
+    begin = LogPlace(last.last_name, last.stop or 0)
+    if last.stop is None:
+        rest = files[files.index(last.last_name) + 1 :]
+        begin = LogPlace(rest[0], events.FIRST_POSITION) if rest else end
+    if not is_before(begin, end):
+        return []
+    facts = survey(settings, begin, GtidSet(), (), end=end)
+    if facts.stopped is not None:
+        raise facts.stopped[0]
+    if facts.ends_early:
+        raise SourceUnavailable(
+            f"the server has no more events at {facts.ends_early}, before the end of the part to check",
+            where=settings.address,
+            hint="the task can be retried as it is",
+        )
+    if any(statement.meaning.effect is Effect.NOT_UNDERSTOOD for statement in facts.statements):
+        return [EVERY_TABLE]
+    return [*chain(*(summary.redefined for summary in facts.summaries))]

@@ -13,12 +13,10 @@ import pytest
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.errors import ExactnessError
-from airflow_provider_cdc.sources.api.window import LogSegment
-from airflow_provider_cdc.sources.mysql.log import events, survey
+from airflow_provider_cdc.sources.mysql.log import events
+from airflow_provider_cdc.sources.mysql.log import survey as surveys
 from airflow_provider_cdc.sources.mysql.log.stream import dump
-from airflow_provider_cdc.sources.mysql.log.stream import dump as request
-from airflow_provider_cdc.sources.mysql.log.survey import FILES_AT_ONCE, PreparedWalker, looked_through, stretches
+from airflow_provider_cdc.sources.mysql.log.survey import FILES_AT_ONCE, Facts, survey
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, log_files
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
@@ -45,7 +43,7 @@ def look(
     first: Callable[[], object] = lambda: None,
     then: Callable[[], object] = lambda: None,
 ) -> list[tuple[str, str]]:
-    """The files that the survey read, in order, and why each of them stopped."""
+    """The files that the survey read, in order, and the statements in each of them that would stop a run."""
     settings = settings_of(server, user)
     # As in a run, the survey of the log has its own session meanwhile.
     with session(settings) as connection:
@@ -53,19 +51,19 @@ def look(
         tables = read_tables(connection, [TableName("d", "t")])
         begin = LogPlace(list(files)[1], events.FIRST_POSITION)
 
-        def walker_of(segment: LogSegment) -> PreparedWalker:
-            return PreparedWalker(segment.name, segment.start, segment.stop, GtidSet.parse(""), watched=tables)
+        def is_enough(facts: Facts) -> bool:
+            if len(facts.summaries) < enough:
+                return False
+            then()
+            return True
 
-        found = []
         first()
-        with looked_through(settings, files, stretches(files, begin, end), walker_of) as walkers:
-            for walker, error in walkers:
-                assert error is None or isinstance(error, ExactnessError)
-                found.append((walker.summary.segment.name, str(error or "")))
-                if len(found) == enough:
-                    then()
-                    break
-    return found
+        facts = survey(settings, begin, GtidSet.parse(""), tables, end=end, is_enough=is_enough)
+    assert facts.stopped is None
+    found = {summary.segment.name: "" for summary in facts.summaries}
+    for statement in facts.statements:
+        found[statement.begins.file] += str(statement.error)
+    return list(found.items())
 
 
 @pytest.mark.slow
@@ -154,12 +152,13 @@ def test_whoever_leaves_does_not_wait_for_a_server_that_says_nothing_any_more(
 ) -> None:
     """A task that timed out would otherwise wait for minutes."""
     silent = threading.Event()
+    request_log = dump.request_log
 
     def asked_late(connection: Connection, name: str, start: int) -> None:
         # The first file is looked through by then; and this one is never asked for where the server does not stop.
         if name != first and not silent.wait(30):
             raise AssertionError("the server never fell silent")
-        request.request_log(connection, name, start)
+        request_log(connection, name, start)
 
     server.query("FLUSH BINARY LOGS")
     for number in range(FILES_AT_ONCE):
@@ -199,13 +198,13 @@ def sent(server: MysqlServer) -> int:
 def test_who_waits_is_told_how_far_it_is(
     server: MysqlServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(survey, "EVERY_SECONDS", 0.001)
+    monkeypatch.setattr(surveys, "EVERY_SECONDS", 0.001)
     for key in range(4):
         server.query(f"INSERT INTO d.t VALUES ({key}, REPEAT('x', 8000000))")
         server.query("FLUSH BINARY LOGS")
-    with caplog.at_level(logging.INFO, survey.__name__):
+    with caplog.at_level(logging.INFO, surveys.__name__):
         look(server)
-    told = [record.getMessage() for record in caplog.records if record.name == survey.__name__]
+    told = [record.getMessage() for record in caplog.records if record.name == surveys.__name__]
     assert told
     assert all(" of 30 MiB (" in line for line in told), told
     percent = [int(line.rpartition("(")[2].split()[0]) for line in told]

@@ -28,21 +28,14 @@ from airflow_provider_cdc.core.run.spool_chain import reached
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import ExactnessError, SchemaChanged, TransientError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.window import LogSegment
-from airflow_provider_cdc.sources.mysql.log.statements.column_changes import column_changes
-from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.statements.identity_effect import IdentityEffect
-from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, meaning
-from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import names_of
-from airflow_provider_cdc.sources.mysql.log.survey import PreparedWalker, looked_through, stretches
+from airflow_provider_cdc.sources.mysql.log.survey import survey
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
     backlog,
-    check_place,
     end_of_log,
     file_number,
     is_before,
-    log_files,
 )
 from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query, variables
@@ -286,77 +279,21 @@ def _logged_ddl(
 ) -> dict[TableName, list[LoggedDdl]]:
     """For each table, return the statements that may have changed its identity and that were logged between ``begin``
     and the current end of the log."""
-    # Read the end of the log before the list of files, so that the list includes the file in which the log ends.
-    end, files = end_of_log(settings, connection), log_files(connection)
-    check_place(settings, files, begin)
+    # Pass an empty GTID set as the position, so that every statement after ``begin`` counts.
+    facts = survey(settings, begin, GtidSet(), tables)
+    if facts.stopped is not None:
+        raise facts.stopped[0]
     # With old_alter_table=ON, the server executes an ALTER in place only if the statement requests this.
     copies = variables(connection, ["old_alter_table"]).get("old_alter_table") == "ON"
-    ddl_by_table: dict[TableName, list[LoggedDdl]] = {table.name: [] for table in tables}
-
-    def walker_of(segment: LogSegment) -> _DdlWalker:
-        return _DdlWalker(segment, tables)
-
-    with looked_through(settings, files, stretches(files, begin, end), walker_of) as walkers:
-        for walker, error in walkers:
-            if error is not None:
-                raise error
-            for name, statements in walker.found.items():
-                ddl_by_table[name] += statements
-    if copies:
-        narrower, rebuilt = (IdentityEffect.MARKED, IdentityEffect.EXTENDED), IdentityEffect.REBUILT
-        ddl_by_table = {
-            name: [
-                replace(statement, effect=rebuilt) if statement.effect in narrower else statement
-                for statement in statements
-            ]
-            for name, statements in ddl_by_table.items()
-        }
-    return ddl_by_table
-
-
-_NAMES_TABLES = frozenset(["ALTER TABLE", "CREATE INDEX", "DROP INDEX", "DROP TABLE", "OPTIMIZE TABLE"])
-"""Kinds of statements that name every table that they affect."""
-
-
-class _DdlWalker(PreparedWalker):
-    """Collects the statements that may change the identity of tables, even those that stop a run; ignores rows."""
-
-    def __init__(self, segment: LogSegment, tables: Sequence[Table]) -> None:
-        # Pass an empty GTID set as the position, so that every statement after the start of the segment counts.
-        super().__init__(segment.name, segment.start, segment.stop, GtidSet())
-        self.found: dict[TableName, list[LoggedDdl]] = {table.name: [] for table in tables}
-        # Interpret statements for each table separately, because `meaning` reports only one table of a statement.
-        self._each = {table.name: names_of([table]) for table in tables}
-        self._names = names_of(tables)
-
-    def _check(self, statement: Statement) -> None:
-        # Before checking each table separately, check all tables at once. The log may have thousands of statements,
-        # such as OPTIMIZE TABLE, that affect none of the tables.
-        statement_meaning = meaning(statement, self._names)
-        if statement_meaning.effect in (Effect.HARMLESS, Effect.ELSEWHERE) and statement_meaning.identity is None:
-            return
-        text = statement.text.lower()
-        names_all = statement_meaning.statement in _NAMES_TABLES and statement_meaning.effect in (
-            Effect.HARMLESS,
-            Effect.TOUCHES,
-        )
-        for name, names in self._each.items():
-            # Search the text only for a plain name. For any other name, the server may treat different spellings as
-            # equal, or the statement may write the name in another form.
-            plain = text.isascii() and name.name.isascii() and name.name.replace("_", "a").isalnum()
-            if plain and names_all and name.name.lower() not in text:
-                continue
-            table_meaning = meaning(statement, names)
-            is_harmless = table_meaning.effect in (Effect.HARMLESS, Effect.ELSEWHERE)
-            effect = table_meaning.identity if is_harmless else IdentityEffect.ANY
-            columns = effect is IdentityEffect.ANY and (change := column_changes(statement, names)) is not None
-            if columns:
-                assert change is not None
-                # Such a statement does not explain that the table was truncated or replaced.
-                effect = change.identity
-            if effect is not None:
-                place = LogPlace(self.summary.segment.name, self.position)
-                self.found[name].append(LoggedDdl(self.when, effect, place, columns))
+    narrower = (IdentityEffect.MARKED, IdentityEffect.EXTENDED) if copies else ()
+    ddl: dict[TableName, list[LoggedDdl]] = {table.name: [] for table in tables}
+    for statement in facts.statements:
+        for name in statement.on:
+            effect = statement.identity_effect(name)
+            columns = statement.columns is not None and statement.columns.table == name
+            rebuilt = IdentityEffect.REBUILT if effect in narrower else effect
+            ddl[name].append(LoggedDdl(statement.when, rebuilt, statement.begins, columns))
+    return ddl
 
 
 # Watches the identities of a run's tables, although the server may remove log that the run has recorded.
