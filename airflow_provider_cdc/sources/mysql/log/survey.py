@@ -156,7 +156,8 @@ HARMLESS = (Effect.HARMLESS, Effect.ELSEWHERE)
 """Effects of statements at which the log's reader goes on."""
 _AS_TEXT = (Effect.ROW_CHANGE, Effect.NOT_UNDERSTOOD)
 """Effects of statements that may concern every table. A session may log each of its row changes as such a statement."""
-_MOST_AS_TEXT = 100
+MOST_AS_TEXT = 100
+"""How many of these statements of a file are kept and judged for each table. Of the others, only the last is kept."""
 _NAMES_TABLES = frozenset(["ALTER TABLE", "CREATE INDEX", "DROP INDEX", "DROP TABLE", "OPTIMIZE TABLE"])
 """Kinds of statements that name every table that they affect."""
 
@@ -249,10 +250,10 @@ class SurveyWalker(PreparedWalker):
             found,
             refusals.of_statement(found, self._parents, self.where),
             columns,
-            {} if is_text and len(self._as_text) > _MOST_AS_TEXT else self._on_each(statement, found),
+            {} if is_text and len(self._as_text) > MOST_AS_TEXT else self._on_each(statement, found),
         )
         if is_text:
-            self._as_text[_MOST_AS_TEXT:] = [one]
+            self._as_text[MOST_AS_TEXT:] = [one]
         else:
             self._statements.append(one)
 

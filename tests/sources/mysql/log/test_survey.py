@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.sources.mysql.log import events
+from airflow_provider_cdc.sources.mysql.log import events, walk_state
 from airflow_provider_cdc.sources.mysql.log import survey as surveys
 from airflow_provider_cdc.sources.mysql.log.stream import dump
 from airflow_provider_cdc.sources.mysql.log.survey import FILES_AT_ONCE, Facts, survey
@@ -210,3 +210,42 @@ def test_who_waits_is_told_how_far_it_is(
     percent = [int(line.rpartition("(")[2].split()[0]) for line in told]
     assert percent == sorted(percent)
     assert percent[-1] <= 100
+
+
+def test_the_survey_goes_on_and_judges_each_table_by_itself(server: MysqlServer) -> None:
+    """Statements and rows at which a run would stop are facts. Of those that a session may log for each row, the first
+    and the last are kept."""
+    server.query("CREATE TABLE d.u (id INT PRIMARY KEY, v INT)")
+    settings = settings_of(server)
+    with session(settings) as connection:
+        tables = read_tables(connection, [TableName("d", "t"), TableName("d", "u")])
+        begin = end_of_log(settings, connection)
+    with server.connect(database="d") as connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO u VALUES (1, 1)")
+        cursor.execute("SET SESSION binlog_format = STATEMENT")
+        for number in range(surveys.MOST_AS_TEXT + 50):
+            cursor.execute(f"UPDATE u SET v = {number}")
+        cursor.execute("SET SESSION binlog_format = ROW, binlog_row_image = MINIMAL")
+        cursor.execute("UPDATE u SET v = 7")
+        cursor.execute("SET SESSION binlog_row_image = FULL")
+        cursor.execute("ALTER TABLE u ADD COLUMN w INT")
+        for _ in range(3):
+            cursor.execute("INSERT INTO u (id) SELECT MAX(id) + 1 FROM (SELECT id FROM u) AS u")
+        cursor.execute("OPTIMIZE TABLE t")
+        cursor.execute("RENAME TABLE t TO x, u TO t, x TO u")
+    facts = survey(settings, begin, GtidSet(), tables, rows=True)
+    assert facts.stopped is None
+    kinds = [(one.meaning.statement, sorted(name.name for name in one.on)) for one in facts.statements]
+    assert kinds[: surveys.MOST_AS_TEXT] == [("UPDATE", ["t", "u"])] * surveys.MOST_AS_TEXT
+    assert kinds[surveys.MOST_AS_TEXT :] == [
+        ("UPDATE", []),
+        ("ALTER TABLE", ["u"]),
+        ("OPTIMIZE TABLE", ["t"]),
+        ("RENAME TABLE", ["t", "u"]),
+    ]
+    assert [one.columns is not None for one in facts.statements[-3:]] == [True, False, False]
+    assert [one.error is None for one in facts.statements[-3:]] == [False, True, False]
+    found = [(rows.code, rows.table.name) for rows in facts.bad_rows]
+    assert found == [(walk_state.NOT_WHOLE, "u")] + 2 * [(walk_state.SHAPE, "u")]
+    places = [one.begins.position for one in facts.statements]
+    assert places == sorted(places)
