@@ -220,7 +220,7 @@ def test_the_survey_goes_on_and_judges_each_table_by_itself(server: MysqlServer)
     with session(settings) as connection:
         tables = read_tables(connection, [TableName("d", "t"), TableName("d", "u")])
         begin = end_of_log(settings, connection)
-    with server.connect(database="d") as connection, connection.cursor() as cursor:
+    with server.connect(database="d") as writer, writer.cursor() as cursor:
         cursor.execute("INSERT INTO u VALUES (1, 1)")
         cursor.execute("SET SESSION binlog_format = STATEMENT")
         for number in range(surveys.MOST_AS_TEXT + 50):
