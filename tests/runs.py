@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import ConsolidateResult, DeltaResult, SnapshotResult
 from airflow_provider_cdc.core.run.run import scratch_of
@@ -22,7 +23,7 @@ def manifest_of(lake: Storage, run_id: str = RUN_ID, **more: Any) -> Manifest:
         "kind": "mysql",
         "position_key": "initial_gtid_set",
         "initial_position": "",
-        "identity": {},
+        "identity": Facts({}),
         "created_at": "2026-01-01T00:00:00+00:00",
         "tables": (),
     }

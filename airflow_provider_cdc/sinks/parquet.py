@@ -33,6 +33,7 @@ from airflow_provider_cdc.core.copies.head import (
     known_source,
     source_of,
 )
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Place
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging, difference
@@ -235,7 +236,7 @@ def _recorded_source(target: Storage, run_id: str) -> dict[str, str]:
         return {}
     if not isinstance(data, dict) or "kind" not in data:
         return {}
-    return source_of(data["kind"], data.get("identity") or {}, data.get("source_conn_id", ""))
+    return source_of(data["kind"], Facts.parse(data.get("identity") or {}), data.get("source_conn_id", ""))
 
 
 def _read(target: Storage, name: str) -> Copy:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from airflow_provider_cdc.core.options.run import LockPolicy, TableOptions
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.storage.records import decode, encode
@@ -79,7 +80,7 @@ class Begun:
             self.source.discard(left)
         self.run_id = run_id
         self.position = point.position
-        self.identity = written(dict(point.identity))
+        self.identity = Facts.parse(written(encode(point.identity)))
         self.tables = {table.name.name: decode(Table, written(encode(table)), "") for table in point.tables}
 
     def release(self) -> None:

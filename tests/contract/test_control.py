@@ -153,7 +153,7 @@ def test_a_run_under_load_is_limited_slowed_paused_and_resumed_and_is_exact(
             act_on(run.run, "pause", "ben", "during the sale")
             check_quiet(shop)
             write(shop, 3)
-            if slot := Run.load(run.run).manifest.identity.get("slot"):
+            if slot := Run.load(run.run).manifest.identity.slot:
                 # The slot and its publication have the same name.
                 assert shop.kept() == [slot] or set(shop.kept()) == {slot}
                 assert slot in events.read(run.run).events[-1].why

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ExactnessError, LogGone, SchemaChanged, SourceReplaced, TerminalError
@@ -40,10 +41,11 @@ def test_the_point_is_plain_data_that_a_manifest_can_hold(stock: Database) -> No
         assert [table.name for table in point.tables] == [plan.table for plan in plans]
         assert [table.key for table in point.tables] == [(), ("id",)]
         assert stock.parse(str(point.position)) == point.position
-        assert written(dict(point.identity)) == point.identity
+        recorded = decode(Facts, written(encode(point.identity)), "")
+        assert recorded == point.identity
         assert decode(tuple[Table, ...], written(encode(point.tables)), "") == point.tables
         assert 0 <= point.lock_seconds < 60
-        source.check_identity(written(dict(point.identity)), point.position)
+        source.check_identity(recorded, point.position)
     finally:
         source.release(RUN_ID)
     stock.wait_for_no_session()

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.run.commit_record import base_of, published_run
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.run import Run
@@ -43,7 +44,7 @@ def begin_run(
         target,
         run_id,
         initial_position=str(at(initial)),
-        identity={"server": "history"},
+        identity=Facts({"server": "history"}),
         tables=tuple(
             RunTable(
                 table,

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, TableOptions
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
@@ -235,14 +236,14 @@ class HistorySource(Source):
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         raise NotImplementedError
 
-    def of_run(self, identity: Mapping[str, str], position: Position) -> HistorySource:
+    def of_run(self, identity: Facts, position: Position) -> HistorySource:
         return self
 
-    def here(self) -> tuple[Mapping[str, str], Position]:
-        return {"server": "history"}, at(0)
+    def here(self) -> tuple[Facts, Position]:
+        return Facts({"server": "history"}), at(0)
 
-    def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
-        assert identity["server"] == "history"
+    def check_identity(self, identity: Facts, position: Position) -> None:
+        assert identity.fields()["server"] == "history"
 
     def check_tables(self, tables: Sequence[Table]) -> None:
         pass
@@ -267,9 +268,7 @@ class HistorySource(Source):
     def bound_reads(self) -> UpperBound:
         return UpperBound(at(self.end), LogEnd(str(self.end)))
 
-    def log_segments(
-        self, initial: Position, log_end: LogEnd, identity: Mapping[str, str], slots: int = 1
-    ) -> list[LogSegment]:
+    def log_segments(self, initial: Position, log_end: LogEnd, identity: Facts, slots: int = 1) -> list[LogSegment]:
         first = place_of(initial) // self.segment_length
         starts = range(first * self.segment_length, int(log_end), self.segment_length)
         stops = [min(start + self.segment_length, int(log_end)) for start in starts]
@@ -278,15 +277,15 @@ class HistorySource(Source):
             for number, (start, stop) in enumerate(zip(starts, stops, strict=True))
         ]
 
-    def check_since(self, identity: Mapping[str, str], position: Position) -> None:
+    def check_since(self, identity: Facts, position: Position) -> None:
         self.check_identity(identity, position)
 
     def segments_between(
         self,
         start: Position,
         end: Position,
-        since: Mapping[str, str],
-        identity: Mapping[str, str],
+        since: Facts,
+        identity: Facts,
         slots: int = 1,
         tables: Sequence[Table] = (),
     ) -> list[LogSegment]:

@@ -66,7 +66,7 @@ def begin(source: PostgresSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         dag_run = SimpleNamespace(dag_id="d", run_id=dag_run_id, run_after=datetime(2026, 1, 1, tzinfo=UTC))
         run_id = run_id or run_id_for(dag_run, "shop.lock_and_record", place.uri, 3)
         initial = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), run_id)
-        begun.append(dict(initial.identity))
+        begun.append(initial.identity)
         if manifest:
             run = Run.create(
                 manifest_of(
@@ -75,7 +75,7 @@ def begin(source: PostgresSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
                     kind="postgres",
                     position_key="initial_lsn",
                     initial_position=str(initial.position),
-                    identity=dict(initial.identity),
+                    identity=initial.identity,
                     tables=tuple(RunTable(table, "watermark", "") for table in initial.tables),
                     options=StepOptions(**options),
                     source_conn_id="shop",

@@ -59,14 +59,14 @@ def begin(source: PostgresSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         monkeypatch.setenv("AIRFLOW_CTX_DAG_RUN_ID", dag_run.run_id)
         run_id = run_id_for(dag_run, task_id, place.uri, map_index)
         initial = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), run_id)
-        begun.append(dict(initial.identity))
+        begun.append(initial.identity)
         manifest = manifest_of(
             place,
             run_id,
             kind="postgres",
             position_key="initial_lsn",
             initial_position=str(initial.position),
-            identity=dict(initial.identity),
+            identity=initial.identity,
             tables=tuple(RunTable(table, "watermark", "") for table in initial.tables),
             options=StepOptions(**OPTIONS | more),
         )

@@ -16,6 +16,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
@@ -54,10 +55,10 @@ class FakeSource(HistorySource):
         self.keeps = False
         self.released: list[str] = []
 
-    def discard(self, identity: Mapping[str, str]) -> None:
-        self.released.extend([identity["slot"]] if self.keeps else [])
+    def discard(self, identity: Facts) -> None:
+        self.released.extend([identity.slot] if self.keeps else [])
 
-    def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
+    def check_identity(self, identity: Facts, position: Position) -> None:
         if self.gone:
             raise LogGone("the slot is gone", where="slot", hint="begin anew")
 
@@ -69,7 +70,7 @@ class FakeSource(HistorySource):
         identity = {"uuid": "server"}
         if self.keeps:
             identity["slot"] = f"cdc_{number}"
-        return InitialPoint(position(number), identity, tables[::-1], 0.002)
+        return InitialPoint(position(number), Facts(identity), tables[::-1], 0.002)
 
 
 @pytest.fixture
@@ -318,4 +319,4 @@ def test_a_try_that_was_too_slow_releases_what_it_made_and_nothing_else(source: 
         first, _ = tries.map(lambda _: operator(tmp_path).execute(context()), range(2))
     counts = Run.load(Storage(first["run_uri"])).manifest.identity
     assert len(source.released) == 1
-    assert counts["slot"] not in source.released
+    assert counts.slot not in source.released

@@ -82,7 +82,7 @@ def begin_run(source: PostgresSource, run_id: str, target: Any, **options: Any) 
         kind="postgres",
         position_key="initial_lsn",
         initial_position=str(initial.position),
-        identity=dict(initial.identity),
+        identity=initial.identity,
         tables=tuple(tables),
         options=StepOptions(**{**OPTIONS, **options}),
     )
@@ -415,7 +415,7 @@ def test_of_two_tries_one_slot_is_left_and_both_tell_its_position(
     assert told[0] == told[1]
     manifest = Run.load(Storage(told[0]["run_uri"])).manifest
     assert postgres.query("SELECT slot_name FROM pg_replication_slots WHERE NOT temporary") == [
-        (manifest.identity["slot"],)
+        (manifest.identity.slot,)
     ]
     source.check_identity(manifest.identity, manifest.initial)
     source.release(manifest.run_id)

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_cdc.core.copies.head import source_of
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.run import SCRATCH
@@ -41,8 +42,8 @@ ORDERS, LINES = TableName("shop", "orders"), TableName("shop", "lines")
 TABLES = (ORDERS, LINES)
 SCHEMA = pa.schema([("id", pa.int64())])
 SERVER = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
-MYSQL = source_of("mysql", {"server_uuid": SERVER}, "shop")
-POSTGRES = source_of("postgres", {"system_identifier": "7", "database": "shop", "timeline": "1"}, "pg")
+MYSQL = source_of("mysql", Facts({"server_uuid": SERVER}), "shop")
+POSTGRES = source_of("postgres", Facts({"system_identifier": "7", "database": "shop", "timeline": "1"}), "pg")
 
 
 def read_parquet(lake: Storage, table: TableName) -> list[int] | None:

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.copies.head import decode_copy, source_of
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -28,8 +29,8 @@ from tests.seeds import some
 
 FOLDER = "shop.orders"
 SERVER = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
-MYSQL = source_of("mysql", {"server_uuid": SERVER}, "shop")
-POSTGRES = source_of("postgres", {"system_identifier": "7", "database": "shop", "timeline": "1"}, "pg")
+MYSQL = source_of("mysql", Facts({"server_uuid": SERVER}), "shop")
+POSTGRES = source_of("postgres", Facts({"system_identifier": "7", "database": "shop", "timeline": "1"}), "pg")
 
 
 def copy(number: int, published_at: datetime | None = None) -> dict[str, Any]:

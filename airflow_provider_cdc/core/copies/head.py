@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow_provider_cdc.core.copies.history import Trace, number_in
 from airflow_provider_cdc.core.kinds import KINDS, Kind, parse_position
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import PositionError
@@ -78,14 +79,14 @@ def encode_copy(copy: Copy) -> dict[str, Any]:
     return {**entry, **more}
 
 
-def source_of(kind: str, identity: Mapping[str, str], conn_id: str) -> dict[str, str]:
+def source_of(kind: str, identity: Facts, conn_id: str) -> dict[str, str]:
     """Return the description of the source that a copy records, from the identity of its server."""
     identity_fields = {
         "kind": kind,
         "connection": conn_id,
-        "server": identity.get("server_uuid") or identity.get("system_identifier", ""),
-        "database": identity.get("database", ""),
-        "timeline": identity.get("timeline", ""),
+        "server": identity.server,
+        "database": identity.database,
+        "timeline": identity.timeline,
     }
     return {name: value for name, value in identity_fields.items() if value}
 

@@ -17,8 +17,6 @@ from typing import Any
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.storage import records
 
-MARK = "history_mark"
-"""A key in a server's identity (`InitialPoint`). The value is the mark of the position that was just fixed."""
 KEPT = 10
 """The number of superseded histories that are recorded. The number is limited because each record has a position, which
 may be a long text."""

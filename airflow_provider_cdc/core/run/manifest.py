@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from airflow_provider_cdc.core.copies.head import source_of
-from airflow_provider_cdc.core.copies.history import MARK, History, history_fields
+from airflow_provider_cdc.core.copies.history import History, history_fields
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import TEXT, StepOptions, TableOptions
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
@@ -234,10 +235,10 @@ class InitialPoint:
     """
 
     position: Position
-    identity: Mapping[str, str]
+    identity: Facts
     tables: tuple[Table, ...]
     lock_seconds: float
-    superseded: tuple[Mapping[str, str], ...] = ()
+    superseded: tuple[Facts, ...] = ()
 
 
 FORMAT = 5
@@ -254,7 +255,7 @@ class Base:
     """
 
     position: str
-    identity: dict[str, str]
+    identity: Facts
     record: str
 
 
@@ -272,7 +273,7 @@ class EarlierReads:
     """
 
     position: str
-    identity: dict[str, str]
+    identity: Facts
     record: str
     incarnation: str
     nulled: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -344,7 +345,7 @@ class Manifest:
     kind: str
     position_key: str
     initial_position: str
-    identity: dict[str, str]
+    identity: Facts
     created_at: str
     tables: tuple[RunTable, ...]
     options: StepOptions = field(default_factory=StepOptions)
@@ -400,4 +401,4 @@ class Manifest:
         shards = (str(entry.table.name) for entry in self.tables if entry.table.copy_name == table)
         names = [str(table), *shards]
         history = next((self.histories[name] for name in names if name in self.histories), None)
-        return history_fields(history, self.identity.get(MARK, ""))
+        return history_fields(history, self.identity.mark)

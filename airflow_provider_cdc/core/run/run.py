@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from airflow_provider_cdc.core.kinds import parse_position
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import FORMAT, Manifest
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, RESULTS, SnapshotResult, StepResult, Told
@@ -90,7 +91,7 @@ class Run:
     def run_id(self) -> str:
         return self.manifest.run_id
 
-    def expected_identity(self) -> dict[str, str]:
+    def expected_identity(self) -> Facts:
         """Return the identity with which the source must be checked. It is the identity in the manifest, with the end
         of the log that the run has spooled so far."""
         return spooling_identity(self.manifest.identity, self.folder, self.digest, self.manifest.options.log.spool)

@@ -7,17 +7,15 @@ of a link is its place in the chain. The chain belongs to one manifest, so a run
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_provider_cdc.core.options.run import OFF
+from airflow_provider_cdc.core.positions.facts import Facts, Reached
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 
 SPOOL = "delta/spool"
-_MOVES, _REACHED = "spool", "spooled"
 
 
 @dataclass(frozen=True)
@@ -77,43 +75,18 @@ class Chain:
         return records.read(Link, self._folder, self.name_of(last))
 
 
-def spooling_identity(identity: Mapping[str, str], folder: Storage, digest: str, option: str) -> dict[str, str]:
+def spooling_identity(identity: Facts, folder: Storage, digest: str, option: str) -> Facts:
     """Return the identity that the checks of the source expect. It allows the source to lack the log before the end of
     the recorded chain.
 
     :param option: the option ``spool``.
     """
     if option == OFF:
-        return dict(identity)
+        return identity
     link = Chain(folder, digest).last()
-    return {**identity, _MOVES: "yes"} if link is None else reaching(identity, link)
+    return identity.spooling(None) if link is None else reaching(identity, link)
 
 
-def reaching(identity: Mapping[str, str], link: Link) -> dict[str, str]:
+def reaching(identity: Facts, link: Link) -> Facts:
     """Return the identity that allows the source to lack the log before the end of ``link``."""
-    ends = json.dumps([link.end, link.upper, link.incarnation, link.restarts, link.known])
-    return {**identity, _MOVES: "yes", _REACHED: ends}
-
-
-@dataclass(frozen=True)
-class Reached:
-    """The end of the recorded chain: fields of the last `Link`."""
-
-    end: LogEnd
-    upper: str
-    incarnation: str
-    restarts: int
-    known: str = ""
-
-
-def may_move(identity: Mapping[str, str]) -> bool:
-    """Return whether the run may let the source remove log that the run has spooled."""
-    return _MOVES in identity
-
-
-def reached(identity: Mapping[str, str]) -> Reached | None:
-    """Return the end of the recorded chain. None: no piece is recorded."""
-    if _REACHED not in identity:
-        return None
-    end, upper, incarnation, restarts, known = json.loads(identity[_REACHED])
-    return Reached(LogEnd(end), upper, incarnation, restarts, known)
+    return identity.spooling(Reached(link.end, link.upper, link.incarnation, link.restarts, link.known))

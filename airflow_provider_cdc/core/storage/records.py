@@ -41,9 +41,10 @@ class Failure:
 def encode(record: Any) -> Any:
     """Return the JSON data of a record, or of a collection of records.
 
-    An object whose class has ``parse`` (such as a table's name) becomes its text; keys of objects become text.
+    An object whose class has ``parse`` (such as a table's name) becomes its text, or the JSON object that its method
+    ``fields`` returns; keys of objects become text.
     """
-    return msgspec.to_builtins(record, str_keys=True, enc_hook=_text)
+    return msgspec.to_builtins(record, str_keys=True, enc_hook=_encoded)
 
 
 def decode(kind: type[Record], data: Any, where: str) -> Record:
@@ -140,14 +141,14 @@ def _complete(value: Any) -> None:
             _complete(item)
 
 
-def _text(value: Any) -> str:
+def _encoded(value: Any) -> Any:
     if not hasattr(type(value), "parse"):
         raise NotImplementedError(f"{type(value).__name__} cannot be stored in a record")
-    return str(value)
+    return value.fields() if hasattr(value, "fields") else str(value)
 
 
 def _parsed(kind: Any, data: Any) -> Any:
-    if not isinstance(data, str):
+    if not (isinstance(data, str) or hasattr(kind, "fields")):
         raise ValueError(f"Expected the text of a {kind.__name__}, got {data!r:.80}")
     try:
         return kind.parse(data)

@@ -23,7 +23,6 @@ from airflow_provider_cdc.core.copies.head import (
 )
 from airflow_provider_cdc.core.copies.history import (
     KEPT,
-    MARK,
     Finding,
     History,
     HistoryRelation,
@@ -94,7 +93,7 @@ def histories_of(
         if copy is not None and plan.base == copy.run_id and _is_lost(copy, finding):
             what = f"its copy can no longer be rolled forward: {finding.why}"
             raise PreflightError([Problem(str(plan.table), what, _ANEW, str(plan.table))])
-        history = _history(copy, finding, initial.identity.get(MARK, ""), run_id, begun_at)
+        history = _history(copy, finding, initial.identity.mark, run_id, begun_at)
         _tell(plan.table, copy, history, run_id)
         histories[str(plan.table)] = history
     return histories

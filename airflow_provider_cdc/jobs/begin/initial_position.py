@@ -12,6 +12,7 @@ from airflow_provider_cdc.core.copies.removal import damage_of
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.declare import values_of
 from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.run.manifest import (
     PLAIN_PARQUET,
     InitialPoint,
@@ -106,7 +107,7 @@ def begin(
         kind=source.kind,
         position_key=source.position_key,
         initial_position=str(initial.position),
-        identity=dict(initial.identity),
+        identity=initial.identity,
         created_at=created_at,
         tables=run_tables(plans, tables, places),
         options=options,
@@ -236,7 +237,7 @@ def _damaged_bases(run: Run, plans: Sequence[TablePlan]) -> str:
     )
 
 
-def _discard(source: Source, identity: Mapping[str, str]) -> None:
+def _discard(source: Source, identity: Facts) -> None:
     """Drop the slot and the publication of a position that the run does not use. If this fails, both are dropped at the
     end of the run."""
     try:

@@ -191,7 +191,7 @@ def build_certificates(
 
 def versions(step: Step) -> dict[str, str]:
     """Return the versions of the programs that make the copies."""
-    server = step.manifest.identity.get("version", "")
+    server = step.manifest.identity.version
     return {
         **({step.manifest.kind: server} if server else {}),
         "airflow-provider-cdc": __version__,

@@ -130,7 +130,7 @@ def held(source: Source, run: Run) -> str:
     with suppress(CdcError, OSError):
         if (backlog := source.backlog(manifest.initial, manifest.identity)) is not None:
             size = f"{backlog / 2**20:,.1f} MiB"
-    if slot := manifest.identity.get("slot"):
+    if slot := manifest.identity.slot:
         cost = f"{size} of log until now, and " if size else "log, and "
         return (
             f"The run holds no lock, transaction or snapshot. On the server, its replication slot {slot} keeps {cost}"

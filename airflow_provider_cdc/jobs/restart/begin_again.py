@@ -335,7 +335,7 @@ def _manifest(
         options=options,
         missed_past=missed_past,
         initial_position=str(point.position),
-        identity=dict(point.identity),
+        identity=point.identity,
         created_at=now,
         tables=tuple(entries),
         skipped=left_out,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from airflow_provider_cdc.core.kinds import parse_position
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.run.manifest import EarlierReads, Manifest, RunTable
 from airflow_provider_cdc.core.run.spool_chain import reaching
 from airflow_provider_cdc.errors import CdcError
@@ -68,7 +69,7 @@ class ReadsOfManifest:
     key: str
     source: Source
     entries: tuple[RunTable, ...]
-    identity: dict[str, str]
+    identity: Facts
     position: str
 
     def check(self, kind: str) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.spool_chain import Chain, Link
@@ -91,7 +92,7 @@ def _used(source: Source, links: Sequence[Link], end: LogEnd, *, inside: bool) -
     return used
 
 
-def _rest(source: Source, last: Link, end: LogEnd, identity: Mapping[str, str], slots: int) -> list[LogSegment]:
+def _rest(source: Source, last: Link, end: LogEnd, identity: Facts, slots: int) -> list[LogSegment]:
     if not source.is_before(last.end, end):
         return []
     return source.segments_from(last.end, end, identity, last.next_segment, slots)

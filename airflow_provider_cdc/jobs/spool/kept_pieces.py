@@ -8,11 +8,12 @@ positions. The manifest of the new position names them, so a piece that another 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import EarlierReads, Manifest, RunTable
 from airflow_provider_cdc.core.run.spool_chain import SPOOL, Chain, Link
@@ -121,7 +122,7 @@ def chain_of(step: Step, key: str) -> Chain:
 def up_to(
     step: Step,
     source: Source,
-    identity: Mapping[str, str],
+    identity: Facts,
     start: Position,
     pieces: KeptPieces,
     entries: Sequence[RunTable],
@@ -151,7 +152,7 @@ def up_to(
 def _last_piece(
     step: Step,
     source: Source,
-    identity: Mapping[str, str],
+    identity: Facts,
     start: Position,
     pieces: KeptPieces,
     entries: Sequence[RunTable],

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import OFF
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.results import SNAPSHOT
 from airflow_provider_cdc.core.run.run import Run
@@ -60,7 +61,7 @@ class Line:
     source: Source
     initial: Position
     begins: Link | None
-    identity: Callable[[], dict[str, str]]
+    identity: Callable[[], Facts]
     tracked: Callable[[Position], tuple[TrackedTable, ...]]
     last: float = field(default_factory=time.monotonic)
     obstacle: str = ""
@@ -96,7 +97,7 @@ def _earlier_line(step: Step, key: str) -> Line | None:
     chain, initial = chain_of(step, key), parse_position(step.manifest.kind, reads.position)
     tables = [entry.table for entry in step.tables if entry.read_in == key]
 
-    def identity() -> dict[str, str]:
+    def identity() -> Facts:
         return reaching(reads.identity, chain.last() or pieces.links[-1])
 
     def tracked(upper: Position) -> tuple[TrackedTable, ...]:

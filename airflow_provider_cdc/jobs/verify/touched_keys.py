@@ -6,12 +6,13 @@ the reads are left out on both sides.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.staging import StagedFile
@@ -28,7 +29,7 @@ class CopyOfRun:
 
     run_id: str
     position: str
-    identity: Mapping[str, str]
+    identity: Facts
 
 
 def with_log_since(

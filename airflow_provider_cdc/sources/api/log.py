@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, Protocol
 
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.tables.table import Column, Evolution, Table
 from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged
@@ -104,9 +105,7 @@ class Log(ABC):
     longer on the server (`carry_images`)."""
 
     @abstractmethod
-    def log_segments(
-        self, initial: Position, log_end: LogEnd, identity: Mapping[str, str], slots: int = 1
-    ) -> list[LogSegment]:
+    def log_segments(self, initial: Position, log_end: LogEnd, identity: Facts, slots: int = 1) -> list[LogSegment]:
         """Return the segments with all changes after ``initial`` up to ``log_end``, in log order.
 
         :param identity: the identity that `record_initial` returned. The identity names the objects that the server
@@ -178,7 +177,7 @@ class Log(ABC):
         raise self._cannot("tell what logged statements changed")
 
     def follow(
-        self, start: Position, identity: Mapping[str, str], tables: Sequence[TrackedTable]
+        self, start: Position, identity: Facts, tables: Sequence[TrackedTable]
     ) -> AbstractContextManager[LogTail]:
         """Read the log from ``start`` on.
 
@@ -186,7 +185,7 @@ class Log(ABC):
         """
         raise self._cannot("keep the log of which only keys are read")
 
-    def backlog(self, initial: Position, identity: Mapping[str, str]) -> int | None:
+    def backlog(self, initial: Position, identity: Facts) -> int | None:
         """Return the approximate size of the log from ``initial`` to the current end of the log, in bytes. None: it is
         unknown.
 
@@ -195,7 +194,7 @@ class Log(ABC):
         """
         return None
 
-    def needed_log(self, identity: Mapping[str, str], since: Sequence[Mapping[str, str]]) -> NeededLog | None:
+    def needed_log(self, identity: Facts, since: Sequence[Facts]) -> NeededLog | None:
         """Return the state of the needed log. If several limits apply, return the first one that will be reached. None:
         it is unknown.
 
@@ -211,8 +210,8 @@ class Log(ABC):
         self,
         start: Position,
         end: Position,
-        since: Mapping[str, str],
-        identity: Mapping[str, str],
+        since: Facts,
+        identity: Facts,
         slots: int = 1,
         tables: Sequence[Table] = (),
     ) -> list[LogSegment]:
@@ -227,9 +226,7 @@ class Log(ABC):
         """
         raise self._cannot("roll copies forward")
 
-    def segments_since(
-        self, start: Position, end: Position, identity: Mapping[str, str], slots: int = 1
-    ) -> list[LogSegment]:
+    def segments_since(self, start: Position, end: Position, identity: Facts, slots: int = 1) -> list[LogSegment]:
         """Return the segments with all changes after ``start`` up to ``end``, in log order.
 
         :param identity: the identity of the initial point under which the reads began.
@@ -242,8 +239,8 @@ class Log(ABC):
         self,
         start: Position,
         end: Position,
-        since: Mapping[str, str],
-        identity: Mapping[str, str],
+        since: Facts,
+        identity: Facts,
         slots: int,
         tables: Sequence[Table],
     ) -> list[LogSegment]:
@@ -252,7 +249,7 @@ class Log(ABC):
 
     def carry_read(
         self,
-        identity: Mapping[str, str],
+        identity: Facts,
         start: Position,
         table: Table,
         now: Table,
@@ -289,7 +286,7 @@ class Log(ABC):
     # with `log_segments`. A place in the log is ``UpperBound.log_end``. An empty place is the beginning of the run's
     # window.
 
-    def waiting(self, initial: Position, identity: Mapping[str, str], place: LogEnd) -> Waiting:
+    def waiting(self, initial: Position, identity: Facts, place: LogEnd) -> Waiting:
         """Return how much log there is after ``place``.
 
         :raises SourceUnavailable: the server cannot be reached.
@@ -297,7 +294,7 @@ class Log(ABC):
         return Waiting(0, obstacle=f"the log of a {self.kind} source cannot be read in pieces")
 
     def segments_from(
-        self, start: LogEnd, end: LogEnd, identity: Mapping[str, str], number: int, slots: int = 1
+        self, start: LogEnd, end: LogEnd, identity: Facts, number: int, slots: int = 1
     ) -> list[LogSegment]:
         """Return the segments with all changes from the place ``start`` to the place ``end``.
 
@@ -307,7 +304,7 @@ class Log(ABC):
         """
         raise self._cannot("read it in pieces")
 
-    def check_joined(self, start: LogEnd, end: LogEnd, initial: Position, identity: Mapping[str, str]) -> None:
+    def check_joined(self, start: LogEnd, end: LogEnd, initial: Position, identity: Facts) -> None:
         """Check that the log still has the stretch from ``start`` to ``end``, which a piece covers. Call this if the
         incarnation of the server has changed since the piece was read.
 
@@ -315,7 +312,7 @@ class Log(ABC):
         """
         raise self._cannot("read it in pieces")
 
-    def incarnation_at(self, identity: Mapping[str, str]) -> str:
+    def incarnation_at(self, identity: Facts) -> str:
         """Return the incarnation of the server when the run began, if the number of its restarts matters. Otherwise
         empty."""
         return ""
@@ -336,7 +333,7 @@ class Log(ABC):
         ``upper``."""
         raise self._cannot("read it in pieces")
 
-    def acknowledge(self, identity: Mapping[str, str], end: LogEnd) -> None:
+    def acknowledge(self, identity: Facts, end: LogEnd) -> None:
         """Allow the server to remove the log before ``end``. Nothing happens if this was allowed before, or if another
         session uses the slot at the moment.
 

@@ -11,6 +11,7 @@ from typing import ClassVar, Self
 from airflow_provider_cdc.core.copies.history import Finding, HistoryRelation, Trace
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
@@ -58,7 +59,7 @@ class Starts(ABC):
     ``initial_lsn``."""
 
     @abstractmethod
-    def here(self) -> tuple[Mapping[str, str], Position]:
+    def here(self) -> tuple[Facts, Position]:
         """Return the identity of the connected server, as in `InitialPoint`, and the latest position of its history.
 
         :raises SourceUnavailable: the server cannot be reached.
@@ -77,7 +78,7 @@ class Starts(ABC):
         """
 
     @abstractmethod
-    def of_run(self, identity: Mapping[str, str], position: Position) -> Self:
+    def of_run(self, identity: Facts, position: Position) -> Self:
         """Return this source for the steps of one run.
 
         Some sessions read rows or the log, or bound reads. In its first round trip, each of these sessions checks that
@@ -89,7 +90,7 @@ class Starts(ABC):
         """
 
     @abstractmethod
-    def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
+    def check_identity(self, identity: Facts, position: Position) -> None:
         """Check that the server is still the server on which the run began, and that its history and settings are
         intact.
 
@@ -98,7 +99,7 @@ class Starts(ABC):
         :raises ExactnessError: a setting on which the proof depends was changed since the run began.
         """
 
-    def relations(self, identity: Mapping[str, str], position: Position, traces: Sequence[Trace]) -> list[Finding]:
+    def relations(self, identity: Facts, position: Position, traces: Sequence[Trace]) -> list[Finding]:
         """Compare the history of the server of ``identity`` with the histories of earlier copies of this server, and
         return the relations. The server has everything up to ``position``.
 
@@ -122,7 +123,7 @@ class Starts(ABC):
         """
         return False
 
-    def discard(self, identity: Mapping[str, str]) -> None:
+    def discard(self, identity: Facts) -> None:
         """Remove the objects that one call of `record_initial` created on the server, because the run does not use the
         position of this call. It is not an error if no object is left.
 
@@ -222,7 +223,7 @@ class Starts(ABC):
 
     def refusals_since(
         self,
-        identity: Mapping[str, str],
+        identity: Facts,
         position: Position,
         tables: Sequence[Table],
         to: AsOf | None,
@@ -247,7 +248,7 @@ class Starts(ABC):
         """
         return {table.name: "copies of this kind of source cannot be rolled forward yet" for table in tables}
 
-    def check_since(self, identity: Mapping[str, str], position: Position) -> None:
+    def check_since(self, identity: Facts, position: Position) -> None:
         """Check three conditions. The connected server must be the server of ``identity``, which had ``position``. The
         server's history since ``position`` must be intact. Everything that the log does not show must be unchanged
         since ``position``.
@@ -274,9 +275,7 @@ class Starts(ABC):
         """
         return point
 
-    def check_replaced(
-        self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
-    ) -> None:
+    def check_replaced(self, identity: Facts, tables: Sequence[Table], until: Facts, now: Sequence[Table]) -> None:
         """Check that no table in ``tables`` was replaced without an entry in the log. An earlier run recorded the
         tables on the server of ``identity``. The check covers the time since this run.
 
@@ -308,7 +307,7 @@ class Starts(ABC):
         """
         return tables
 
-    def with_facts_of(self, identity: Mapping[str, str]) -> Self:
+    def with_facts_of(self, identity: Facts) -> Self:
         """Return this source for tables whose facts were renewed just before a later position of the run was fixed.
         ``identity`` is what was recorded with that position. The log before it explains no later change."""
         return self

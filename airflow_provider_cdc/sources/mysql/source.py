@@ -13,10 +13,10 @@ from airflow_provider_cdc.core.checks import Moment
 from airflow_provider_cdc.core.copies.history import Finding, Trace
 from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
-from airflow_provider_cdc.core.run.spool_chain import may_move
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Era, Evolution, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import LogGone, Problem
@@ -30,7 +30,8 @@ from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, 
 from airflow_provider_cdc.sources.mysql.chunking import axes, chunks, sample
 from airflow_provider_cdc.sources.mysql.server import log_history, log_mark, server
 from airflow_provider_cdc.sources.mysql.server import server as load
-from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, RunSettings, session, value
+from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
+from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session, value
 from airflow_provider_cdc.sources.mysql.steps import preflight, snapshot
 from airflow_provider_cdc.sources.mysql.steps.carried_reads import CarriesReads, KeepsTables
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
@@ -46,19 +47,19 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
     The methods import the decoders of rows and logs only when they are needed. The kernels of the decoders take a
     second to load, and are not used by the steps that only check, plan and record.
 
-    :param identity: the identity of the server on which the run began. None: any server may answer. `of_run` returns a
-        source with an identity.
+    :param facts: what the run recorded about the server on which it began. None: any server may answer. `of_run`
+        returns a source with facts.
     """
 
     kind: ClassVar[str] = "mysql"
     position_key: ClassVar[str] = "initial_gtid_set"
     load_signals: ClassVar[frozenset[str]] = load.SIGNALS
 
-    def __init__(self, settings: ConnectionSettings, identity: Mapping[str, str] | None = None) -> None:
+    def __init__(self, settings: ConnectionSettings, facts: MysqlFacts | None = None) -> None:
         self.settings = settings
-        self._identity = identity
+        self._facts = facts
         self._kept: Kept | None = None
-        self._watched = None if identity is None else WatchedTables(identity)
+        self._watched = None if facts is None else WatchedTables(facts)
 
     def __repr__(self) -> str:
         return f"MysqlSource({self.settings.address})"
@@ -86,10 +87,10 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
     def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
         return sample.sample(self.settings, plans)
 
-    def here(self) -> tuple[Mapping[str, str], GtidSet]:
+    def here(self) -> tuple[Facts, GtidSet]:
         with session(self.settings) as connection:
             executed = snapshot.executed(connection)
-            return server.identity(self.settings, connection), executed
+            return server.identity(self.settings, connection).recorded(), executed
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock)
@@ -111,9 +112,9 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
 
         return reach.has_reached(self.settings, target)
 
-    def backlog(self, initial: Position, identity: Mapping[str, str]) -> int:
+    def backlog(self, initial: Position, identity: Facts) -> int:
         with session(self.settings) as connection:
-            return log_history.backlog(connection, identity.get(server.LOG_PLACE, ""))
+            return log_history.backlog(connection, MysqlFacts.of(identity).place)
 
     def load(self, signals: Sequence[str]) -> Mapping[str, float]:
         return load.load(self.settings, signals)
@@ -127,14 +128,14 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
 
         return runway.runway(self.settings)
 
-    def needed_log(self, identity: Mapping[str, str], since: Sequence[Mapping[str, str]]) -> NeededLog:
+    def needed_log(self, identity: Facts, since: Sequence[Facts]) -> NeededLog:
         from airflow_provider_cdc.sources.mysql.steps import check_identity as log_retention
 
-        return log_retention.needed_log(self.settings, identity, since)
+        return log_retention.needed_log(self.settings, MysqlFacts.of(identity), [*map(MysqlFacts.of, since)])
 
     def refusals_since(
         self,
-        identity: Mapping[str, str],
+        identity: Facts,
         position: Position,
         tables: Sequence[Table],
         to: AsOf | None,
@@ -146,39 +147,40 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
     ) -> dict[TableName, str]:
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
 
-        return roll_forward.refusals_since(self.settings, identity, GtidSet.expect(position), tables, to, evolutions)
+        facts = MysqlFacts.of(identity)
+        return roll_forward.refusals_since(self.settings, facts, GtidSet.expect(position), tables, to, evolutions)
 
-    def check_replaced(
-        self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
-    ) -> None:
+    def check_replaced(self, identity: Facts, tables: Sequence[Table], until: Facts, now: Sequence[Table]) -> None:
         with session(self.settings) as connection:
             # Table identities can be compared only on the same server. When copies are rolled forward, `check_since`
             # checks that the server is the same.
-            if value(connection, "@@global.server_uuid") == identity[SERVER_UUID]:
+            if value(connection, "@@global.server_uuid") == identity.server:
                 hint = "clear the task `preflight` and all tasks after it"
                 if look_replaced(connection, tables, {}):
                     from airflow_provider_cdc.sources.mysql.tables.identities import replaced
 
-                    begin, end = (log_history.LogPlace.parse(place[server.LOG_PLACE]) for place in (identity, until))
+                    begin, end = (MysqlFacts.of(one).place for one in (identity, until))
                     replaced.check_not_replaced(self.settings, connection, begin, tables, hint, {}, end, now)
 
-    def check_since(self, identity: Mapping[str, str], position: Position) -> None:
+    def check_since(self, identity: Facts, position: Position) -> None:
         with session(self.settings) as connection:
-            check_identity(self.settings, connection, identity, GtidSet.expect(position), Moment.ROLL_FORWARD)
+            check_identity(
+                self.settings, connection, MysqlFacts.of(identity), GtidSet.expect(position), Moment.ROLL_FORWARD
+            )
 
     def segments_between(
         self,
         start: Position,
         end: Position,
-        since: Mapping[str, str],
-        identity: Mapping[str, str],
+        since: Facts,
+        identity: Facts,
         slots: int = 1,
         tables: Sequence[Table] = (),
     ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
 
         between = GtidSet.expect(start), GtidSet.expect(end)
-        return roll_forward.segments_between(self.settings, *between, since, slots, tables)
+        return roll_forward.segments_between(self.settings, *between, MysqlFacts.of(since), slots, tables)
 
     def reason_not_rollable(self, table: Table) -> str:
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
@@ -189,22 +191,22 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
         # The log has the rows of all partitions under the name of the table.
         self.check_tables(tables)
 
-    def segments_since(
-        self, start: Position, end: Position, identity: Mapping[str, str], slots: int = 1
-    ) -> list[LogSegment]:
+    def segments_since(self, start: Position, end: Position, identity: Facts, slots: int = 1) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
 
-        return roll_forward.segments_between(self.settings, GtidSet.expect(start), GtidSet.expect(end), identity, slots)
+        between, facts = (GtidSet.expect(start), GtidSet.expect(end)), MysqlFacts.of(identity)
+        return roll_forward.segments_between(self.settings, *between, facts, slots)
 
-    def of_run(self, identity: Mapping[str, str], position: Position) -> MysqlSource:
-        return MysqlSource(RunSettings.of(self.settings, identity, GtidSet.expect(position)), identity)
+    def of_run(self, identity: Facts, position: Position) -> MysqlSource:
+        facts = MysqlFacts.of(identity)
+        return MysqlSource(RunSettings.of(self.settings, facts, GtidSet.expect(position)), facts)
 
-    def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
+    def check_identity(self, identity: Facts, position: Position) -> None:
         with session(self.settings) as connection:
-            check_identity(self.settings, connection, identity, GtidSet.expect(position))
+            check_identity(self.settings, connection, MysqlFacts.of(identity), GtidSet.expect(position))
 
-    def relations(self, identity: Mapping[str, str], position: Position, traces: Sequence[Trace]) -> list[Finding]:
-        here = RunSettings.of(self.settings, identity, GtidSet.expect(position))
+    def relations(self, identity: Facts, position: Position, traces: Sequence[Trace]) -> list[Finding]:
+        here = RunSettings.of(self.settings, MysqlFacts.of(identity), GtidSet.expect(position))
         with session(here) as connection:
             return log_mark.relations(here, connection, traces)
 
@@ -241,25 +243,25 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
 
     def bound_reads(self) -> UpperBound:
         bound = snapshot.bound_reads(self.settings)
-        identity = self._identity or {}
-        if isinstance(self.settings, RunSettings) and bound.incarnation != identity.get(server.STARTED):
+        facts = self._facts
+        if facts is not None and bound.incarnation != facts.started:
+            assert isinstance(self.settings, RunSettings)
             # Make this check before rows are read again, because the reads would be useless if the server has crashed.
             try:
-                self.check_identity(identity, self.settings.position)
+                with session(self.settings) as connection:
+                    check_identity(self.settings, connection, facts, self.settings.position)
             except LogGone:
                 # This source does not know the pieces of the log that were recorded since the step began. The next step
                 # checks the server from the end of these pieces on.
-                if not (may_move(identity) and log_history.is_purged(self.settings, server.begun_at(identity))):
+                if not (facts.may_move and log_history.is_purged(self.settings, facts.begun)):
                     raise
         return bound
 
-    def log_segments(
-        self, initial: Position, log_end: LogEnd, identity: Mapping[str, str], slots: int = 1
-    ) -> list[LogSegment]:
+    def log_segments(self, initial: Position, log_end: LogEnd, identity: Facts, slots: int = 1) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 
         end = log_history.LogPlace.parse(log_end)
-        return log_segments(self.settings, GtidSet.expect(initial), end, server.begun_at(identity), slots)
+        return log_segments(self.settings, GtidSet.expect(initial), end, MysqlFacts.of(identity).begun, slots)
 
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.log.segments import segments_before
@@ -271,25 +273,25 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
 
         statement_writes.check_writes(self.settings, summaries)
 
-    def waiting(self, initial: Position, identity: Mapping[str, str], place: LogEnd) -> Waiting:
+    def waiting(self, initial: Position, identity: Facts, place: LogEnd) -> Waiting:
         from airflow_provider_cdc.sources.mysql.log import pieces
 
-        return pieces.waiting(self.settings, identity, place)
+        return pieces.waiting(self.settings, MysqlFacts.of(identity), place)
 
     def segments_from(
-        self, start: LogEnd, end: LogEnd, identity: Mapping[str, str], number: int, slots: int = 1
+        self, start: LogEnd, end: LogEnd, identity: Facts, number: int, slots: int = 1
     ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.log import pieces
 
-        return pieces.segments_from(self.settings, start, end, identity, number, slots)
+        return pieces.segments_from(self.settings, start, end, MysqlFacts.of(identity), number, slots)
 
-    def check_joined(self, start: LogEnd, end: LogEnd, initial: Position, identity: Mapping[str, str]) -> None:
+    def check_joined(self, start: LogEnd, end: LogEnd, initial: Position, identity: Facts) -> None:
         from airflow_provider_cdc.sources.mysql.log import pieces
 
-        pieces.check_joined(self.settings, end, identity)
+        pieces.check_joined(self.settings, end, MysqlFacts.of(identity))
 
-    def incarnation_at(self, identity: Mapping[str, str]) -> str:
-        return identity.get(server.STARTED, "")
+    def incarnation_at(self, identity: Facts) -> str:
+        return MysqlFacts.of(identity).started or ""
 
     def place_of(self, position: Position) -> LogEnd:
         from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of

@@ -13,6 +13,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.copies.history import Finding, Trace
 from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
@@ -31,6 +32,7 @@ from airflow_provider_cdc.sources.postgres.catalog import schema, schema_differe
 from airflow_provider_cdc.sources.postgres.chunking import chunks, sample
 from airflow_provider_cdc.sources.postgres.server import server, session_setup
 from airflow_provider_cdc.sources.postgres.server import server as load
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import session, value
 from airflow_provider_cdc.sources.postgres.slots import (
     end_mark,
@@ -95,9 +97,9 @@ class PostgresSource(CarriesReads, Source):
     def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
         return sample.sample(self.settings, plans)
 
-    def here(self) -> tuple[Mapping[str, str], Lsn]:
+    def here(self) -> tuple[Facts, Lsn]:
         with session(self.settings) as connection:
-            return server.identity(connection), Lsn.parse(value(connection, "pg_current_wal_lsn()::text"))
+            return server.identity(connection).recorded(), Lsn.parse(value(connection, "pg_current_wal_lsn()::text"))
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock, run_id, self.settings.options.get("publication", ""))
@@ -117,7 +119,7 @@ class PostgresSource(CarriesReads, Source):
 
     def refusals_since(
         self,
-        identity: Mapping[str, str],
+        identity: Facts,
         position: Position,
         tables: Sequence[Table],
         to: AsOf | None,
@@ -127,16 +129,16 @@ class PostgresSource(CarriesReads, Source):
         bases: int = 1,
         evolutions: dict[TableName, Evolution] | None = None,
     ) -> dict[TableName, str]:
-        at, bounds = Lsn.expect(position), (keys_only, bases, evolutions)
-        return roll_forward.refusals_since(self.settings, identity, at, tables, to, options, *bounds)
+        facts, at, bounds = PostgresFacts.of(identity), Lsn.expect(position), (keys_only, bases, evolutions)
+        return roll_forward.refusals_since(self.settings, facts, at, tables, to, options, *bounds)
 
     def new_columns(self, table: Table, era: Era) -> pa.RecordBatch:
         from airflow_provider_cdc.sources.postgres.decode.carried_images import new_columns
 
         return new_columns(table, era)
 
-    def check_since(self, identity: Mapping[str, str], position: Position) -> None:
-        roll_forward.check_since(self.settings, identity, Lsn.expect(position))
+    def check_since(self, identity: Facts, position: Position) -> None:
+        roll_forward.check_since(self.settings, PostgresFacts.of(identity), Lsn.expect(position))
 
     def keep_window(
         self, point: InitialPoint, plans: Sequence[TablePlan], options: StepOptions, run_id: str
@@ -147,14 +149,14 @@ class PostgresSource(CarriesReads, Source):
         self,
         start: Position,
         end: Position,
-        since: Mapping[str, str],
-        identity: Mapping[str, str],
+        since: Facts,
+        identity: Facts,
         slots: int = 1,
         tables: Sequence[Table] = (),
     ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.postgres.log.segments import segments_between
 
-        return segments_between(self.settings, Lsn.expect(start), Lsn.expect(end), identity)
+        return segments_between(self.settings, Lsn.expect(start), Lsn.expect(end), PostgresFacts.of(identity))
 
     def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
         past.check_past(self.settings, as_of, plans, options)
@@ -167,7 +169,7 @@ class PostgresSource(CarriesReads, Source):
     def has_reached(self, target: AsOf) -> Reach:
         return reach.has_reached(self.settings, target)
 
-    def backlog(self, initial: Position, identity: Mapping[str, str]) -> int:
+    def backlog(self, initial: Position, identity: Facts) -> int:
         with session(self.settings) as connection:
             return int(value(connection, "pg_current_wal_lsn() - %s::pg_lsn", (str(initial),)))
 
@@ -181,25 +183,25 @@ class PostgresSource(CarriesReads, Source):
     def runway(self) -> Runway:
         return retention.runway(self.settings)
 
-    def needed_log(self, identity: Mapping[str, str], since: Sequence[Mapping[str, str]]) -> NeededLog:
-        return retention.needed_log(self.settings, identity)
+    def needed_log(self, identity: Facts, since: Sequence[Facts]) -> NeededLog:
+        return retention.needed_log(self.settings, PostgresFacts.of(identity))
 
-    def waiting(self, initial: Position, identity: Mapping[str, str], place: LogEnd) -> Waiting:
+    def waiting(self, initial: Position, identity: Facts, place: LogEnd) -> Waiting:
         from airflow_provider_cdc.sources.postgres.log import pieces
 
-        return pieces.waiting(self.settings, Lsn.expect(initial), identity, place)
+        return pieces.waiting(self.settings, Lsn.expect(initial), PostgresFacts.of(identity), place)
 
     def segments_from(
-        self, start: LogEnd, end: LogEnd, identity: Mapping[str, str], number: int, slots: int = 1
+        self, start: LogEnd, end: LogEnd, identity: Facts, number: int, slots: int = 1
     ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.postgres.log import pieces
 
-        return pieces.segments_from(self.settings, start, end, identity, number)
+        return pieces.segments_from(self.settings, start, end, PostgresFacts.of(identity), number)
 
-    def check_joined(self, start: LogEnd, end: LogEnd, initial: Position, identity: Mapping[str, str]) -> None:
+    def check_joined(self, start: LogEnd, end: LogEnd, initial: Position, identity: Facts) -> None:
         from airflow_provider_cdc.sources.postgres.log import pieces
 
-        pieces.check_joined(self.settings, start, end, Lsn.expect(initial), identity)
+        pieces.check_joined(self.settings, start, end, Lsn.expect(initial), PostgresFacts.of(identity))
 
     def place_of(self, position: Position) -> LogEnd:
         return end_mark.log_end(Lsn.expect(position))
@@ -214,20 +216,23 @@ class PostgresSource(CarriesReads, Source):
 
         return pieces.is_within(position, upper)
 
-    def acknowledge(self, identity: Mapping[str, str], end: LogEnd) -> None:
+    def acknowledge(self, identity: Facts, end: LogEnd) -> None:
         from airflow_provider_cdc.sources.postgres.log import pieces
 
-        pieces.acknowledge(self.settings, identity, end)
+        pieces.acknowledge(self.settings, PostgresFacts.of(identity), end)
 
-    def of_run(self, identity: Mapping[str, str], position: Position) -> PostgresSource:
-        return PostgresSource(session_setup.of_run(self.settings, identity, Lsn.expect(position)), self.view)
+    def of_run(self, identity: Facts, position: Position) -> PostgresSource:
+        facts = PostgresFacts.of(identity)
+        return PostgresSource(session_setup.of_run(self.settings, facts, Lsn.expect(position)), self.view)
 
-    def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
+    def check_identity(self, identity: Facts, position: Position) -> None:
         with session(self.settings) as connection:
-            check_identity(connection, identity, Lsn.expect(position))
+            check_identity(connection, PostgresFacts.of(identity), Lsn.expect(position))
 
-    def relations(self, identity: Mapping[str, str], position: Position, traces: Sequence[Trace]) -> list[Finding]:
-        with session(session_setup.of_run(self.settings, identity, Lsn.expect(position))) as connection:
+    def relations(self, identity: Facts, position: Position, traces: Sequence[Trace]) -> list[Finding]:
+        with session(
+            session_setup.of_run(self.settings, PostgresFacts.of(identity), Lsn.expect(position))
+        ) as connection:
             return server.relations(connection, traces)
 
     def check_tables(self, tables: Sequence[Table]) -> None:
@@ -243,8 +248,8 @@ class PostgresSource(CarriesReads, Source):
         slots.release(self.settings, run_id)
         return True
 
-    def discard(self, identity: Mapping[str, str]) -> None:
-        slots.discard(self.settings, identity)
+    def discard(self, identity: Facts) -> None:
+        slots.discard(self.settings, PostgresFacts.of(identity))
 
     def left_by_runs(self) -> list[LeftByRun]:
         with session(self.settings) as connection:
@@ -271,11 +276,11 @@ class PostgresSource(CarriesReads, Source):
         return snapshot.bound_view(self.settings, self.view, tables)
 
     def follow(
-        self, start: Position, identity: Mapping[str, str], tables: Sequence[TrackedTable]
+        self, start: Position, identity: Facts, tables: Sequence[TrackedTable]
     ) -> AbstractContextManager[LogTail]:
         from airflow_provider_cdc.sources.postgres.log.tail import open_tail
 
-        return open_tail(self.settings, Lsn.expect(start), identity, tables)
+        return open_tail(self.settings, Lsn.expect(start), PostgresFacts.of(identity), tables)
 
     @contextmanager
     def one_session(self) -> Iterator[PostgresSource]:
@@ -305,17 +310,13 @@ class PostgresSource(CarriesReads, Source):
         with session(self.settings) as connection:
             schema_difference.check_unchanged(connection, tables, versions=True)
 
-    def segments_since(
-        self, start: Position, end: Position, identity: Mapping[str, str], slots: int = 1
-    ) -> list[LogSegment]:
+    def segments_since(self, start: Position, end: Position, identity: Facts, slots: int = 1) -> list[LogSegment]:
         return self.log_segments(start, end_mark.log_end(Lsn.expect(end)), identity, slots)
 
-    def log_segments(
-        self, initial: Position, log_end: LogEnd, identity: Mapping[str, str], slots: int = 1
-    ) -> list[LogSegment]:
+    def log_segments(self, initial: Position, log_end: LogEnd, identity: Facts, slots: int = 1) -> list[LogSegment]:
         from airflow_provider_cdc.sources.postgres.log.segments import log_segments
 
-        return log_segments(self.settings, Lsn.expect(initial), log_end, identity)
+        return log_segments(self.settings, Lsn.expect(initial), log_end, PostgresFacts.of(identity))
 
     def read_segment(
         self,

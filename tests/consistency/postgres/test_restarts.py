@@ -252,7 +252,7 @@ def test_a_run_that_lost_the_slot_of_earlier_reads_begins_anew(
     act_during(run, DURING[0], lambda: _alter(primary, schema, ("TRUNCATE orders",)), monkeypatch)
     run.snapshot()
     (reads,) = Run.load(run.run).manifest.earlier_reads.values()
-    primary.query(f"SELECT pg_drop_replication_slot('{reads.identity['slot']}')")
+    primary.query(f"SELECT pg_drop_replication_slot('{reads.identity.slot}')")
     with pytest.raises(LogGone, match="clear the task `lock_and_record`"):
         run.extract_delta()
     run.record()

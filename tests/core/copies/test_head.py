@@ -11,6 +11,7 @@ from airflow_provider_cdc.core.copies.head import decode_copy, encode_copy, is_n
 from airflow_provider_cdc.core.copies.history import History
 from airflow_provider_cdc.core.copies.retention import copy_of
 from airflow_provider_cdc.core.positions.as_of import parse_position
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -20,8 +21,10 @@ from tests.runs import manifest_of
 
 A, B = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "4f22fa47-71ca-11e1-9e33-c80aa9429562"
 SOURCES = {
-    "initial_gtid_set": source_of("mysql", {"server_uuid": A}, "shop"),
-    "initial_lsn": source_of("postgres", {"system_identifier": "7", "timeline": "1", "database": "shop"}, "shop"),
+    "initial_gtid_set": source_of("mysql", Facts({"server_uuid": A}), "shop"),
+    "initial_lsn": source_of(
+        "postgres", Facts({"system_identifier": "7", "timeline": "1", "database": "shop"}), "shop"
+    ),
 }
 
 
@@ -147,7 +150,12 @@ def test_a_merged_copy_belongs_to_the_history_of_its_shards(tmp_path: Path) -> N
     runs = [
         Run.create(
             manifest_of(
-                lake, run_id, identity={"server_uuid": A}, initial_position=position, tables=tables, histories=of_run
+                lake,
+                run_id,
+                identity=Facts({"server_uuid": A}),
+                initial_position=position,
+                tables=tables,
+                histories=of_run,
             )
         )
         for run_id, position, of_run in (

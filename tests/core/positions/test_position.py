@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.kinds import KINDS, parse_position
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import Position
@@ -93,7 +94,7 @@ def test_the_position_of_a_run_is_the_one_in_its_records(tmp_path: Any) -> None:
     manifest = manifest_of(lake, kind="postgres", position_key="initial_lsn", initial_position=text)
     run = Run.create(manifest)
     assert (run.position, run.position_text) == (Lsn(9), text)
-    later = replace(manifest, bases={"x": Base("0/1", {}, "")})
+    later = replace(manifest, bases={"x": Base("0/1", Facts({}), "")})
     assert later.start_of("x") == Lsn(1)
     run.finish_step(SNAPSHOT, snapshot_result(snapshot_upper="0/C", log_end="0/C 0/B 00"))
     (name,) = (tmp_path / "_runs").rglob(f"{SNAPSHOT}.json")

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.copies.retention import is_over
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.run.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.run.release import release
 from airflow_provider_cdc.core.run.results import DeltaResult, SnapshotResult, StepResult
@@ -37,7 +38,7 @@ def folder(lake: Storage) -> Storage:
 @pytest.fixture
 def manifest(lake: Storage) -> Manifest:
     tables = (RunTable(TABLE, "lock", "why"),)
-    return manifest_of(lake, initial_position="a:1", identity={"id": "x"}, tables=tables)
+    return manifest_of(lake, initial_position="a:1", identity=Facts({"id": "x"}), tables=tables)
 
 
 def test_what_is_created_is_loaded(manifest: Manifest, folder: Storage) -> None:
@@ -85,6 +86,7 @@ def test_a_damaged_manifest_is_named(folder: Storage, text: str) -> None:
         {"tables": [{}]},
         {"tables": None},
         {"identity": []},
+        {"identity": {"id": 1}},
         {"run_id": 1},
         {"more": 1},
         {"scratch": "file:///elsewhere"},

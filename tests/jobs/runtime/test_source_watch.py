@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.tables.table import Table
@@ -36,7 +37,7 @@ class Failing(HistorySource):
     asked = 0
     wanted = 0
 
-    def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
+    def check_identity(self, identity: Facts, position: Position) -> None:
         self._ask("check_identity")
 
     def check_tables(self, tables: Sequence[Table]) -> None:

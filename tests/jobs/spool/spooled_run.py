@@ -21,8 +21,7 @@ from airflow_provider_cdc.jobs.snapshot import parts
 from airflow_provider_cdc.jobs.snapshot import step as snapshot
 from airflow_provider_cdc.jobs.spool import adopt
 from airflow_provider_cdc.jobs.spool.spooler import Spooler
-from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
-from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE
+from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
@@ -116,7 +115,7 @@ class SpooledRun:
         """Whether the server has removed the log in which the run began."""
         if isinstance(self.server, MysqlServer):
             names = {name for name, *_ in self.server.query("SHOW BINARY LOGS")}
-            return LogPlace.parse(self.manifest.identity[LOG_PLACE]).file not in names
+            return MysqlFacts.of(self.manifest.identity).place.file not in names
         ((begun,),) = self.server.query("SELECT pg_walfile_name(%s)", (self.manifest.initial_position,))
         return begun not in {name for (name,) in self.server.query("SELECT name FROM pg_ls_waldir()")}
 

@@ -10,6 +10,7 @@ import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.as_of import parse
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.tables.table import Era
 from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged
@@ -37,6 +38,7 @@ ONLY = {
 }
 TABLE = tables()[0]
 PLACE = LogEnd("1")
+NO_FACTS = Facts({})
 PAST = parse("2026-01-01T00:00:00Z")
 
 
@@ -55,24 +57,24 @@ def test_a_kind_overrides_the_defaults_for_what_its_databases_have(kind: SourceK
         lambda source: source.check_past(PAST, [], StepOptions()),
         lambda source: source.record_past(PAST, [], StepOptions()),
         lambda source: source.has_reached(PAST),
-        lambda source: Source.check_since(source, {}, at(0)),
+        lambda source: Source.check_since(source, NO_FACTS, at(0)),
         lambda source: source.tables_of([]),
         lambda source: source.load(["threads_running"]),
         lambda source: source.bound_view([]),
-        lambda source: source.follow(at(0), {}, []),
+        lambda source: source.follow(at(0), NO_FACTS, []),
         lambda source: source.check_continued([]),
         lambda source: source.new_columns(TABLE, Era((), "", "", "", ())),
-        lambda source: Source.segments_between(source, at(0), at(1), {}, {}),
-        lambda source: source.segments_since(at(0), at(1), {}),
-        lambda source: source.segments_of_reads(at(0), at(1), {}, {}, 1, []),
+        lambda source: Source.segments_between(source, at(0), at(1), NO_FACTS, NO_FACTS),
+        lambda source: source.segments_since(at(0), at(1), NO_FACTS),
+        lambda source: source.segments_of_reads(at(0), at(1), NO_FACTS, NO_FACTS, 1, []),
         lambda source: source.check_writes([]),
         lambda source: source.carry_images(TABLE, (), None),
-        lambda source: source.segments_from(PLACE, PLACE, {}, 1),
-        lambda source: source.check_joined(PLACE, PLACE, at(0), {}),
+        lambda source: source.segments_from(PLACE, PLACE, NO_FACTS, 1),
+        lambda source: source.check_joined(PLACE, PLACE, at(0), NO_FACTS),
         lambda source: source.place_of(at(0)),
         lambda source: source.is_before(PLACE, PLACE),
         lambda source: source.is_within("1", at(0)),
-        lambda source: source.carry_read({}, at(0), TABLE, TABLE, PLACE, at(1)),
+        lambda source: source.carry_read(NO_FACTS, at(0), TABLE, TABLE, PLACE, at(1)),
     ],
 )
 def test_what_a_database_cannot_do_is_refused(call: Callable[[Any], object]) -> None:
@@ -83,14 +85,14 @@ def test_what_a_database_cannot_do_is_refused(call: Callable[[Any], object]) -> 
 def test_what_a_database_lacks_is_named_where_the_run_can_go_on_without_it() -> None:
     source = HistorySource(History(), 0)
     assert source.reason_not_rollable(TABLE)
-    assert source.waiting(at(0), {}, PLACE).obstacle
-    assert source.refusals_since({}, at(0), [TABLE], None, StepOptions()).keys() == {TABLE.name}
+    assert source.waiting(at(0), NO_FACTS, PLACE).obstacle
+    assert source.refusals_since(NO_FACTS, at(0), [TABLE], None, StepOptions()).keys() == {TABLE.name}
 
 
 def test_a_database_without_objects_for_runs_has_nothing_to_release_or_to_find() -> None:
     source = HistorySource(History(), 0)
     assert not source.release("20260101T000000Z-00000000")
-    source.discard({})
+    source.discard(NO_FACTS)
     assert source.left_by_runs() == []
     assert source.kept_objects([]) == []
     with source.shared_reads({"exported"}, LockPolicy()) as shared:

@@ -8,6 +8,7 @@ import pytest
 
 from airflow_provider_cdc.core.options.lake import MergeOptions
 from airflow_provider_cdc.core.options.run import AS_DECLARED, StepOptions
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
 from airflow_provider_cdc.jobs.begin.fit import with_shards as fixed
@@ -133,7 +134,7 @@ def test_a_shard_that_was_altered_since_it_was_planned_is_refused(mysql: MysqlSe
     plans = planned(mysql, schema).plans
 
     def fix() -> InitialPoint:
-        return InitialPoint(source.here()[1], {}, tuple(source.tables_of(plans)), 0.0)
+        return InitialPoint(source.here()[1], Facts({}), tuple(source.tables_of(plans)), 0.0)
 
     assert [table.shard for table in fixed(source, plans, fix()).tables] == [plan.shard for plan in plans]
     mysql.query(f"ALTER TABLE {schema}.s2 MODIFY total DECIMAL(10,2) NULL FIRST, MODIFY note VARCHAR(9) DEFAULT 'y'")

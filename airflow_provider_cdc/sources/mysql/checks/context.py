@@ -3,22 +3,23 @@ first of these checks."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import pymysql
 
 from airflow_provider_cdc.core.options.run import TableOptions
+from airflow_provider_cdc.core.positions.facts import Reached
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.run.manifest import TablePlan
-from airflow_provider_cdc.core.run.spool_chain import Reached, reached
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, log_files, log_status
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
-from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE, is_amazon, is_replica, state
+from airflow_provider_cdc.sources.mysql.server.server import is_amazon, is_replica, state
 from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, variables
 from airflow_provider_cdc.sources.mysql.tables.cascades import with_parents
 
@@ -76,16 +77,16 @@ class ServerContext:
 class RunContext(ServerContext):
     """A server on which a run should continue, and the state that the run recorded when it began.
 
-    :param expected: the server's identity that the run recorded.
+    :param expected: the facts that the run recorded.
     :param position: the position after which the run needs the log.
     """
 
     settings: ConnectionSettings
-    expected: Mapping[str, str]
+    expected: MysqlFacts
     position: GtidSet
 
     @cached_property
-    def state(self) -> Mapping[str, str]:
+    def state(self) -> MysqlFacts:
         """Return the current identity and settings of the server (`server.state`)."""
         return state(self.connection)
 
@@ -98,13 +99,12 @@ class RunContext(ServerContext):
     def spooled(self) -> Reached | None:
         """The end of the recorded chain of pieces, if the server has purged the file in which the run began. Otherwise
         None."""
-        began = LogPlace.parse(self.expected[LOG_PLACE])
-        return reached(self.expected) if began.file not in self.files else None
+        return self.expected.reached if self.expected.place.file not in self.files else None
 
     @cached_property
     def begun(self) -> LogPlace:
         """The place from which the run still needs the log."""
-        return LogPlace.parse(self.spooled.end if self.spooled is not None else self.expected[LOG_PLACE])
+        return LogPlace.parse(self.spooled.end) if self.spooled is not None else self.expected.place
 
     @cached_property
     def files(self) -> dict[str, int]:

@@ -9,14 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from airflow_provider_cdc.core.checks import Check, Moment, Raised
-from airflow_provider_cdc.core.copies.history import MARK
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import ExactnessError, Problem, SourceReplaced
 from airflow_provider_cdc.sources.mysql.checks.context import RunContext
 from airflow_provider_cdc.sources.mysql.server.log_history import BEGIN_ANEW, check_continuity, check_place
 from airflow_provider_cdc.sources.mysql.server.log_mark import LogMark, check_mark
-from airflow_provider_cdc.sources.mysql.server.server import STARTED, check_log
-from airflow_provider_cdc.sources.mysql.server.session import HOSTNAME, SERVER_UUID
+from airflow_provider_cdc.sources.mysql.server.server import check_log
 
 _WHEN = (Moment.EACH_STEP, Moment.ROLL_FORWARD)
 _FIRST_SERVER = "point the connection back to the server on which the run began, or trigger a new run on this one"
@@ -25,11 +23,10 @@ _NEW_RUN = "trigger a new run"
 
 def _same_server(context: RunContext) -> Iterable[Problem]:
     found, expected = context.state, context.expected
-    uuid = found[SERVER_UUID]
-    if uuid != expected[SERVER_UUID] or found[HOSTNAME] != expected.get(HOSTNAME, found[HOSTNAME]):
+    uuid, host = found.server_uuid, found.hostname
+    if uuid != expected.server_uuid or host != (host if expected.hostname is None else expected.hostname):
         raise SourceReplaced(
-            f"the run began on server {expected[SERVER_UUID]} ({expected.get(HOSTNAME)}), but server {uuid} "
-            f"({found[HOSTNAME]}) answers",
+            f"the run began on server {expected.server_uuid} ({expected.hostname}), but server {uuid} ({host}) answers",
             where="server_uuid",
             hint=_FIRST_SERVER,
         )
@@ -37,10 +34,10 @@ def _same_server(context: RunContext) -> Iterable[Problem]:
 
 
 def _start_on_record(context: RunContext) -> Iterable[Problem]:
-    if STARTED not in context.expected:
+    if context.expected.started is None:
         raise ExactnessError(
             "an older version of this provider began the run, and did not record when the server was started",
-            where=f"server {context.state[SERVER_UUID]}",
+            where=f"server {context.state.server_uuid}",
             hint=_NEW_RUN,
         )
     return ()
@@ -53,9 +50,9 @@ def _same_log(context: RunContext) -> Iterable[Problem]:
 
 def _no_crash(context: RunContext) -> Iterable[Problem]:
     if context.spooled is not None:
-        if context.state[STARTED] != context.spooled.incarnation:
+        if context.state.started != context.spooled.incarnation:
             check_continuity(context.here, context.files, context.begun, context.spooled.restarts)
-    elif context.state[STARTED] != context.expected[STARTED]:
+    elif context.state.started != context.expected.started:
         check_continuity(context.here, context.files, context.begun)
     return ()
 
@@ -68,10 +65,10 @@ def _log_kept(context: RunContext) -> Iterable[Problem]:
 
 
 def _same_transactions(context: RunContext) -> Iterable[Problem]:
-    if MARK in context.expected and context.spooled is None:
+    if context.expected.mark and context.spooled is None:
         # The log must have exactly the transactions that were committed between the start of the run and the run's
         # position. The log must not have other transactions with the same GTIDs instead.
-        check_mark(context.here, context.files, LogMark.parse(context.expected[MARK]))
+        check_mark(context.here, context.files, LogMark.parse(context.expected.mark))
     return ()
 
 

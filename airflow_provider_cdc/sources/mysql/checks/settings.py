@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.mysql.checks.context import RunContext, ServerContext
-from airflow_provider_cdc.sources.mysql.server.server import FIXED_PREFIX, LAST_SET, setting_hint
+from airflow_provider_cdc.sources.mysql.server.server import setting_hint
 from airflow_provider_cdc.sources.mysql.server.session import is_server_itself
 
 _WHEN = (Moment.PREFLIGHT, Moment.EACH_STEP, Moment.ROLL_FORWARD)
@@ -156,23 +156,23 @@ SETTINGS: tuple[Check[ServerContext], ...] = (
 
 
 def _set_since(context: RunContext) -> Iterable[Problem]:
-    for key, when in context.state.items():
-        if key.startswith(LAST_SET) and when and when != context.expected.get(key, ""):
+    for name, when in context.state.last_set.items():
+        if when and when != context.expected.last_set.get(name, ""):
             yield Problem(
-                key.removeprefix(LAST_SET),
+                name,
                 f"was set at {when}, after the run began; the values in between are unknown",
                 _LEAVE_ALONE,
             )
 
 
 def _other_start(context: RunContext) -> Iterable[Problem]:
-    found, expected = context.state, context.expected
-    for key in sorted({*found, *expected}):
-        if key.startswith(FIXED_PREFIX) and found.get(key) != expected.get(key):
+    found, expected = context.state.fixed, context.expected.fixed
+    for name in sorted({*found, *expected}):
+        if found.get(name) != expected.get(name):
             yield Problem(
-                key.removeprefix(FIXED_PREFIX),
-                f"has been {found.get(key, 'unknown')} since the server was restarted; when the run began, the value "
-                f"was {expected.get(key, 'unknown')}",
+                name,
+                f"has been {found.get(name, 'unknown')} since the server was restarted; when the run began, the value "
+                f"was {expected.get(name, 'unknown')}",
                 _LEAVE_ALONE,
             )
 

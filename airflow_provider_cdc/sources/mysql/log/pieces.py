@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pymysql
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
-from airflow_provider_cdc.core.run.spool_chain import reached
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.log import Waiting
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.log.segments import together
+from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
     backlog,
@@ -22,20 +20,19 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
     is_before,
     log_files,
 )
-from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE
 from airflow_provider_cdc.sources.mysql.server.session import query, session
 
 _DENIED = 1401
 
 
-def waiting(settings: ConnectionSettings, identity: Mapping[str, str], place: LogEnd) -> Waiting:
+def waiting(settings: ConnectionSettings, facts: MysqlFacts, place: LogEnd) -> Waiting:
     """`Source.waiting`."""
     with session(settings) as connection:
-        return Waiting(backlog(connection, place or identity.get(LOG_PLACE, "")))
+        return Waiting(backlog(connection, LogPlace.parse(place) if place else facts.place))
 
 
 def segments_from(
-    settings: ConnectionSettings, start: LogEnd, end: LogEnd, identity: Mapping[str, str], number: int, slots: int
+    settings: ConnectionSettings, start: LogEnd, end: LogEnd, facts: MysqlFacts, number: int, slots: int
 ) -> list[LogSegment]:
     """`Source.segments_from`."""
     begin, stop = LogPlace.parse(start), LogPlace.parse(end)
@@ -45,7 +42,7 @@ def segments_from(
         for place in (begin, stop):
             check_place(settings, files, place)
         first, last = names.index(begin.file), names.index(stop.file)
-        check_continuity(settings, {name: files[name] for name in names[: last + 1]}, begin, _restarts(identity))
+        check_continuity(settings, {name: files[name] for name in names[: last + 1]}, begin, _restarts(facts))
     sizes = {name: stop.position if name == stop.file else files[name] for name in names[first : last + 1]}
     sizes[begin.file] -= begin.position
     return [
@@ -61,18 +58,17 @@ def segments_from(
     ]
 
 
-def check_joined(settings: ConnectionSettings, end: LogEnd, identity: Mapping[str, str]) -> None:
+def check_joined(settings: ConnectionSettings, end: LogEnd, facts: MysqlFacts) -> None:
     """`Source.check_joined`. The server must have closed each file since ``end`` cleanly, so it has not crashed."""
     place = LogPlace.parse(end)
     with session(settings) as connection:
         files = log_files(connection)
         check_place(settings, files, place)
-        check_continuity(settings, files, place, _restarts(identity))
+        check_continuity(settings, files, place, _restarts(facts))
 
 
-def _restarts(identity: Mapping[str, str]) -> int:
-    spooled = reached(identity)
-    return 0 if spooled is None else spooled.restarts
+def _restarts(facts: MysqlFacts) -> int:
+    return 0 if facts.reached is None else facts.reached.restarts
 
 
 def place_is_before(one: LogEnd, other: LogEnd) -> bool:

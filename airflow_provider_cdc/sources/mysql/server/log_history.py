@@ -118,9 +118,9 @@ def is_purged(settings: ConnectionSettings, place: LogPlace | None) -> bool:
     return file_number(place.file) < min(numbers, default=0)
 
 
-def backlog(connection: Connection, place: str) -> int:
-    """Return the size of the log from ``place`` (the text of a `LogPlace`) to the current end of the log, in bytes."""
-    begin, files = LogPlace.parse(place), log_files(connection)
+def backlog(connection: Connection, begin: LogPlace) -> int:
+    """Return the size of the log from ``begin`` to the current end of the log, in bytes."""
+    files = log_files(connection)
     after = [size for name, size in files.items() if file_number(name) > file_number(begin.file)]
     return max(0, files.get(begin.file, begin.position) - begin.position) + sum(after)
 

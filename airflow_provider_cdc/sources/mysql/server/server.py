@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pymysql
 
-from airflow_provider_cdc.core.copies.history import MARK
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone, Problem, SourceReplaced
@@ -21,11 +21,10 @@ from airflow_provider_cdc.sources.api.load import (
     one_number,
 )
 from airflow_provider_cdc.sources.mysql.server.driver import LOCK_WAIT_TIMEOUT
+from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, log_files, log_status, settled_end_of_log
 from airflow_provider_cdc.sources.mysql.server.log_mark import mark_of, mark_of_present
 from airflow_provider_cdc.sources.mysql.server.session import (
-    HOSTNAME,
-    SERVER_UUID,
     Connection,
     RunSettings,
     account,
@@ -41,7 +40,6 @@ from airflow_provider_cdc.sources.mysql.server.session import (
 # The log does not show these settings, and only a restart changes them. If a setting has the same value before and
 # after a single restart, it had this value all the time.
 _FIXED = ("innodb_native_foreign_keys", "log_replica_updates", "lower_case_table_names", "version")
-FIXED_PREFIX = "fixed."
 # The log does not show the values of these settings. To detect whether a setting was changed during a run, compare the
 # time at which the setting was last set.
 WATCHED = ("binlog_error_action", "binlog_order_commits", "replica_preserve_commit_order")
@@ -50,8 +48,6 @@ WATCHED = ("binlog_error_action", "binlog_order_commits", "replica_preserve_comm
 # To prevent such missed transactions, require that gtid_mode has not changed since the past position.
 WATCHED_IN_THE_PAST = (*WATCHED, "gtid_mode")
 _DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
-LAST_SET = "last_set."
-STARTED, LOG_PLACE = "started", "log_place"
 _STARTED = (
     "(SELECT CAST(UNIX_TIMESTAMP() - VARIABLE_VALUE AS SIGNED) FROM performance_schema.global_status "
     "WHERE VARIABLE_NAME = 'Uptime')"
@@ -72,35 +68,29 @@ def durability_warnings(connection: Connection) -> list[str]:
     ]
 
 
-def identity(settings: ConnectionSettings, connection: Connection) -> dict[str, str]:
-    """Return the identity and the settings of the server, as JSON for the manifest.
+def identity(settings: ConnectionSettings, connection: Connection) -> MysqlFacts:
+    """Return the identity and the settings of the server, and the end of its log.
 
     Call this function before the initial position is fixed. Then a comparison finds every setting that is changed
     later.
     """
     found = state(connection)
     here = RunSettings.of(settings, found)
-    return found | {LOG_PLACE: str(settled_end_of_log(here, connection))}
+    return replace(found, begun=settled_end_of_log(here, connection))
 
 
 def with_mark(
-    settings: ConnectionSettings, connection: Connection, identity: Mapping[str, str], place: LogPlace | None = None
-) -> dict[str, str]:
-    """Return ``identity`` with the mark of a position (`log_mark`). The position must have been fixed after
-    ``identity`` was read.
+    settings: ConnectionSettings, connection: Connection, facts: MysqlFacts, place: LogPlace | None = None
+) -> MysqlFacts:
+    """Return ``facts`` with the mark of a position (`log_mark`). The position must have been fixed after ``facts`` were
+    read.
 
     :param place: the place of the position in the log. None: the current end of the log.
     """
-    here, begun = RunSettings.of(settings, identity), LogPlace.parse(identity[LOG_PLACE])
+    here = RunSettings.of(settings, facts)
     if place is None:
-        return {**identity, MARK: mark_of_present(here, connection, begun)}
-    return {**identity, LOG_PLACE: str(place), MARK: mark_of(here, place)}
-
-
-def begun_at(identity: Mapping[str, str]) -> LogPlace | None:
-    """Return the end of the log at the time when ``identity`` was read. None: this place is not recorded."""
-    place = identity.get(LOG_PLACE, "")
-    return LogPlace.parse(place) if place else None
+        return replace(facts, mark=mark_of_present(here, connection, facts.place))
+    return replace(facts, begun=place, mark=mark_of(here, place))
 
 
 def started(connection: Connection) -> str:
@@ -110,16 +100,12 @@ def started(connection: Connection) -> str:
     return str(value(connection, _STARTED))
 
 
-def state(connection: Connection) -> dict[str, str]:
+def state(connection: Connection) -> MysqlFacts:
     """Return the server's current identity, its start time, and the settings that the log does not show."""
     uuid, host, start = query(connection, f"SELECT @@global.server_uuid, @@global.hostname, {_STARTED}")[0]
     _, _, alone, ignored, *_ = log_status(connection)
     fixed = variables(connection, _FIXED) | {"binlog_do_db": alone, "binlog_ignore_db": ignored}
-    return (
-        {SERVER_UUID: str(uuid), HOSTNAME: str(host), STARTED: str(start)}
-        | {f"{FIXED_PREFIX}{name}": setting for name, setting in fixed.items()}
-        | {f"{LAST_SET}{variable}": when for variable, when in _last_set(connection).items()}
-    )
+    return MysqlFacts(str(uuid), str(host), str(start), fixed=fixed, last_set=_last_set(connection))
 
 
 def check_log(connection: Connection, initial: GtidSet, recorded: GtidSet | None = None) -> None:

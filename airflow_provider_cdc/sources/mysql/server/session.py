@@ -7,7 +7,7 @@ import ssl
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import pymysql
 
@@ -30,6 +30,9 @@ from airflow_provider_cdc.sources.session.trust import (
     trust_in,
     without_frames,
 )
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 
 # All session variables of the tested servers. Each variable is either pinned by every session or harmless. The reason
 # is given for each variable.
@@ -243,9 +246,6 @@ def pinned(version: Version) -> dict[str, Pinned]:
 
 Connection: TypeAlias = GuardedConnection
 
-SERVER_UUID, HOSTNAME = "server_uuid", "hostname"
-"""The keys of a run's identity that `RunSettings` uses."""
-
 _NOTHING = GtidSet()
 
 OLDEST_VERSION = (8, 0, 26)
@@ -268,13 +268,10 @@ class RunSettings(ConnectionSettings):
     position: GtidSet = field(default=_NOTHING, repr=False)
 
     @classmethod
-    def of(cls, settings: ConnectionSettings, identity: Mapping[str, str], position: GtidSet = _NOTHING) -> RunSettings:
-        """Return ``settings`` together with the server identity of a run.
-
-        :param identity: the result of ``server.identity``.
-        """
+    def of(cls, settings: ConnectionSettings, facts: MysqlFacts, position: GtidSet = _NOTHING) -> RunSettings:
+        """Return ``settings`` together with the server on which a run began."""
         plain = {each.name: getattr(settings, each.name) for each in fields(ConnectionSettings)}
-        return cls(**plain, server_uuid=identity[SERVER_UUID], hostname=identity.get(HOSTNAME, ""), position=position)
+        return cls(**plain, server_uuid=facts.server_uuid, hostname=facts.hostname or "", position=position)
 
 
 def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides: Any) -> Connection:

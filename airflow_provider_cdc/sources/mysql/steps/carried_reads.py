@@ -12,18 +12,18 @@ from copy import copy
 from dataclasses import replace
 from typing import Self
 
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
-from airflow_provider_cdc.core.run.spool_chain import reached
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.mysql.log import refusals
 from airflow_provider_cdc.sources.mysql.log.survey import survey
+from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, is_before
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
-from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE
 from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session
 from airflow_provider_cdc.sources.mysql.tables.identities.replaced import WatchedTables
 
@@ -42,7 +42,7 @@ class CarriesReads:
 
     def carry_read(
         self,
-        identity: Mapping[str, str],
+        identity: Facts,
         start: Position,
         table: Table,
         now: Table,
@@ -59,7 +59,8 @@ class CarriesReads:
         if denied is not None:
             raise _not_carried(table, denied.what)
         begin, evolutions = GtidSet.expect(start), dict[TableName, Evolution]()
-        refused = roll_forward.refusals_since(self.settings, identity, begin, [table], None, evolutions)
+        facts = MysqlFacts.of(identity)
+        refused = roll_forward.refusals_since(self.settings, facts, begin, [table], None, evolutions)
         if why := refused.get(table.name):
             raise _not_carried(table, why.replace("since the copy", "since the read"))
         evolution = evolutions.get(table.name)
@@ -73,15 +74,15 @@ class CarriesReads:
         if not carried.same_shape(now) or carried.key_index != now.key_index:
             raise _not_carried(table, "it was altered again meanwhile")
         # The window up to the new position must contain all of these statements.
-        roll_forward.segments_between(self.settings, begin, GtidSet.expect(end), identity, 1, [carried])
+        roll_forward.segments_between(self.settings, begin, GtidSet.expect(end), facts, 1, [carried])
         return evolution
 
     def segments_of_reads(
         self,
         start: Position,
         end: Position,
-        since: Mapping[str, str],
-        identity: Mapping[str, str],
+        since: Facts,
+        identity: Facts,
         slots: int,
         tables: Sequence[Table],
     ) -> list[LogSegment]:
@@ -89,7 +90,7 @@ class CarriesReads:
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
 
         between = GtidSet.expect(start), GtidSet.expect(end)
-        return roll_forward.segments_between(self.settings, *between, since, slots, tables)
+        return roll_forward.segments_between(self.settings, *between, MysqlFacts.of(since), slots, tables)
 
 
 def _not_carried(table: Table, why: str) -> SchemaChanged:
@@ -107,16 +108,15 @@ class KeepsTables:
     """The methods of `Source` for tables whose finished reads are kept."""
 
     settings: ConnectionSettings
-    _identity: Mapping[str, str] | None
+    _facts: MysqlFacts | None
     _watched: WatchedTables | None
 
     def altered_in_log(self, tables: Sequence[Table]) -> Mapping[TableName, SchemaChanged]:
         assert isinstance(self.settings, RunSettings)
-        assert self._identity is not None
+        assert self._facts is not None
         # A run records no piece of the log that has a statement that changes one of its tables. So the search begins at
         # the end of the last recorded piece.
-        spooled = reached(self._identity)
-        begin = LogPlace.parse(self._identity[LOG_PLACE] if spooled is None else spooled.end)
+        begin = self._facts.needed_from or self._facts.place
         # These schema changes are known, and the rows are carried over them.
         known = {era.begins for table in tables for era in table.eras}
         altered: dict[TableName, SchemaChanged] = {}
@@ -135,7 +135,7 @@ class KeepsTables:
         with session(self.settings) as connection:
             return self._watched.refresh_identities(self.settings, connection, tables)
 
-    def with_facts_of(self, identity: Mapping[str, str]) -> Self:
+    def with_facts_of(self, identity: Facts) -> Self:
         source = copy(self)
-        source._watched = WatchedTables(identity)
+        source._watched = WatchedTables(MysqlFacts.of(identity))
         return source

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.run.spool_chain import reached
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import ConfigurationError, ExactnessError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
@@ -17,15 +16,16 @@ from airflow_provider_cdc.sources.api.log import NeededLog
 from airflow_provider_cdc.sources.api.planning import Reach, Runway
 from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_RUN
 from airflow_provider_cdc.sources.mysql.checks.context import RunContext
-from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, file_number, log_files, stamp_of
-from airflow_provider_cdc.sources.mysql.server.server import CLOCK, begun_at, is_amazon, retention_hours
-from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, Connection, query, session, value, variables
+from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
+from airflow_provider_cdc.sources.mysql.server.log_history import file_number, log_files, stamp_of
+from airflow_provider_cdc.sources.mysql.server.server import CLOCK, is_amazon, retention_hours
+from airflow_provider_cdc.sources.mysql.server.session import Connection, query, session, value, variables
 
 
 def check_identity(
     settings: ConnectionSettings,
     connection: Connection,
-    expected: Mapping[str, str],
+    expected: MysqlFacts,
     position: GtidSet,
     moment: Moment = Moment.EACH_STEP,
 ) -> None:
@@ -40,7 +40,7 @@ def check_identity(
     if problems := problems_of(OF_A_RUN, moment, context):
         raise ExactnessError(
             "; ".join(f"{problem.where} {problem.what}" for problem in problems),
-            where=f"server {context.state[SERVER_UUID]}",
+            where=f"server {context.state.server_uuid}",
             hint="correct the setting, do not change it during a run, and trigger a new run",
         )
 
@@ -81,9 +81,7 @@ def runway(settings: ConnectionSettings) -> Runway:
         return _runway(connection)
 
 
-def needed_log(
-    settings: ConnectionSettings, identity: Mapping[str, str], since: Sequence[Mapping[str, str]]
-) -> NeededLog:
+def needed_log(settings: ConnectionSettings, facts: MysqlFacts, since: Sequence[MysqlFacts]) -> NeededLog:
     """Implements `Source.needed_log`.
 
     The server removes whole files, oldest first, when it begins a new file. It removes a file if the file was closed
@@ -94,10 +92,8 @@ def needed_log(
         files = log_files(connection)
         now = int(value(connection, "UNIX_TIMESTAMP()"))
     names = {file_number(name): name for name in files}
-    spooled = reached(identity)
-    begun = [place for one in since if (place := begun_at(one)) is not None]
-    place = LogPlace.parse(spooled.end) if spooled is not None else begun_at(identity)
-    begun += [] if place is None else [place]
+    places = (*(one.begun for one in since), facts.needed_from)
+    begun = [place for place in places if place is not None]
     first = min((file_number(place.file) for place in begun), default=max(names))
     seconds, is_closed = runway.seconds, first + 1 in names
     if seconds is not None and is_closed and (closed := stamp_of(settings, names[first + 1])):

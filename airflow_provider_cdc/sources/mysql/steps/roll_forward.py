@@ -10,7 +10,7 @@ for this table, with the columns that the table had at each place.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
@@ -27,8 +27,8 @@ from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect
 from airflow_provider_cdc.sources.mysql.log.survey import HARMLESS, Facts, survey
+from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, file_number
-from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE, begun_at
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.steps.past import resolve
@@ -46,7 +46,7 @@ _DIFFERENCES = (
 
 def refusals_since(
     settings: ConnectionSettings,
-    identity: Mapping[str, str],
+    facts: MysqlFacts,
     start: GtidSet,
     tables: Sequence[Table],
     to: AsOf | None,
@@ -54,7 +54,7 @@ def refusals_since(
 ) -> dict[TableName, str]:
     """Implements `Source.refusals_since`."""
     with session(settings) as connection:
-        check_identity(settings, connection, identity, start, Moment.ROLL_FORWARD)
+        check_identity(settings, connection, facts, start, Moment.ROLL_FORWARD)
         context = PositionContext(connection, position=start)
         if problems := problems_of(REPLICATED, Moment.ROLL_FORWARD, context):
             raise ExactnessError(problems[0].what, where=problems[0].where, hint=problems[0].hint)
@@ -76,7 +76,7 @@ def refusals_since(
             documents = [table for table in fit if any(column.type == "json" for column in columns[table.name])]
             refused |= {table.name: _DIFFERENCES for table in documents}
             fit = [table for table in fit if table.name not in refused]
-        begin = LogPlace.parse(identity[LOG_PLACE])
+        begin = facts.place
         changes: dict[TableName, list[PlacedChanges]] = {}
         carried = None if evolutions is None else changes
         refused |= _broken(settings, begin, start, end, fit, carried) if fit else {}
@@ -110,12 +110,12 @@ def segments_between(
     settings: ConnectionSettings,
     start: GtidSet,
     end: GtidSet,
-    since: Mapping[str, str],
+    since: MysqlFacts,
     slots: int,
     tables: Sequence[Table] = (),
 ) -> list[LogSegment]:
     """Implements `Source.segments_between`."""
-    return cut(log_segments(settings, start, prefix_of(settings, end).place, begun_at(since), slots), tables)
+    return cut(log_segments(settings, start, prefix_of(settings, end).place, since.begun, slots), tables)
 
 
 def _difference(table: Table, now: Table) -> str:

@@ -119,7 +119,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         tables = with_known_at_position(connection, tables, plans, unaltered)
     if problems:
         raise PreflightError(problems)
-    return InitialPoint(position, server_identity, tables, lock_seconds)
+    return InitialPoint(position, server_identity.recorded(), tables, lock_seconds)
 
 
 def tables_of(connection: Connection, plans: Sequence[TablePlan]) -> tuple[Table, ...]:

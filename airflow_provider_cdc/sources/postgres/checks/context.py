@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -14,6 +14,7 @@ from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import needs_log
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import Connection
@@ -30,15 +31,15 @@ class ServerContext:
 class RunContext(ServerContext):
     """The server of a run that is in progress.
 
-    :param expected: the server's identity, as the run recorded it.
+    :param expected: the facts that the run recorded.
     :param position: the position at which the run's slot was created.
     """
 
-    expected: Mapping[str, str]
+    expected: PostgresFacts
     position: Lsn
 
     @cached_property
-    def identity(self) -> Mapping[str, str]:
+    def identity(self) -> PostgresFacts:
         """The present identity of the server."""
         return identity(self.connection)
 

@@ -6,14 +6,13 @@ whether the source was replaced or reset to an earlier state.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
 from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.run.spool_chain import reached
 from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, SourceReplaced
 from airflow_provider_cdc.sources.postgres.checks.context import RunContext
-from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server.facts import PublicationState
 from airflow_provider_cdc.sources.postgres.server.session import Connection, value
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
 from airflow_provider_cdc.sources.postgres.slots.end_mark import parse_log_end
@@ -34,8 +33,8 @@ def _primary(context: RunContext) -> Iterable[Problem]:
 
 
 def _same_server(context: RunContext) -> Iterable[Problem]:
-    found, expected = context.identity, context.expected
-    for name in session_setup.OF_THE_SERVER:
+    found, expected = context.identity.of_server, context.expected.of_server
+    for name in expected:
         if found[name] != expected[name]:
             raise SourceReplaced(
                 f"this is not the server on which the run began: {name} was {expected[name]}, here it is {found[name]}",
@@ -47,38 +46,39 @@ def _same_server(context: RunContext) -> Iterable[Problem]:
 
 def _slots(context: RunContext) -> Iterable[Problem]:
     # The run advances its slot at most to the end of the recorded chain of its pieces.
-    spooled = reached(context.expected)
+    expected, spooled = context.expected, context.expected.reached
     furthest = parse_log_end(spooled.end)[0] if spooled is not None else context.position
-    _check_slot(context.connection, context.expected["slot"], context.position, furthest)
-    for start, name in slots.forward_slots(context.expected).items():
+    _check_slot(context.connection, expected.slot, context.position, furthest)
+    for start, name in expected.forward_slots.items():
         _check_slot(context.connection, name, start, start)
     return ()
 
 
 def _publications(context: RunContext) -> Iterable[Problem]:
-    for kind in ("publication", "standing"):
-        _check_publication(context.connection, context.expected, kind)
+    expected = context.expected
+    _check_publication(context.connection, expected.publication, expected.since)
+    _check_publication(context.connection, expected.standing, None)
     return ()
 
 
-def _check_publication(connection: Connection, expected: Mapping[str, str], kind: str) -> None:
+def _check_publication(connection: Connection, expected: PublicationState, since: str | None) -> None:
     """Check that a publication is the same as when the run began.
 
-    :param kind: the prefix of the publication's keys in ``expected``.
+    :param since: the mark after which no session may alter the publication. None: compare its state.
     """
-    if f"{kind}_state" not in expected:
+    if expected.state is None:
         return
-    name = expected[slots.STANDING_PUBLICATION] if kind == "standing" else expected[kind]
-    if kind == "publication" and run_publication.SINCE in expected:
+    name = expected.name
+    if since is not None:
         # The check of the tables finds the tables that are no longer in the publication.
-        if run_publication.altered_since(connection, name, expected[run_publication.SINCE]):
+        if run_publication.altered_since(connection, name, since):
             raise ExactnessError(
                 "the publication was altered or dropped since the run began",
                 where=f"publication {name}",
                 hint="do not alter the publication during a run; trigger a new run",
             )
         return
-    then, relations = expected[f"{kind}_state"], expected.get(f"{kind}_relations", "")
+    then, relations = expected.state, expected.relations
     if ":" in then:
         state = run_publication.members_state(connection, name, relations)
         altered = run_publication.altered_members(connection, then, state)

@@ -7,7 +7,6 @@ the slot back.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import closing
 
 import psycopg
@@ -20,6 +19,7 @@ from airflow_provider_cdc.sources.api.log import Waiting
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.postgres.log.segments import check_slot, messages, segment_of
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import (
     mapped_errors,
     query,
@@ -34,12 +34,12 @@ from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark, parse_
 _RESTART = "SELECT restart_lsn::text FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()"
 
 
-def waiting(settings: ConnectionSettings, initial: Lsn, identity: Mapping[str, str], place: LogEnd) -> Waiting:
+def waiting(settings: ConnectionSettings, initial: Lsn, facts: PostgresFacts, place: LogEnd) -> Waiting:
     """`Source.waiting`."""
     start = parse_log_end(place)[0] if place else initial
     with session(settings) as connection:
         flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
-        rows = query(connection, _RESTART, (identity["slot"],))
+        rows = query(connection, _RESTART, (facts.slot,))
         limit, used = slots.room(connection, "max_replication_slots", 0)
     restart = Lsn.parse(rows[0][0]) if rows and rows[0][0] else start
     obstacle = ""
@@ -50,21 +50,19 @@ def waiting(settings: ConnectionSettings, initial: Lsn, identity: Mapping[str, s
 
 
 def segments_from(
-    settings: ConnectionSettings, start: LogEnd, end: LogEnd, identity: Mapping[str, str], number: int
+    settings: ConnectionSettings, start: LogEnd, end: LogEnd, facts: PostgresFacts, number: int
 ) -> list[LogSegment]:
     """`Source.segments_from`. The list has one segment."""
     begin, (stop, mark) = parse_log_end(start)[0], parse_log_end(end)
     with session(settings) as connection:
-        check_slot(connection, identity["slot"], begin, stop)
-    return [segment_of(identity["slot"], identity["publication"], begin, stop, mark, number)]
+        check_slot(connection, facts.slot, begin, stop)
+    return [segment_of(facts.slot, facts.publication.name, begin, stop, mark, number)]
 
 
-def check_joined(
-    settings: ConnectionSettings, start: LogEnd, end: LogEnd, initial: Lsn, identity: Mapping[str, str]
-) -> None:
+def check_joined(settings: ConnectionSettings, start: LogEnd, end: LogEnd, initial: Lsn, facts: PostgresFacts) -> None:
     """`Source.check_joined`. The log must still have the mark that was written before ``end``."""
     begin, (stop, mark) = parse_log_end(start)[0] if start else initial, parse_log_end(end)
-    slot, publication = identity["slot"], identity["publication"]
+    slot, publication = facts.slot, facts.publication.name
     if not mark:
         # The piece ends at a position to which the run moved. No mark was written there.
         raise LogGone(
@@ -92,9 +90,9 @@ def is_within(position: str, upper: Position) -> bool:
     return Lsn.parse(position) < Lsn.expect(upper)
 
 
-def acknowledge(settings: ConnectionSettings, identity: Mapping[str, str], end: LogEnd) -> None:
+def acknowledge(settings: ConnectionSettings, facts: PostgresFacts, end: LogEnd) -> None:
     """`Source.acknowledge`."""
-    name, target = identity["slot"], parse_log_end(end)[0]
+    name, target = facts.slot, parse_log_end(end)[0]
     with session(settings) as connection:
         slot = slots.state(connection, name)
         if slot is None or slot.lost or slot.confirmed is None or slot.confirmed >= target:

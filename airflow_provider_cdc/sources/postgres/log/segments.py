@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 
 import pyarrow as pa
@@ -23,6 +23,7 @@ from airflow_provider_cdc.sources.log.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log import walk_state
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import (
     Connection,
     ReadingConnection,
@@ -49,31 +50,27 @@ _LARGEST_INT = 2**31 - 1
 _NEW_RUN = "trigger a new run, or clear the task `lock_and_record` and all tasks after it"
 
 
-def log_segments(
-    settings: ConnectionSettings, start: Lsn, log_end: LogEnd, identity: Mapping[str, str]
-) -> list[LogSegment]:
+def log_segments(settings: ConnectionSettings, start: Lsn, log_end: LogEnd, facts: PostgresFacts) -> list[LogSegment]:
     """Return a list with a single segment. The segment has every change from ``start`` up to ``log_end``.
 
     :param start: the consistent point of the slot.
     :param log_end: the end that ``bound_reads`` recorded.
-    :param identity: has the names of the ``slot`` and the ``publication``.
+    :param facts: has the names of the ``slot`` and the ``publication``.
     :raises LogGone: the slot is gone, or was advanced.
     :raises SourceUnavailable: the server cannot be reached.
     """
     stop, mark = parse_log_end(log_end)
     with session(settings) as connection:
-        check_slot(connection, identity["slot"], start, stop)
-    return [segment_of(identity["slot"], identity["publication"], start, stop, mark)]
+        check_slot(connection, facts.slot, start, stop)
+    return [segment_of(facts.slot, facts.publication.name, start, stop, mark)]
 
 
-def segments_between(
-    settings: ConnectionSettings, start: Lsn, end: Lsn, identity: Mapping[str, str]
-) -> list[LogSegment]:
+def segments_between(settings: ConnectionSettings, start: Lsn, end: Lsn, facts: PostgresFacts) -> list[LogSegment]:
     """`Source.segments_between`. The list has one segment."""
-    slot = slots.forward_slots(identity)[start]
+    slot = facts.forward_slots[start]
     with session(settings) as connection:
         check_slot(connection, slot, start, end)
-    return [segment_of(slot, identity[slots.STANDING_PUBLICATION], start, end)]
+    return [segment_of(slot, facts.standing.name, start, end)]
 
 
 def segment_of(slot: str, publication: str, start: Lsn, stop: Lsn, mark: str = "", number: int = 0) -> LogSegment:

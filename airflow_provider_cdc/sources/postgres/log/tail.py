@@ -8,7 +8,7 @@ the next read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import chain
@@ -28,6 +28,7 @@ from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log import walk_state
 from airflow_provider_cdc.sources.postgres.log.segments import check_slot, copy_slot, take
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import (
     ReadingConnection,
     mapped_errors,
@@ -36,7 +37,6 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     slot_errors,
     value,
 )
-from airflow_provider_cdc.sources.postgres.slots import slots
 from airflow_provider_cdc.sources.postgres.slots.end_mark import parse_log_end
 
 _SEGMENT = 0
@@ -119,19 +119,19 @@ class PostgresLogTail:
 
 @contextmanager
 def open_tail(
-    settings: ConnectionSettings, start: Lsn, identity: Mapping[str, str], tables: Sequence[TrackedTable]
+    settings: ConnectionSettings, start: Lsn, facts: PostgresFacts, tables: Sequence[TrackedTable]
 ) -> Iterator[PostgresLogTail]:
     """Follow the log from ``start`` on.
 
-    :param identity: has the names of the slots and the publications.
+    :param facts: has the names of the slots and the publications.
     :param tables: the tables whose log is read. Either all of these tables are rolled ``forward``, or none of them,
         because the log for rolling forward is in another slot.
     :raises LogGone: the slot is gone, or was advanced.
     :raises SourceUnavailable: the server cannot be reached.
     """
-    slot, publication = identity["slot"], identity["publication"]
+    slot, publication = facts.slot, facts.publication.name
     if any(tracked_table.forward for tracked_table in tables):
-        slot, publication = slots.forward_slots(identity)[start], identity[slots.STANDING_PUBLICATION]
+        slot, publication = facts.forward_slots[start], facts.standing.name
     with session(settings) as connection:
         columns = read_catalog(connection, lambda catalog: logged_columns(catalog, publication))
     relations = [

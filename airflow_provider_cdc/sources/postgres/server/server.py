@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import psycopg
 
-from airflow_provider_cdc.core.copies.history import MARK, Finding, HistoryRelation, Trace
+from airflow_provider_cdc.core.copies.history import Finding, HistoryRelation, Trace
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import duration
@@ -15,6 +15,7 @@ from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, Term
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.load import MEASURE_SECONDS, OLDEST_XMIN, REPLICA_LAG, THREADS_RUNNING, one_number
 from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server.facts import MEANING, PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import Connection, mapped_errors, query, session, value
 
 NEXT_XID = "txid_snapshot_xmax(txid_current_snapshot())::text"
@@ -22,23 +23,15 @@ NEXT_XID = "txid_snapshot_xmax(txid_current_snapshot())::text"
 all lower ids were in the log before they were visible, and a run flushes the log before its position counts."""
 
 
-def identity(connection: Connection) -> dict[str, str]:
-    """Return the values that distinguish this server from other servers, in a form that the manifest can store."""
+def identity(connection: Connection) -> PostgresFacts:
+    """Return the values that distinguish this server from other servers."""
     system, database, oid, version, timeline, meaning, next_xid = query(
         connection,
         "SELECT s.system_identifier::text, d.datname, d.oid::text, current_setting('server_version'), "
-        f"{session_setup.TIMELINE}, current_setting('{session_setup.MEANING}'), {NEXT_XID} "
+        f"{session_setup.TIMELINE}, current_setting('{MEANING}'), {NEXT_XID} "
         "FROM pg_control_system() s, pg_database d WHERE d.datname = current_database()",
     )[0]
-    return {
-        "system_identifier": system,
-        "timeline": session_setup.timeline(timeline),
-        "database": database,
-        "database_oid": oid,
-        "version": version,
-        session_setup.MEANING: meaning,
-        MARK: next_xid,
-    }
+    return PostgresFacts(system, session_setup.timeline(timeline), database, oid, version, meaning, next_xid)
 
 
 def relations(connection: Connection, traces: Sequence[Trace]) -> list[Finding]:

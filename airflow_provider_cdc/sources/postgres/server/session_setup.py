@@ -8,12 +8,12 @@ share one address.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.run.spool_chain import may_move
 from airflow_provider_cdc.errors import ConfigurationError, ExactnessError, LogGone, SourceReplaced
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.server.facts import MEANING, PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session_variables import PINNED, REQUIRED
 
 SETTINGS: Mapping[str, str] = {name: pin.value for name, pin in PINNED.items()}
@@ -40,14 +40,7 @@ _OF_THE_ENVIRONMENT = "'DateStyle', 'TimeZone', 'geqo'"
 """libpq sends the values of the environment variables PGDATESTYLE, PGTZ and PGGEQO, which override the start-up
 options. So `statement` sets these settings again."""
 
-OF_THE_SERVER = ("system_identifier", "timeline", "database_oid")
-STARTED = "started"
-"""The key of the server's start time in an identity. Every restart changes the start time, so an identity includes it
-only where a restart is not allowed."""
-MEANING = "lc_monetary"
-"""The setting that determines the currency of ``money`` values. Each database has its own value, which must not change
-during a run."""
-
+_ANY_SERVER = PostgresFacts()
 _ANY = Lsn(0)
 """A position that every server has reached."""
 _NEW_RUN = "trigger a new run, or clear the task `lock_and_record` and all tasks after it"
@@ -61,15 +54,15 @@ class RunSettings(ConnectionSettings):
     (from `server.identity`), and that the server's log includes ``position``.
     """
 
-    server: Mapping[str, str] = field(default_factory=dict)
+    server: PostgresFacts = _ANY_SERVER
     position: Lsn = _ANY
 
 
-def of_run(settings: ConnectionSettings, identity: Mapping[str, str], position: Lsn = _ANY) -> RunSettings:
-    """Return ``settings`` for the sessions of one run. Before the run's slot exists, ``identity`` has no ``slot``."""
+def of_run(settings: ConnectionSettings, facts: PostgresFacts, position: Lsn = _ANY) -> RunSettings:
+    """Return ``settings`` for the sessions of one run. Before the run's slot exists, ``facts`` have no ``slot``."""
     return RunSettings(
         **{name: getattr(settings, name) for name in ConnectionSettings.__dataclass_fields__},
-        server=dict(identity),
+        server=facts,
         position=position,
     )
 
@@ -99,7 +92,7 @@ def statement(settings: ConnectionSettings) -> str:
         "pg_catalog.set_config('synchronous_commit', 'local', false)",
     ]
     if isinstance(settings, RunSettings):
-        slot = settings.server.get("slot", "").replace("'", "''")
+        slot = settings.server.slot.replace("'", "''")
         columns += [
             "pg_catalog.pg_is_in_recovery()::text",
             "(SELECT s.system_identifier::text FROM pg_catalog.pg_control_system() s)",
@@ -174,15 +167,15 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
             hint="point the connection only to the primary that the run began on (no load balancer over replicas), or "
             "trigger a new run",
         )
-    for name, found in zip(OF_THE_SERVER, (system, timeline(line), database), strict=True):
-        if found != expected[name]:
+    for (name, then), found in zip(expected.of_server.items(), (system, timeline(line), database), strict=True):
+        if found != then:
             raise SourceReplaced(
-                f"this is not the server on which the run began: {name} was {expected[name]}, here it is {found}",
+                f"this is not the server on which the run began: {name} was {then}, here it is {found}",
                 where=f"{settings.address}, {name}",
                 hint="point the connection back to the server on which the run began, and only to that server; or "
                 "trigger a new run on this server",
             )
-    if started != expected.get(STARTED, started):
+    if expected.started is not None and started != expected.started:
         raise SourceReplaced(
             "the connection reaches a copy of the server, or the server was restarted meanwhile",
             where=settings.address,
@@ -195,21 +188,21 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
             where=settings.address,
             hint=f"the server has lost data, or the connection reaches an older copy of the server: {_NEW_RUN}",
         )
-    if (slot := expected.get("slot")) and not _is_at(position, confirmed, moves=may_move(expected)):
+    if expected.slot and not _is_at(position, confirmed, moves=expected.may_move):
         # A copy of the server has the same identity, but it does not have the slots.
         raise LogGone(
             f"the slot that kept the log since {position} for this run no longer exists, or the connection reaches a "
             f"copy of the server that never had the slot"
             if confirmed is None
             else f"the slot was moved from {position} to {confirmed}: another program reads from it",
-            where=f"replication slot {slot}",
+            where=f"replication slot {expected.slot}",
             hint="if a task of the run fails permanently, this package itself drops the slot. If no task failed, "
             "make sure that no other program uses or drops slots named cdc_…, and that the connection leads to "
             f"one server only. Then {_NEW_RUN}",
         )
-    if meaning != expected.get(MEANING, meaning):
+    if expected.lc_monetary is not None and meaning != expected.lc_monetary:
         raise ExactnessError(
-            f"was {expected[MEANING]!r} when the run began and is {meaning!r} now, so values of the type money have "
+            f"was {expected.lc_monetary!r} when the run began and is {meaning!r} now, so values of the type money have "
             "another currency",
             where=MEANING,
             hint="do not change this setting during a run; trigger a new run",

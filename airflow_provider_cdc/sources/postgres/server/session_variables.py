@@ -163,7 +163,7 @@ _HARMLESS: Mapping[str, str] = {
     """,
     "It concerns escapes in strings; the SQL of a run has none.": "backslash_quote escape_string_warning",
     "Errors are distinguished by their SQLSTATE.": "lc_messages",
-    "It is the currency of money, and part of the server's identity (`session_setup.MEANING`).": "lc_monetary",
+    "It is the currency of money, and part of the server's identity (`facts.MEANING`).": "lc_monetary",
     "It determines where a scan of a whole table begins; a scan returns each row once, in any order.": """
         synchronize_seqscans
     """,

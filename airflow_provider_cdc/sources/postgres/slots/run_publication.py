@@ -235,9 +235,6 @@ def altered_members(connection: Connection, before: str, now: str) -> bool:
     return bool(value(connection, "EXISTS (SELECT FROM pg_class WHERE oid = ANY(%s))", (oids,)))
 
 
-SINCE = "publication_since"
-"""A key of the identity of an initial point. Its value is the mark (`now`) after which no session may
-alter the run's own publication."""
 FOLLOWED = "followed"
 """A key of `Table.details`. Its value is true if the run's publication has the relations of the table."""
 

@@ -12,14 +12,13 @@ only if the manifest has the position of this try. The run id is enough to find 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import re
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import psycopg
 
@@ -28,6 +27,7 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, SourceUnav
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.starts import PUBLICATION, SLOT, KeptObject
 from airflow_provider_cdc.sources.postgres.catalog.users_code import execute
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import APPLICATION, Connection, query, quote, session, value
 from airflow_provider_cdc.sources.postgres.slots.run_publication import about
 from airflow_provider_cdc.sources.postgres.slots.transaction_waits import consistent_point
@@ -40,8 +40,6 @@ DROP_SECONDS = 15
 
 _LONGEST_NAME = 63
 _TOKEN_DIGITS = 8
-_FORWARD = "forward_slots"
-STANDING_PUBLICATION = "standing_publication"
 _POLL_SECONDS = 0.02
 _ENDING_SECONDS = 2.0
 
@@ -267,44 +265,25 @@ def release(settings: ConnectionSettings, run_id: str) -> None:
             raise failures[0]
 
 
-def identity_of_try(slot: str, publication: str = "") -> dict[str, str]:
-    """Return the manifest's fields for the slot and the publication of one try.
+def with_slot(facts: PostgresFacts, slot: str, publication: str = "") -> PostgresFacts:
+    """Return ``facts`` with the slot and the publication of one try.
 
     :param publication: an existing publication that the run uses. Empty: the run uses the publication that has the
         slot's name.
     """
-    return {"slot": slot, "publication": publication or slot, "publication_made": "" if publication else "yes"}
+    listed = replace(facts.publication, name=publication or slot)
+    return replace(facts, slot=slot, publication=listed, publication_made=not publication)
 
 
-def with_forward_slots(identity: Mapping[str, str], made: Mapping[Lsn, str], standing: str) -> dict[str, str]:
-    """Return a try's identity with the slots that the try created for copies that are rolled forward.
-
-    :param made: the slots that the try created, by the positions of the copies.
-    :param standing: the publication that has listed the tables since the positions of the copies.
-    """
-    return {
-        **identity,
-        _FORWARD: json.dumps({str(start): slot for start, slot in made.items()}),
-        STANDING_PUBLICATION: standing,
-    }
-
-
-def forward_slots(identity: Mapping[str, str]) -> dict[Lsn, str]:
-    """Return the slots for the copies that a run rolls forward, by the copies' positions. Each slot has the log since
-    the position of its copy."""
-    return {Lsn.parse(start): slot for start, slot in json.loads(identity.get(_FORWARD, "{}")).items()}
-
-
-def discard(settings: ConnectionSettings, identity: Mapping[str, str]) -> None:
-    """Drop the slots and the publication that one try created (`identity_of_try`). A publication that existed before
-    stays.
+def discard(settings: ConnectionSettings, facts: PostgresFacts) -> None:
+    """Drop the slots and the publication that one try created (`with_slot`). A publication that existed before stays.
 
     :raises SourceUnavailable: the server cannot be reached; the slots and the publication stay.
     :raises TransientError: a session that uses the slot did not end.
     """
-    for name in forward_slots(identity).values():
+    for name in facts.forward_slots.values():
         drop(settings, name)
-    drop(settings, identity["slot"], identity["publication"] if identity["publication_made"] else "")
+    drop(settings, facts.slot, facts.publication.name if facts.publication_made else "")
 
 
 def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None:

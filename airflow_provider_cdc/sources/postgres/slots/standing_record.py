@@ -22,7 +22,7 @@ from airflow_provider_cdc.errors import ManifestError
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import Catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
 from airflow_provider_cdc.sources.postgres.catalog.users_code import execute
-from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server.facts import MEANING
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import APPLICATION, Connection, literal, query, quote, value
 from airflow_provider_cdc.sources.postgres.slots import slots
@@ -225,8 +225,7 @@ def name_of(connection: Connection, name: str) -> str:
 
 def ground(connection: Connection) -> dict[str, str]:
     """Return the server's identity. Recorded positions and digests are valid only while this identity is unchanged."""
-    server_identity = identity(connection)
-    return {name: server_identity[name] for name in session_setup.OF_THE_SERVER}
+    return identity(connection).of_server
 
 
 def load(connection: Connection, name: str) -> Standing | None:
@@ -330,7 +329,7 @@ def frames_of(catalog: Catalog, name: str, tables: Sequence[Table]) -> dict[str,
 def _digests(catalog: Catalog, name: str, tables: Sequence[Table]) -> dict[str, str]:
     oids = {leaf.oid for table in tables for leaf in leaves(table)} | {table.details["oid"] for table in tables}
     around = dict(query(catalog, _AROUND, (name, list(oids))))
-    meaning = value(catalog, f"current_setting('{session_setup.MEANING}')")
+    meaning = value(catalog, f"current_setting('{MEANING}')")
     states = {}
     for table in tables:
         kinds = [column.details for column in table.columns]

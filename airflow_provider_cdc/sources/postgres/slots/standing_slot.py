@@ -37,6 +37,7 @@ from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import
 from airflow_provider_cdc.sources.postgres.checks.asked import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
 from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session, value
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, transaction_waits
@@ -194,12 +195,12 @@ def note_position(settings: ConnectionSettings, point: InitialPoint, options: St
     The session has found the run's slot at the position. So the history of this server includes the position. If the
     server's disk is later reset to a moment after this call, the history still includes the position.
     """
-    position = Lsn.expect(point.position)
-    with session(session_setup.of_run(settings, point.identity, position)) as connection:
+    position, facts = Lsn.expect(point.position), PostgresFacts.of(point.identity)
+    with session(session_setup.of_run(settings, facts, position)) as connection:
         name = name_of(connection, options.standing_slot)
         alone(connection, name, options.lock.slot_wait_seconds)
         if (record := load(connection, name)) is not None:
-            store(connection, name, record.with_run(point.identity["slot"], position, now(connection)))
+            store(connection, name, record.with_run(facts.slot, position, now(connection)))
 
 
 def note_copies(
@@ -222,8 +223,7 @@ def _are_noted(
     settings: session_setup.RunSettings, options: StepOptions, copies: Mapping[str, Mapping[str, Lsn]]
 ) -> bool:
     """Return whether all of ``copies`` are already recorded on the server of the run."""
-    server = {name: identity_value for name, identity_value in settings.server.items() if name != "slot"}
-    with session(replace(settings, server=server)) as connection:
+    with session(replace(settings, server=replace(settings.server, slot=""))) as connection:
         record = load(connection, name_of(connection, options.standing_slot))
     noted = {
         (lake, table, Lsn.parse(copy_noted.position))
@@ -245,7 +245,7 @@ def _note_copies(
     settings: ConnectionSettings, options: StepOptions, copies: Mapping[str, Mapping[str, Lsn]], incarnation: str
 ) -> None:
     if incarnation and isinstance(settings, session_setup.RunSettings):
-        settings = replace(settings, server={**settings.server, session_setup.STARTED: incarnation})
+        settings = replace(settings, server=replace(settings.server, started=incarnation))
     with session(settings) as connection:
         name = name_of(connection, options.standing_slot)
         alone(connection, name, options.lock.slot_wait_seconds)
@@ -254,7 +254,7 @@ def _note_copies(
             for lake, positions in copies.items():
                 record = record.with_copies(_digest(lake), positions, at, options.refresh != FULL)
             if isinstance(settings, session_setup.RunSettings):
-                record = record.without_run(settings.server.get("slot", ""))
+                record = record.without_run(settings.server.slot)
             store(connection, name, record)
 
 
@@ -421,9 +421,8 @@ def _point(settings: ConnectionSettings, connection: Connection, slot: str, opti
 
     :param slot: the name of a permanent slot to create at the position. Empty: create only a temporary slot.
     """
-    here = session_setup.of_run(
-        settings, identity(connection) | {session_setup.STARTED: value(connection, session_setup.START)}
-    )
+    facts = replace(identity(connection), started=value(connection, session_setup.START))
+    here = session_setup.of_run(settings, facts)
     name, kind = (slot, "") if slot else (f"{slots.PREFIX}since_{uuid4().hex[:12]}", "TEMPORARY ")
     sql = f"CREATE_REPLICATION_SLOT {quote(name)} {kind}LOGICAL {slots.PLUGIN} (SNAPSHOT 'export')"
     with session(here, replication=True) as leader:

@@ -12,10 +12,11 @@ the run itself, not from the record of a standing slot:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.tables.table import Column, Evolution, Table, TableName
@@ -35,9 +36,10 @@ from airflow_provider_cdc.sources.postgres.catalog.schema_difference import (
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import label_oids
 from airflow_provider_cdc.sources.postgres.checks.past import Past
 from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.server.session import Connection, session, value
-from airflow_provider_cdc.sources.postgres.slots import end_mark, run_publication, slots
+from airflow_provider_cdc.sources.postgres.slots import end_mark, slots
 from airflow_provider_cdc.sources.postgres.slots.commits import NoFreeSlot
 from airflow_provider_cdc.sources.postgres.slots.standing_record import Standing
 from airflow_provider_cdc.sources.postgres.steps import schema_changes
@@ -68,7 +70,7 @@ class CarriesReads:
 
     def carry_read(
         self,
-        identity: Mapping[str, str],
+        identity: Facts,
         start: Position,
         table: Table,
         now: Table,
@@ -76,18 +78,17 @@ class CarriesReads:
         end: Position,
         recorded: LogEnd | None = None,
     ) -> Evolution:
-        begin = Lsn.expect(start)
+        begin, facts = Lsn.expect(start), PostgresFacts.of(identity)
         try:
-            _check_read(identity, table, now, ended)
-            settings = session_setup.of_run(self.settings, identity, begin)
+            mark = _check_read(facts, table, now, ended)
+            settings = session_setup.of_run(self.settings, facts, begin)
             with session(settings) as connection:
-                check_identity(connection, identity, begin)
-                check_published(connection, identity, [table])
+                check_identity(connection, facts, begin)
+                check_published(connection, facts, [table])
                 _check_may_read(connection, now)
-                slot = slots.state(connection, identity["slot"])
+                slot = slots.state(connection, facts.slot)
                 confirmed = slot.confirmed if slot is not None else None
-                past = Past(identity["slot"], Standing("", {}), (), confirmed or begin)
-                mark = identity[run_publication.SINCE]
+                past = Past(facts.slot, Standing("", {}), (), confirmed or begin)
                 since = schema_changes.SinceCopy(settings, connection, past, begin, Lsn.expect(end), mark)
                 return _evolution(since, table, now, recorded)
         except NotCarried as error:
@@ -100,14 +101,16 @@ class CarriesReads:
         self,
         start: Position,
         end: Position,
-        since: Mapping[str, str],
-        identity: Mapping[str, str],
+        since: Facts,
+        identity: Facts,
         slots: int,
         tables: Sequence[Table],
     ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.postgres.log.segments import log_segments
 
-        return log_segments(self.settings, Lsn.expect(start), end_mark.log_end(Lsn.expect(end)), since)
+        return log_segments(
+            self.settings, Lsn.expect(start), end_mark.log_end(Lsn.expect(end)), PostgresFacts.of(since)
+        )
 
     def carry_images(self, table: Table, columns: Sequence[Column], images: pa.BinaryArray) -> pa.BinaryArray:
         # Import this module late, because its kernel takes a second to load.
@@ -127,9 +130,10 @@ def _unaltered(connection: Connection, tables: Sequence[Table]) -> list[Table]:
     return [table for table, now in pairs if not difference(table, now, versions=True)]
 
 
-def _check_read(identity: Mapping[str, str], table: Table, now: Table, ended: LogEnd) -> None:
-    """Check that the read can be brought forward by row images, and that no schema change came before its end."""
-    if run_publication.SINCE not in identity:
+def _check_read(facts: PostgresFacts, table: Table, now: Table, ended: LogEnd) -> str:
+    """Check that the read can be brought forward by row images, and that no schema change came before its end. Return
+    the mark after which no session may alter the run's own publication."""
+    if facts.since is None:
         raise NotCarried("the run does not use a publication of its own")
     if table.details.get(AT_UPPER):
         raise NotCarried("the log has only the keys of its changed rows")
@@ -142,6 +146,7 @@ def _check_read(identity: Mapping[str, str], table: Table, now: Table, ended: Lo
     # Everything but the columns, which `evolution` compares.
     if why := difference(replace(table, columns=now.columns), now, versions=True):
         raise NotCarried(why)
+    return facts.since
 
 
 def _check_may_read(connection: Connection, now: Table) -> None:

@@ -3,7 +3,7 @@ unchanged."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
@@ -19,11 +19,12 @@ from airflow_provider_cdc.sources.api.planning import Reach, Runway
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, leaves
 from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_RUN
 from airflow_provider_cdc.sources.postgres.checks.context import RunContext
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, session
-from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
+from airflow_provider_cdc.sources.postgres.slots import run_publication
 
 
-def check_identity(connection: Connection, expected: Mapping[str, str], position: Lsn) -> None:
+def check_identity(connection: Connection, expected: PostgresFacts, position: Lsn) -> None:
     """Check that this server has the ``expected`` identity, and that the run's slot and publication are unchanged.
 
     :raises SourceReplaced: this is another server, or the server has been promoted or restored since the run began.
@@ -37,20 +38,18 @@ def check_identity(connection: Connection, expected: Mapping[str, str], position
         )
 
 
-def check_published(connection: Connection, identity: Mapping[str, str], tables: Sequence[Table]) -> None:
+def check_published(connection: Connection, facts: PostgresFacts, tables: Sequence[Table]) -> None:
     """Check that the run's own publication has had all relations of ``tables`` since the run began. Otherwise the log
     may lack changes.
 
-    :param identity: the identity of the run's initial point.
+    :param facts: the facts of the run's initial point.
     :raises SchemaChanged: a relation left the publication.
     """
-    if run_publication.SINCE not in identity:
+    if facts.since is None:
         return
     followed = [table for table in tables if table.details.get(run_publication.FOLLOWED)]
     relations = {leaf.oid: table for table in followed for leaf in leaves(table)}
-    members = run_publication.members_since(
-        connection, identity["publication"], identity[run_publication.SINCE], list(relations)
-    )
+    members = run_publication.members_since(connection, facts.publication.name, facts.since, list(relations))
     for oid, table in relations.items():
         if oid not in members:
             raise SchemaChanged(
@@ -144,9 +143,9 @@ def runway(settings: ConnectionSettings) -> Runway:
     return Runway(megabytes * 2**20 / rate, f"{_KEPT} is {megabytes:,} MB, and {written}")
 
 
-def needed_log(settings: ConnectionSettings, identity: Mapping[str, str]) -> NeededLog:
+def needed_log(settings: ConnectionSettings, facts: PostgresFacts) -> NeededLog:
     """Implements `Source.needed_log`. All slots of the run are considered."""
-    names = [identity["slot"], *slots.forward_slots(identity).values()]
+    names = [facts.slot, *facts.forward_slots.values()]
     with session(settings) as connection:
         rows = query(connection, _SLOTS, (names,))
     states = [_state(*row) for row in rows]

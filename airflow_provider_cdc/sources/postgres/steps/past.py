@@ -33,6 +33,7 @@ from airflow_provider_cdc.sources.postgres.checks.asked import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
 from airflow_provider_cdc.sources.postgres.checks.past import PAST, Past, PastContext, micros
 from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS, ROWS_ELSEWHERE
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts, PublicationState
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import (
     Connection,
@@ -74,7 +75,7 @@ def record_past(
     with session(settings) as connection:
         if problems := problems_of(SETTINGS, Moment.POSITION_FIXED, ServerContext(connection)):
             raise PreflightError(problems)
-        server_identity = identity(connection)
+        facts = identity(connection)
         past = _past(connection, options)
         position = resolve(settings, connection, past, as_of, options, final=True)
         earlier = slots.names_of_run(connection, run_id)
@@ -86,8 +87,8 @@ def record_past(
             transaction_waits.wait_until_visible(settings, connection, options.lock.slot_wait_seconds)
             # Check the tables only after this wait. If a table is the same now as when it joined the standing slot, it
             # was also the same at the position.
-            tables, state = _check_since(Moment.POSITION_FIXED, settings, connection, past, plans, position, as_of)
-            server_identity |= slots.identity_of_try(name, past.name) | state
+            tables, members = _check_since(Moment.POSITION_FIXED, settings, connection, past, plans, position, as_of)
+            facts = replace(slots.with_slot(facts, name, past.name), publication=members)
             end_mark.wait(partial(query, connection), settings.address)
         except BaseException:
             # No later run would find the slot, so drop it. Raise the first error, even if the slot cannot be dropped.
@@ -98,10 +99,10 @@ def record_past(
             raise
     return InitialPoint(
         position,
-        server_identity,
+        facts.recorded(),
         tuple(replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True)),
         0.0,
-        tuple(slots.identity_of_try(other) for other in earlier),
+        tuple(slots.with_slot(PostgresFacts(), other).recorded() for other in earlier),
     )
 
 
@@ -205,14 +206,14 @@ def _check_since(
     plans: Sequence[TablePlan],
     position: Lsn,
     as_of: AsOf,
-) -> tuple[list[Table], dict[str, str]]:
+) -> tuple[list[Table], PublicationState]:
     """Check that copies can be exact at ``position``. Return the present tables, each with the part that is copied, and
-    the entries of an identity that describe the standing slot's publication at the same moment.
+    the state of the standing slot's publication at the same moment.
 
     :raises PreflightError: copies cannot be exact at the position. Each problem names the earliest possible position.
     """
 
-    def find(catalog: Catalog) -> tuple[PastContext, list[Problem], dict[str, str]]:
+    def find(catalog: Catalog) -> tuple[PastContext, list[Problem], PublicationState]:
         found = read_tables(catalog, [plan.table for plan in plans], past.name)
         # No check applies to columns that are left out.
         tables = [replace(table, selection=plan.selection) for plan, table in zip(plans, found, strict=True)]
@@ -221,17 +222,17 @@ def _check_since(
         state = run_publication.publication_state(catalog, past.name, relations)
         context = PastContext(catalog, tables=tables, plans=plans, past=past, position=position, as_of=as_of)
         problems = problems_of((*ROWS_ELSEWHERE, *RELATIONS, *PAST), moment, context)
-        return context, problems, {"publication_relations": relations, "publication_state": state}
+        return context, problems, PublicationState(past.name, state, relations)
 
     while True:
-        context, problems, state = read_catalog(connection, find)
+        context, problems, members = read_catalog(connection, find)
         if not (asked := context.unanswered):
             break
         unchanged = already_so(settings, connection, past.name, asked)
         past.looked_up.update((str(question.table.name), question.table.name in unchanged) for question in asked)
     if problems:
         raise PreflightError(problems)
-    return [*context.tables], state
+    return [*context.tables], members
 
 
 def copy_slot(connection: Connection, past: Past, name: str, position: Lsn) -> None:

@@ -28,7 +28,8 @@ from airflow_provider_cdc.sources.postgres.catalog.replica_identities import fol
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables, without_room
 from airflow_provider_cdc.sources.postgres.checks.past import Past
 from airflow_provider_cdc.sources.postgres.server import session_setup
-from airflow_provider_cdc.sources.postgres.server.server import identity as identity_of
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts, PublicationState
+from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import Connection, session, value
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
 from airflow_provider_cdc.sources.postgres.slots.catalog_versions import Asked, already_so
@@ -54,7 +55,7 @@ _log = logging.getLogger(__name__)
 
 def refusals_since(
     settings: ConnectionSettings,
-    identity: Mapping[str, str],
+    facts: PostgresFacts,
     start: Lsn,
     tables: Sequence[Table],
     to: AsOf | None,
@@ -79,7 +80,7 @@ def refusals_since(
             "table, so the table is read"
         )
     with session(settings) as connection:
-        _check_since(connection, identity, start)
+        _check_since(connection, facts, start)
         standing = past.find_past(connection, options)
         if standing is None:
             return all_for("the standing slot does not exist yet, or it was lost (see the log): this run creates it")
@@ -97,7 +98,7 @@ def refusals_since(
                 f"only {format_count(free, 'free replication slot')}, and {needed} are needed (max_replication_slots)"
             )
         starts = dict.fromkeys((table.name for table in tables), start)
-        made_by = dict.fromkeys(starts, slots.without_token(identity.get("slot", "")))
+        made_by = dict.fromkeys(starts, slots.without_token(facts.slot))
         now, refused, altered = _altered(settings, connection, standing, starts, made_by, to is not None, keys_only)
         if evolutions is None or keys_only or not altered:
             return refused
@@ -107,10 +108,10 @@ def refusals_since(
         return {name: why for name, why in refused.items() if name not in altered} | not_carried
 
 
-def check_since(settings: ConnectionSettings, identity: Mapping[str, str], start: Lsn) -> None:
+def check_since(settings: ConnectionSettings, facts: PostgresFacts, start: Lsn) -> None:
     """`Source.check_since`."""
     with session(settings) as connection:
-        _check_since(connection, identity, start)
+        _check_since(connection, facts, start)
 
 
 def keep_window(
@@ -119,8 +120,9 @@ def keep_window(
     """`Source.keep_window`."""
     starts = {plan.table: Lsn.parse(plan.base_position) for plan in plans if plan.base}
     slot_names = {start: slots.name_of_try(run_id) for start in sorted({*starts.values()})}
+    facts = PostgresFacts.of(point.identity)
     try:
-        with session(session_setup.of_run(settings, point.identity, Lsn.expect(point.position))) as connection:
+        with session(session_setup.of_run(settings, facts, Lsn.expect(point.position))) as connection:
             standing = past.find_past(connection, options)
             if standing is None:
                 where = f"standing slot {options.standing_slot}"
@@ -142,37 +144,37 @@ def keep_window(
             refused |= _not_carried(settings, connection, standing, starts, tables, carried, plans, point)
             if refused:
                 raise PreflightError([Problem(str(table), why, _ANEW, str(table)) for table, why in refused.items()])
-            identity = slots.with_forward_slots(point.identity, slot_names, standing.name)
+            published = PublicationState(standing.name)
             if keys_only:
                 # The snapshot step also reads the log, through the standing slot's publication. So record the state of
                 # this publication.
                 relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
                 state = run_publication.members_state(connection, standing.name, relations)
-                identity |= {"standing_relations": relations, "standing_state": state}
+                published = replace(published, state=state, relations=relations)
     except BaseException:
         # No later run would find the slots, so drop them. Raise the first error, even if a slot cannot be dropped.
         try:
             for name in slot_names.values():
                 slots.drop(settings, name)
-            slots.discard(settings, point.identity)
+            slots.discard(settings, facts)
         except CdcError as also:
             _log.warning("Slots or publications of this run may be left on the server: %s", also)
         raise
-    return replace(point, identity=identity)
+    return replace(point, identity=replace(facts, forward_slots=slot_names, standing=published).recorded())
 
 
-def _check_since(connection: Connection, identity: Mapping[str, str], start: Lsn) -> None:
+def _check_since(connection: Connection, facts: PostgresFacts, start: Lsn) -> None:
     """Check that this is the server on which a copy was made, and that its log includes the copy's position ``start``.
 
     :raises SourceReplaced: this is another server, or its log ends before ``start``.
     """
-    server_identity = identity_of(connection)
     # Another version of PostgreSQL may format values differently.
-    for name in (*session_setup.OF_THE_SERVER, "version"):
-        if server_identity[name] != identity.get(name):
+    here, then = ({**one.of_server, "version": one.version} for one in (identity(connection), facts))
+    for name in here:
+        if here[name] != then[name]:
             raise SourceReplaced(
-                f"the copy was made from a server whose {name} is {identity.get(name)}, but the {name} of this server "
-                f"is {server_identity[name]}",
+                f"the copy was made from a server whose {name} is {then[name]}, but the {name} of this server "
+                f"is {here[name]}",
                 where=name,
                 hint="set `refresh` to `full`, so that the run reads the tables in full",
             )

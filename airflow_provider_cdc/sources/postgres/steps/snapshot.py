@@ -61,6 +61,7 @@ from airflow_provider_cdc.sources.postgres.checks.context import CatalogContext,
 from airflow_provider_cdc.sources.postgres.checks.slots import PUBLICATION
 from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS
 from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import (
     Connection,
@@ -123,7 +124,9 @@ def record_initial(
                         raise
                     point, changes = None, [str(error)]
             if point is not None and not changes:
-                return replace(point, superseded=tuple(slots.identity_of_try(other) for other in earlier))
+                return replace(
+                    point, superseded=tuple(slots.with_slot(PostgresFacts(), other).recorded() for other in earlier)
+                )
             slots.drop(settings, name, name)
         raise SchemaChanged(
             f"in each of {_TRIES} tries, the tables were altered while the position was fixed",
@@ -173,11 +176,11 @@ class _Fixing:
         if not self.publication:
             logged = [table for plan, table in zip(self.plans, before, strict=True) if needs_log(plan)]
             run_publication.create_publication(connection, self.name, logged, self.lock, self.run_id)
-        server_identity = identity(connection)
+        facts = identity(connection)
         state = run_publication.publication_state(connection, mine)
         since = run_publication.now(connection)
-        started = {session_setup.STARTED: value(connection, session_setup.START)}
-        here = session_setup.of_run(self.settings, server_identity | started)
+        started = replace(facts, started=value(connection, session_setup.START))
+        here = session_setup.of_run(self.settings, started)
         with slots.new_slot(here, self.name, seconds) as (position, view):
             _check_made(connection, self.name, position)
             # Wait before anything is read in the slot's own snapshot. In that snapshot, a transaction whose commit is
@@ -185,10 +188,9 @@ class _Fixing:
             # transaction as aborted.
             transaction_waits.wait_until_visible(self.settings, connection, seconds)
             at_point = read_at(connection, view, self._names)
-        server_identity |= slots.identity_of_try(self.name, self.publication)
-        server_identity["publication_state"] = state
-        if not self.publication:
-            server_identity[run_publication.SINCE] = since
+        facts = slots.with_slot(facts, self.name, self.publication)
+        members = replace(facts.publication, state=state)
+        facts = replace(facts, publication=members, since=None if self.publication else since)
         tables = read_catalog(connection, lambda catalog: self._read_after(catalog, state))
         # A crash must not undo the table definitions that the run relies on. The slot's point is safe from a crash,
         # because the server decoded it from log that is on disk.
@@ -199,7 +201,7 @@ class _Fixing:
             if (what := difference(old, new) or changed_around(at_point.get(new.name), new))
         ]
         planned = tuple(_planned(table, plan) for plan, table in zip(self.plans, tables, strict=True))
-        return InitialPoint(position, server_identity, planned, 0.0), changes
+        return InitialPoint(position, facts.recorded(), planned, 0.0), changes
 
     def _read_after(self, catalog: Catalog, state: str) -> list[Table]:
         """Return the tables after the slot's point. Check that from this point on, the log has every change that the

@@ -10,6 +10,7 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.log.segments import messages
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import reading_session
 from harness.bench.contender import Address, Order, Work
 from harness.bench.recorded import recorded
@@ -37,7 +38,8 @@ def prepare(address: Address) -> Work:
                 seconds.append(time.perf_counter() - started)
                 started = time.perf_counter()
                 initial, stop = Lsn.expect(point.position), Lsn.expect(source.bound_reads().upper)
-                slot, publication = point.identity["slot"], point.identity["publication"]
+                facts = PostgresFacts.of(point.identity)
+                slot, publication = facts.slot, facts.publication.name
                 with reading_session(address.settings) as reading:
                     deque(messages(reading, slot, publication, initial, stop), maxlen=0)
                 drained.append(time.perf_counter() - started)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.errors import ConfigurationError, LogGone, PositionError, SourceReplaced, SourceUnavailable
@@ -452,7 +453,7 @@ def test_a_log_that_no_longer_reaches_to_the_bound(mysql: MysqlServer, end: str)
 def test_a_bound_that_is_no_place_in_the_log(mysql: MysqlServer, end: str) -> None:
     source = MysqlSource(settings(mysql))
     with pytest.raises(PositionError):
-        source.log_segments(GtidSet(), LogEnd(end), {})
+        source.log_segments(GtidSet(), LogEnd(end), Facts({}))
 
 
 def test_an_end_that_is_never_reached(mysql: MysqlServer, schema: str) -> None:

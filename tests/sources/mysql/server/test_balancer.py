@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
@@ -112,7 +113,7 @@ def test_a_server_that_lags_behind_its_own_past_is_refused(first: MysqlServer) -
     """Such as a server that was restored, or its clone: it has the same name, but not all of the position."""
     source = MysqlSource(settings(first))
     point = begin(source)
-    uuid = point.identity["server_uuid"]
+    uuid = point.identity.server
     ahead = source.of_run(point.identity, GtidSet.parse(f"{point.position},{uuid}:999999"))
     with pytest.raises(SourceReplaced, match="lacks transactions"):
         ahead.bound_reads()
@@ -186,7 +187,7 @@ def test_a_proxy_that_may_share_sessions_is_refused(first: MysqlServer) -> None:
 def test_a_clone_on_another_machine_is_refused_at_once(first: MysqlServer) -> None:
     source = MysqlSource(settings(first))
     point = begin(source)
-    elsewhere = {**point.identity, "hostname": "db2"}
+    elsewhere = Facts({**point.identity.fields(), "hostname": "db2"})
     with pytest.raises(SourceReplaced, match=r"another server answers"):
         source.of_run(elsewhere, point.position).bound_reads()
     with pytest.raises(SourceReplaced, match=r"\(db2\)"):

@@ -138,7 +138,7 @@ def test_a_clean_restart_in_mid_read_has_everything_read_again(
 def test_a_crash_changes_the_incarnation_and_ends_the_run(server: MysqlServer, table: str) -> None:
     run = Run(server, table)
     _, before = run.read()
-    assert run.source.bound_reads().incarnation == before == run.point.identity["started"]
+    assert run.source.bound_reads().incarnation == before == run.point.identity.fields()["started"]
     time.sleep(1)
     server.crash()
     assert run.read()[1] != before
@@ -171,7 +171,7 @@ def test_a_clean_restart_is_not_taken_for_a_crash(checksum: str, server: MysqlSe
     server.query("FLUSH BINARY LOGS")
     run.check()
     run.source.check_tables([run.table])
-    assert run.source.bound_reads().incarnation != run.point.identity["started"]
+    assert run.source.bound_reads().incarnation != run.point.identity.fields()["started"]
     assert run.segments(run.source.bound_reads().log_end) >= 1
     server.query("RESET PERSIST")
 
@@ -445,7 +445,7 @@ def test_the_start_is_told_without_the_performance_schema(
     until = time.monotonic() + 2.5
     while time.monotonic() < until:
         seen.add(run.source.bound_reads().incarnation)
-    assert seen == {run.point.identity["started"]}
+    assert seen == {run.point.identity.fields()["started"]}
     born = time.time() - (time.clock_gettime(time.CLOCK_BOOTTIME) - _start_seconds(server.pid))
     assert born - 1 < int(seen.pop()) <= answered
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.tables.table import TableName
@@ -28,15 +29,15 @@ def server() -> Iterator[MysqlServer]:
 
 
 @pytest.fixture
-def begun(server: MysqlServer) -> tuple[MysqlSource, dict[str, str], Position]:
+def begun(server: MysqlServer) -> tuple[MysqlSource, Facts, Position]:
     """A source, and the identity and initial position of a run that has begun on it."""
     server.query("INSERT INTO d.t VALUES ()")
     source = MysqlSource(ConnectionSettings("mysql", server.host, server.port, "root"))
     point = source.record_initial([TablePlan(TableName("d", "t"), "watermark", "")], LockPolicy())
-    return source, dict(point.identity), point.position
+    return source, point.identity, point.position
 
 
-Begun = tuple[MysqlSource, dict[str, str], Position]
+Begun = tuple[MysqlSource, Facts, Position]
 
 
 def test_the_same_server_with_more_history(begun: Begun, server: MysqlServer) -> None:
@@ -56,7 +57,7 @@ def test_the_same_server_started_again(begun: Begun, server: MysqlServer) -> Non
 def test_another_server(begun: Begun, mysql: MysqlServer) -> None:
     _, identity, position = begun
     other = MysqlSource(ConnectionSettings("mysql", mysql.host, mysql.port, "root"))
-    with pytest.raises(SourceReplaced, match=identity["server_uuid"]):
+    with pytest.raises(SourceReplaced, match=identity.server):
         other.check_identity(identity, position)
 
 

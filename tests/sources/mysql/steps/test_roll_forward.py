@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint
@@ -134,7 +135,7 @@ def test_settings_that_were_touched_since_the_copy(since: Since) -> None:
 def test_a_copy_of_another_server(since: Since) -> None:
     since.point = InitialPoint(
         since.point.position,
-        {**since.point.identity, "server_uuid": "3e11fa47-71ca-11e1-9e33-c80aa9429562"},
+        Facts({**since.point.identity.fields(), "server_uuid": "3e11fa47-71ca-11e1-9e33-c80aa9429562"}),
         since.point.tables,
         0.0,
     )
@@ -221,7 +222,7 @@ def test_tables_that_were_replaced_behind_the_back_of_the_log(
     if sees_innodb:
         statements.append(f"GRANT PROCESS ON *.* TO {settings.user}")
     source = MysqlSource(settings)
-    since = Since(mysql, schema, source, InitialPoint(GtidSet(), {}, (), 0.0))
+    since = Since(mysql, schema, source, InitialPoint(GtidSet(), Facts({}), (), 0.0))
     since.do(*statements)
     names = [*REPLACED, *REPLACED_AS_INNODB_SHOWS, *SAME]
     with caplog.at_level(logging.WARNING):
@@ -247,7 +248,9 @@ def test_tables_that_were_replaced_behind_the_back_of_the_log(
     assert "clear the task `preflight`" in stopped.value.hint
     run.check_tables([table for table in point.tables if table.name.name in SAME])
     # On another server, and of copies that older versions made, nothing can be compared.
-    source.check_replaced({**point.identity, "server_uuid": "another"}, point.tables, point.identity, point.tables)
+    source.check_replaced(
+        Facts({**point.identity.fields(), "server_uuid": "another"}), point.tables, point.identity, point.tables
+    )
     since.point = replace(point, tables=tuple(replace(table, details={}) for table in point.tables))
     assert since.refused() == {}
 
@@ -341,7 +344,7 @@ def test_the_window_ends_where_the_position_does(since: Since) -> None:
     since.do("UPDATE a SET v = 6")
     position = GtidSet.parse(since.server.query("SELECT @@gtid_executed")[0][0])
     since.do("UPDATE a SET v = 7", "TRUNCATE a")
-    segments = since.source.segments_between(since.point.position, position, since.point.identity, {})
+    segments = since.source.segments_between(since.point.position, position, since.point.identity, Facts({}))
     file, end = since.server.query("SHOW BINARY LOG STATUS")[0][:2]
     assert segments[-1].name == file
     assert events.FIRST_POSITION < (segments[-1].stop or 0) < int(end)

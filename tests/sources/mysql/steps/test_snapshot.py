@@ -169,7 +169,7 @@ class TestInitialPoint:
         point = source.record_initial([TablePlan(table.name, "watermark", "")], LockPolicy())
         assert point.position == GtidSet.parse(mysql.query("SELECT @@global.gtid_executed")[0][0])
         assert point.tables == (table,)
-        assert point.identity["server_uuid"] == mysql.query("SELECT @@server_uuid")[0][0]
+        assert point.identity.server == mysql.query("SELECT @@server_uuid")[0][0]
         assert point.lock_seconds == 0.0
 
     def test_is_fixed_under_a_lock_where_one_is_planned(self, source: MysqlSource, table: Table, schema: str) -> None:

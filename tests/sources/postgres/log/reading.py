@@ -16,6 +16,7 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.slots import end_mark, run_publication, slots
 from harness.postgres_server import SUPERUSER, PostgresServer
@@ -52,7 +53,7 @@ class LogReading:
             if not publication:
                 run_publication.create_publication(connection, self.slot, self.tables, LockPolicy())
         self.initial = slots.create_slot(self.settings, self.slot, 30)
-        self.identity = {"slot": self.slot, "publication": publication or self.slot}
+        self.identity = slots.with_slot(PostgresFacts(), self.slot, publication)
 
     def close(self) -> None:
         slots.drop(self.settings, self.slot, self.slot)

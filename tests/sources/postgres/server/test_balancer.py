@@ -19,6 +19,7 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessE
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import reading_session, session
 from airflow_provider_cdc.sources.postgres.server.session_setup import of_run
 from harness.postgres_server import PostgresServer
@@ -175,7 +176,7 @@ def test_a_clone_that_has_the_slot_is_recognised_by_its_start(primary: PostgresS
 
 def test_a_server_that_lost_the_position_is_refused(primary: PostgresServer) -> None:
     with begun(primary, primary.port) as (source, initial):
-        later = of_run(source.settings, initial.identity, Lsn.parse("FF/0"))
+        later = of_run(source.settings, PostgresFacts.of(initial.identity), Lsn.parse("FF/0"))
         with pytest.raises(SourceReplaced, match="server's log ends at"), session(later):
             pass
         moved = source.of_run(initial.identity, Lsn.parse("0/1000"))

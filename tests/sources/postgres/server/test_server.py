@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.core.copies.head import Copy, encode_copy, source_of
-from airflow_provider_cdc.core.copies.history import MARK, History, HistoryRelation, Trace, history_fields
+from airflow_provider_cdc.core.copies.history import History, HistoryRelation, Trace, history_fields
 from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -54,7 +55,7 @@ def test_the_same_server_is_known_again_after_a_crash_and_unless_its_disk_is_put
         for end in ("ROLLBACK", "COMMIT") * 9:
             session.execute(f"BEGIN; SELECT pg_current_xact_id(); {end}")
     source, initial = begin(server, "postgres")
-    copies = [Trace(initial.position, initial.identity[MARK]), Trace(initial.position), Trace(None, "")]
+    copies = [Trace(initial.position, initial.identity.mark), Trace(initial.position), Trace(None, "")]
     server.crash()
     source.check_identity(initial.identity, initial.position)
     found = source.relations(initial.identity, initial.position, copies)
@@ -94,7 +95,7 @@ def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_
                 "20260101T000000Z-00000000",
                 position=str(initial.position),
                 source=present | {"timeline": timeline},
-                history=history_fields(history, initial.identity[MARK]),
+                history=history_fields(history, initial.identity.mark),
             )
             lake.write_json("public.stock/_latest.json", encode_copy(copy))
             (found,) = histories_of(there, heads, lake, plans, again, present, RUN_ID, "").values()
@@ -106,7 +107,7 @@ def test_another_server_is_noticed(begun: tuple[PostgresSource, InitialPoint], n
     source, initial = begun
     source.check_identity(initial.identity, initial.position)
     with pytest.raises(SourceReplaced, match=name):
-        source.check_identity({**initial.identity, name: "7"}, initial.position)
+        source.check_identity(Facts({**initial.identity.fields(), name: "7"}), initial.position)
 
 
 def test_a_slot_that_stands_elsewhere_is_noticed(begun: tuple[PostgresSource, InitialPoint]) -> None:
@@ -120,7 +121,7 @@ def test_a_publication_that_was_altered_is_noticed(
     postgres: PostgresServer, begun: tuple[PostgresSource, InitialPoint]
 ) -> None:
     source, initial = begun
-    name = initial.identity["publication"]
+    name = initial.identity.fields()["publication"]
     postgres.query(f"ALTER PUBLICATION {name} SET (publish = 'insert')", database=source.settings.database)
     with pytest.raises(ExactnessError, match="was altered"):
         source.check_identity(initial.identity, initial.position)

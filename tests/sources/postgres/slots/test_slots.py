@@ -277,12 +277,12 @@ def test_what_an_earlier_try_left_is_discarded_once_a_later_one_counts(
     first = source.record_initial(plans, LockPolicy(), RUN_ID)
     second = source.record_initial(plans, LockPolicy(), RUN_ID)
     assert first.position != second.position
-    made = {first.identity["slot"], second.identity["slot"]}
+    made = {first.identity.slot, second.identity.slot}
     assert len(made) == 2
     assert names_on(postgres, database) == (made, made)
     assert (first.superseded, len(second.superseded)) == ((), 1)
     source.discard(second.superseded[0])
-    left = {second.identity["slot"]}
+    left = {second.identity.slot}
     assert names_on(postgres, database) == (left, left)
     source.check_identity(second.identity, second.position)
     source.release(RUN_ID)
@@ -306,7 +306,7 @@ def test_an_older_try_that_ends_late_keeps_what_the_newer_one_made(
         source.record_initial(plans, LockPolicy(), RUN_ID)
     (counts,) = newer
     source.check_identity(counts.identity, counts.position)
-    left = {counts.identity["slot"]}
+    left = {counts.identity.slot}
     assert names_on(postgres, source.settings.database) == (left, left)
     source.release(RUN_ID)
 
@@ -346,7 +346,7 @@ def test_release_ends_who_reads_from_the_slot_and_can_be_repeated(
     postgres: PostgresServer, source: PostgresSource
 ) -> None:
     initial = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), RUN_ID)
-    slot = initial.identity["slot"]
+    slot = initial.identity.slot
     with closing(postgres.connect(database=source.settings.database, replication="database")) as reader:
         reader.pgconn.send_query(
             f"START_REPLICATION SLOT {slot} LOGICAL 0/0 (proto_version '1', publication_names '{slot}')".encode()
@@ -376,7 +376,7 @@ def test_preflight_tells_whose_a_slot_is_and_how_to_drop_it_only_where_no_run_ca
     monkeypatch.setenv("AIRFLOW_CTX_DAG_RUN_ID", "scheduled__2026")
     plans = source.preflight(["public.stock"])
     initial = source.record_initial(plans, LockPolicy(), RUN_ID)
-    slot = initial.identity["slot"]
+    slot = initial.identity.slot
 
     def told() -> str:
         caplog.clear()
@@ -401,7 +401,7 @@ def test_a_slot_that_lost_its_log_may_be_dropped(
     own = postgres_factory({"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB", "max_wal_size": "32MB"})
     own.query("CREATE TABLE stock (id int PRIMARY KEY); ALTER TABLE stock REPLICA IDENTITY FULL")
     source = PostgresSource(settings_of(own, "postgres"))
-    slot = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), RUN_ID).identity["slot"]
+    slot = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), RUN_ID).identity.slot
     for _ in range(4):
         own.query("SELECT pg_logical_emit_message(false, 'fill', repeat('x', 1000000)) FROM generate_series(1, 16)")
         own.query("SELECT pg_switch_wal()")
@@ -422,7 +422,7 @@ def test_what_a_run_left_is_found_by_its_id_alone(postgres: PostgresServer, sour
     """The run's manifest was never written, so its identity is unknown."""
     initial = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), RUN_ID)
     source.release(RUN_ID[:-1] + "e")
-    assert postgres.query("SELECT slot_name FROM pg_replication_slots") == [(initial.identity["slot"],)]
+    assert postgres.query("SELECT slot_name FROM pg_replication_slots") == [(initial.identity.slot,)]
     source.release(RUN_ID)
     assert postgres.query("SELECT 1 FROM pg_replication_slots UNION ALL SELECT 1 FROM pg_publication") == []
     source.release(RUN_ID)

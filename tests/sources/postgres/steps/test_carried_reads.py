@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.run.spool_chain import Link, reaching
@@ -270,11 +271,11 @@ def test_a_read_is_carried_only_between_its_end_and_the_new_position(
     assert "before the end of its read" in run.why(point, ended=source.bound_reads().log_end)
     at_upper = replace(was, details={**was.details, AT_UPPER: True})
     assert "only the keys" in run.why(point, table=at_upper)
-    without = {name: text for name, text in run.point.identity.items() if name != "publication_since"}
+    without = Facts({name: text for name, text in run.point.identity.fields().items() if name != "publication_since"})
     with pytest.raises(SchemaChanged, match="publication of its own"):
         source.carry_read(without, run.point.position, was, point.tables[0], run.ends[was.name], point.position)
 
-    publication = run.point.identity["publication"]
+    publication = run.point.identity.fields()["publication"]
     run.do(f"ALTER PUBLICATION {publication} DROP TABLE t")
     assert "no longer in the run's publication" in run.why(point)
     run.do(f"ALTER PUBLICATION {publication} ADD TABLE t")
@@ -306,7 +307,7 @@ def test_recorded_pieces_are_not_carried_if_a_column_was_dropped(each: Kept) -> 
     after = LogEnd(each.here())
     point = run.move()
     assert "may have been dropped before" in run.why(point, after)
-    run.do("ALTER PUBLICATION {} SET (publish = 'insert')".format(run.point.identity["publication"]))
+    run.do("ALTER PUBLICATION {} SET (publish = 'insert')".format(run.point.identity.fields()["publication"]))
     assert "publication" in run.why(point, after)
 
 

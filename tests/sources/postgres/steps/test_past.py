@@ -15,6 +15,7 @@ import pytest
 
 from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
 from airflow_provider_cdc.core.positions import as_of
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.errors import CdcError, LockNotGranted, PreflightError, SourceUnavailable
@@ -511,7 +512,7 @@ def test_nothing_is_left_of_a_refusal(kept: Kept) -> None:
 
 def _images(kept: Kept, identity: object, position: Position, tables: object) -> int:
     """How many row images the log has since a position."""
-    assert isinstance(identity, dict)
+    assert isinstance(identity, Facts)
     assert isinstance(tables, tuple)
     bound = kept.source.bound_reads()
     source = kept.source.of_run(identity, position)

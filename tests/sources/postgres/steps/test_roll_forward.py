@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 
 import pytest
 
+from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.errors import LogGone, PreflightError, SourceReplaced, TransientError
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.planning.point import record_point
+from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.slots import commits, slots, standing_slot
 from airflow_provider_cdc.sources.postgres.slots.standing_record import KNOWN_DAYS, Mark, alone, now, store
@@ -197,7 +199,7 @@ def test_a_copy_of_a_later_position_than_is_asked_for(since: Since) -> None:
 
 @pytest.mark.parametrize("name", ["system_identifier", "timeline", "database_oid", "version"])
 def test_a_copy_of_another_server(since: Since, name: str) -> None:
-    since.point = replace(since.point, identity={**since.point.identity, name: "1234"})
+    since.point = replace(since.point, identity=Facts({**since.point.identity.fields(), name: "1234"}))
     with pytest.raises(SourceReplaced, match=f"{name} is 1234"):
         since.refused()
 
@@ -233,7 +235,9 @@ def test_a_copy_that_could_not_be_recorded_is_rolled_forward_by_what_its_run_rec
     kept.source.release("20260102T000000Z-0a1b2c3d")
     # Another run at the same position is of another history: the disk was put back, and positions are only numbers.
     identity = since.point.identity
-    since.point = replace(since.point, identity={**identity, "slot": slots.name_of_try("20260102T000000Z-another")})
+    since.point = replace(
+        since.point, identity=Facts({**identity.fields(), "slot": slots.name_of_try("20260102T000000Z-another")})
+    )
     assert all("has no record of the copy" in why for why in since.refused().values())
     assert len(since.refused()) == len(TABLES)
     since.point = replace(since.point, identity=identity)
@@ -297,7 +301,7 @@ def test_the_log_since_the_copy_is_kept_whatever_becomes_of_the_standing_slot(si
     source = since.kept.source.of_run(point.identity, point.position)
     since.do("INSERT INTO b VALUES (2, 2)", "SELECT pg_drop_replication_slot('{slot}')", "TRUNCATE b")
     source.check_since(since.point.identity, since.point.position)
-    (segment,) = source.segments_between(since.point.position, point.position, {}, point.identity)
+    (segment,) = source.segments_between(since.point.position, point.position, Facts({}), point.identity)
     (table,) = (one for one in point.tables if one.name.name == "b")
     tracked = [TrackedTable(0, table, point.position, forward=True)]
     for _ in range(2):
@@ -306,7 +310,7 @@ def test_the_log_since_the_copy_is_kept_whatever_becomes_of_the_standing_slot(si
         rows = source.decode_images(table, batch["after"])
         assert (batch["before"].to_pylist(), rows.to_pylist()) == ([None], [{"id": 1, "v": 1}])
     source.check_identity(point.identity, point.position)
-    (name,) = slots.forward_slots(point.identity).values()
+    (name,) = PostgresFacts.of(point.identity).forward_slots.values()
     since.kept.run(f"SELECT pg_drop_replication_slot('{name}')")
     with pytest.raises(LogGone):
         source.check_identity(point.identity, point.position)

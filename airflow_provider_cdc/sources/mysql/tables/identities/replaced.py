@@ -1,6 +1,6 @@
 """Detect tables that were replaced without a trace in the log. The log must explain each change of a table's identity.
 
-Why this is sufficient: a run records a place in the log (`server.LOG_PLACE`), then the identities, then its position.
+Why this is sufficient: a run records a place in the log (`MysqlFacts.begun`), then the identities, then its position.
 After that, every statement that replaces, alters or empties a table changes the identity of the table. If the statement
 is logged, the log contains it after the recorded place. If an identity later differs from the recorded identity, this
 module reads the log from the recorded place to the current end. If all statements were logged, this part of the log has
@@ -24,12 +24,12 @@ from datetime import UTC, datetime
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd
-from airflow_provider_cdc.core.run.spool_chain import reached
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import ExactnessError, SchemaChanged, TransientError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log.statements.identity_effect import IdentityEffect
 from airflow_provider_cdc.sources.mysql.log.survey import survey
+from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
     backlog,
@@ -37,7 +37,6 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
     file_number,
     is_before,
 )
-from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE
 from airflow_provider_cdc.sources.mysql.server.session import Connection, query, variables
 from airflow_provider_cdc.sources.mysql.tables.identities.identity import (
     Explained,
@@ -219,7 +218,7 @@ def unaltered_since(
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
     """
-    if backlog(connection, str(begin)) > _MOST_BACKLOG:
+    if backlog(connection, begin) > _MOST_BACKLOG:
         return {}
     try:
         ddl = _logged_ddl(settings, connection, begin, tables)
@@ -339,10 +338,10 @@ def _wait_for_statements(connection: Connection, names: Sequence[TableName]) -> 
 
 
 class WatchedTables:
-    """The tables of the run that recorded the server's ``identity``."""
+    """The tables of the run that recorded ``facts``."""
 
-    def __init__(self, identity: Mapping[str, str]) -> None:
-        self._identity = identity
+    def __init__(self, facts: MysqlFacts) -> None:
+        self._facts = facts
         self._noted: _Noted | None = None
         # The thread that checks the tables each minute adds to it, too.
         self._explained: dict[TableName, Explained] = {}
@@ -351,9 +350,9 @@ class WatchedTables:
     def _since(self) -> _Noted:
         if self._noted is not None:
             return self._noted
-        spooled = reached(self._identity)
+        spooled = self._facts.reached
         if spooled is None or not spooled.known:
-            return _Noted(LogPlace.parse(self._identity[LOG_PLACE]), {})
+            return _Noted(self._facts.place, {})
         known = json.loads(spooled.known)
         identities = {name: TableIdentity(**fields) for name, fields in known["identities"].items()}
         return _Noted(LogPlace.parse(known["place"]), identities)
