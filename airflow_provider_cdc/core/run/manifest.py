@@ -377,6 +377,13 @@ class Manifest:
         """
         return parse_position(self.kind, self.bases[base].position)
 
+    def begin_of(self, reads: EarlierReads) -> Position:
+        """Return the position under which earlier ``reads`` of this run began.
+
+        :raises PositionError: the text in the record is not a position.
+        """
+        return parse_position(self.kind, reads.position)
+
     @property
     def at_upper(self) -> bool:
         """Whether the snapshot step fixes the published position."""

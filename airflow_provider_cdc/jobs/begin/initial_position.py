@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 
 from airflow_provider_cdc.core.copies.head import source_of
 from airflow_provider_cdc.core.copies.removal import damage_of
-from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.declare import values_of
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.facts import Facts
@@ -167,7 +166,7 @@ def _goes_on(run: Run, source: Source, plans: Sequence[TablePlan], options: Step
                 if reads.pieces or reads.altered:
                     # The run has recorded the log since these reads, or can read these tables again.
                     continue
-                source.check_identity(reads.identity, parse_position(manifest.kind, reads.position))
+                source.check_identity(reads.identity, manifest.begin_of(reads))
         except LogGone as error:
             _log.warning("The run begins anew: %s", error)
             return False

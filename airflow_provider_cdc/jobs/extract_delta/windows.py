@@ -174,7 +174,7 @@ def _windows_of_pieces(step: Step, read: Mapping[str, TableFileWriter]) -> list[
         windows.append(
             Window(
                 f"earlier-pieces-{key}",
-                parse_position(manifest.kind, reads.position),
+                manifest.begin_of(reads),
                 tuple(
                     TrackedTable(index, entry.table, manifest.initial, forward=True)
                     for index, entry in entries.values()
@@ -217,7 +217,7 @@ def check_bases(step: Step) -> None:
         if reads.pieces:
             # The run checked the source when it moved, and has recorded the log up to its present position.
             continue
-        start = parse_position(step.manifest.kind, reads.position)
+        start = step.manifest.begin_of(reads)
         check = partial(step.source.check_since, reads.identity, start)
         try:
             retry("extract_delta: check the source since the earlier reads", check)
@@ -230,7 +230,7 @@ def check_bases(step: Step) -> None:
             raise SchemaChanged(what, where=names[0], hint=error.hint) from error
     # If touched rows are read again, their log was read beyond the initial position.
     for kept in by_manifest(step, [entry for entry in step.tables if entry.read_in and entry.at_upper]):
-        kept.check(step.manifest.kind)
+        kept.check()
 
 
 def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:

@@ -92,11 +92,11 @@ def altered_in_log(step: Step, altered: Mapping[str, str], read: Collection[str]
     groups = [(one.identity, one.position, one.entries) for one in by_manifest(step, kept)]
     if rolled := tuple(entry for entry in unaltered if entry.base and not rolls):
         # The pieces of the log that the run has recorded do not have these tables.
-        groups.append((step.manifest.identity, step.manifest.initial_position, rolled))
+        groups.append((step.manifest.identity, step.manifest.initial, rolled))
     found: dict[str, str] = {}
     for identity, position, entries in groups:
         # The source of this step does not know the pieces that were recorded since the step began.
-        source = step.source.of_run(identity, parse_position(step.manifest.kind, position))
+        source = step.source.of_run(identity, position)
         tables = [entry.table for entry in entries]
         try:
             errors = retry("search the log for altered tables", partial(source.altered_in_log, tables))
@@ -348,7 +348,7 @@ def _manifest(
 def _renewed(step: Step, kept: ReadsOfManifest, generation: str) -> Sequence[Table]:
     """Return the tables of ``kept`` with the facts that the next run compares (`refresh_identities`)."""
     try:
-        kept.check(step.manifest.kind)
+        kept.check()
         return refresh_identities(kept)
     except LogGone as error:
         raise _LogOfReadsGone(kept.key or generation, error) from error
@@ -360,14 +360,12 @@ def _carried(step: Step, kept: ReadsOfManifest, pieces: KeptPieces | None, gener
 
     :returns: the name of the record with the pieces. Empty: nothing was recorded.
     """
-    kind = step.manifest.kind
     try:
-        kept.check(kind)
+        kept.check()
         kept.source.check_continued([entry.table for entry in kept.entries])
         if pieces is None:
             return ""
-        start = parse_position(kind, kept.position)
-        return up_to(step, kept.source, kept.identity, start, pieces, kept.entries, point.position)
+        return up_to(step, kept.source, kept.identity, kept.position, pieces, kept.entries, point.position)
     except LogGone as error:
         raise _LogOfReadsGone(kept.key or generation, error) from error
 

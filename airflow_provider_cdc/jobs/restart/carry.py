@@ -11,7 +11,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.manifest import EarlierReads, InitialPoint, RunTable
 from airflow_provider_cdc.core.run.spool_chain import reaching
@@ -59,7 +58,7 @@ def carried_pieces(
         name: (*pieces.shapes.get(name, ()), Shape(len(pieces.links), read.entry.table.columns))
         for name, read in finished.items()
     }
-    start = parse_position(step.manifest.kind, one.reads.position)
+    start = step.manifest.begin_of(one.reads)
     source = step.source.of_run(reaching(one.reads.identity, pieces.links[-1]), start)
     shaped = replace(pieces, shapes=shapes)
     return up_to(step, source, one.reads.identity, start, shaped, [*carried.values()], point.position)
@@ -214,7 +213,7 @@ def _carried(step: Step, one: FinishedRead, now: Table, point: InitialPoint) -> 
     :raises ExactnessError: the log since the read is not complete.
     """
     source = step.source
-    identity, start = one.reads.identity, parse_position(step.manifest.kind, one.reads.position)
+    identity, start = one.reads.identity, step.manifest.begin_of(one.reads)
     last = one.pieces.links[-1] if one.pieces is not None else None
     known = identity if last is None else reaching(identity, last)
     read = (known, start, one.table, now, LogEnd(one.ended), point.position)

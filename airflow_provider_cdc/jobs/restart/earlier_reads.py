@@ -7,8 +7,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
-from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.facts import Facts
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import EarlierReads, Manifest, RunTable
 from airflow_provider_cdc.core.run.spool_chain import reaching
 from airflow_provider_cdc.errors import CdcError
@@ -70,15 +70,15 @@ class ReadsOfManifest:
     source: Source
     entries: tuple[RunTable, ...]
     identity: Facts
-    position: str
+    position: Position
 
-    def check(self, kind: str) -> None:
+    def check(self) -> None:
         """Check that the log has been complete since the reads began.
 
         :raises LogGone: the source no longer has the log.
         :raises ExactnessError: the source or its settings were changed, so the log may lack changes.
         """
-        check = partial(self.source.check_identity, self.identity, parse_position(kind, self.position))
+        check = partial(self.source.check_identity, self.identity, self.position)
         retry("check the source since the earlier reads", check)
 
 
@@ -90,13 +90,14 @@ def by_manifest(step: Step, entries: Iterable[RunTable]) -> Iterator[ReadsOfMani
         groups.setdefault(entry.read_in if entry.read_in in manifest.earlier_reads else "", []).append(entry)
     for key, group in groups.items():
         if not key:
-            identity, position, source = step.run.expected_identity(), manifest.initial_position, step.source
+            identity, position, source = step.run.expected_identity(), manifest.initial, step.source
         else:
-            identity, position = manifest.earlier_reads[key].identity, manifest.earlier_reads[key].position
+            reads = manifest.earlier_reads[key]
+            identity, position = reads.identity, manifest.begin_of(reads)
             last = last_piece_of(step, key)
             if last is not None:
                 identity = reaching(identity, last)
-            source = step.source.of_run(identity, parse_position(manifest.kind, position))
+            source = step.source.of_run(identity, position)
             if last is None:
                 # The facts about the tables were renewed when the run moved.
                 source = source.with_facts_of(manifest.identity)

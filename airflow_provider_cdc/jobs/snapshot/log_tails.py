@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.jobs.runtime.step import Step
@@ -69,5 +68,5 @@ def _start(manifest: Manifest, one: TrackedTable) -> tuple[str, Position]:
     also return the key of these reads; otherwise this is empty."""
     entry = manifest.tables[one.index]
     if entry.read_in:
-        return entry.read_in, parse_position(manifest.kind, manifest.earlier_reads[entry.read_in].position)
+        return entry.read_in, manifest.begin_of(manifest.earlier_reads[entry.read_in])
     return "", manifest.start_of(entry.base) if entry.base else manifest.initial

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
 
-from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import OFF
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
@@ -94,7 +93,7 @@ def _earlier_line(step: Step, key: str) -> Line | None:
     pieces = pieces_of(step, reads)
     if pieces is None:
         return None
-    chain, initial = chain_of(step, key), parse_position(step.manifest.kind, reads.position)
+    chain, initial = chain_of(step, key), step.manifest.begin_of(reads)
     tables = [entry.table for entry in step.tables if entry.read_in == key]
 
     def identity() -> Facts:
