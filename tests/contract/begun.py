@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA, TrackedTable
@@ -113,7 +114,7 @@ class Begun:
         """The net change from the initial position to an end of the log."""
         self.source.check_identity(self.identity, self.position)
         tracked = self.tracked(uppers)
-        segments = self.source.log_segments(self.position, log_end, self.identity)
+        segments = self.source.segments(Start(self.position, self.identity), AT_START, log_end)
         assert [segment.number for segment in segments] == list(range(len(segments)))
         changes: list[dict[str, Any]] = []
         for segment in segments:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, TrackedTable
 from tests.contract.begun import Begin, Begun, sent
 from tests.contract.databases import Database
@@ -71,7 +72,7 @@ def told(run: Begun, log_end: LogEnd, upper: Position) -> Told:
     tables = list(run.tables.values())
     tracked = [TrackedTable(index, table, upper, forward=True, changes=True) for index, table in enumerate(tables)]
     found = Told([], [], [])
-    for segment in run.source.log_segments(run.position, log_end, run.identity):
+    for segment in run.source.segments(Start(run.position, run.identity), AT_START, log_end):
         batches: list[pa.RecordBatch] = []
         with sent(run.source).read_segment(sent(segment), run.position, sent(tracked), batches.append) as reader:
             for _ in reader:

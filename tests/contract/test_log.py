@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from tests.contract.begun import Begin, Begun, row_keys
 from tests.contract.databases import Database
 
@@ -213,7 +214,7 @@ def test_what_a_segment_held_is_told_when_it_was_read(shop: Database, begin: Beg
     run = begin("items")
     shop.transaction("UPDATE items SET note = 'new' WHERE number = 1", "DELETE FROM items WHERE number = 2")
     shop.execute("INSERT INTO items VALUES ('q', 1, NULL)")
-    (segment,) = run.source.log_segments(run.position, run.log_end(), run.identity)
+    (segment,) = run.source.segments(Start(run.position, run.identity), AT_START, run.log_end())
     with run.source.read_segment(segment, run.position, run.tracked(run.position)) as reader:
         assert sum(batch.num_rows for batch in reader) == 4
         summary = reader.summary
@@ -226,7 +227,7 @@ def test_what_a_segment_held_is_told_when_it_was_read(shop: Database, begin: Beg
 def test_how_far_a_segment_is_read_is_told(shop: Database, begin: Begin) -> None:
     run = begin("orders")
     shop.execute(*(f"UPDATE orders SET big = {number}, note = REPEAT('larger ', 9000)" for number in range(50)))
-    (segment,) = run.source.log_segments(run.position, run.log_end(), run.identity)
+    (segment,) = run.source.segments(Start(run.position, run.identity), AT_START, run.log_end())
     told: list[tuple[int, int]] = []
     with run.source.read_segment(
         segment, run.position, run.tracked(run.position), None, lambda *far: told.append(far)

@@ -21,6 +21,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import PreflightError, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes.filter_images import copied, decode_published, selected_changes
 from airflow_provider_cdc.lake import read_latest
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA
 from airflow_provider_cdc.sources.planning.selections import select
@@ -338,7 +339,7 @@ def test_a_row_that_is_left_out_may_hold_what_it_will_whether_or_not_it_is_touch
                 assert copied(table, batch, reader.odd)[1] == []
         tracked = [replace(one, table=table) for one in run.tracked(bound.upper)]
         found: dict[tuple[Any, ...], int] = {}
-        for segment in run.source.log_segments(run.position, bound.log_end, run.identity):
+        for segment in run.source.segments(Start(run.position, run.identity), AT_START, bound.log_end):
             with sent(run.source).read_segment(segment, run.position, tracked) as changes:
                 rows = selected_changes(run.source, tracked, pa.Table.from_batches(changes, DELTA_SCHEMA))
             there = rows.filter(rows["before"].is_valid()).combine_chunks()

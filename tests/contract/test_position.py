@@ -11,6 +11,7 @@ from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ExactnessError, LogGone, SchemaChanged, SourceReplaced, TerminalError
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.registry import open_source
 from tests.contract.begun import LOCK, RUN_ID, Begin, Begun, written
 from tests.contract.databases import Database
@@ -155,13 +156,13 @@ class TestAnotherServerOrAnotherLog:
     def test_that_is_gone_stops_the_run(self, second_server: Database, away: Begun) -> None:
         second_server.execute("UPDATE stock SET note = 'lost' WHERE id = 1")
         end = away.log_end()
-        (segment, *_) = away.source.log_segments(away.position, end, away.identity)
+        (segment, *_) = away.source.segments(Start(away.position, away.identity), AT_START, end)
         second_server.lose_log()
         with pytest.raises(LogGone) as refused:
             away.source.check_identity(away.identity, away.position)
         assert isinstance(refused.value, TerminalError)
         assert refused.value.hint
         with pytest.raises(LogGone):
-            away.source.log_segments(away.position, end, away.identity)
+            away.source.segments(Start(away.position, away.identity), AT_START, end)
         with pytest.raises(LogGone), away.source.read_segment(segment, away.position, []) as reader:
             list(reader)

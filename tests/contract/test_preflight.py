@@ -24,6 +24,7 @@ from airflow_provider_cdc.errors import (
     TerminalError,
     TransientError,
 )
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.source import Source
 from tests.contract.begun import LOCK, RUN_ID, Begin, sent, written
@@ -173,7 +174,7 @@ CALLS: dict[str, Callable[[Source, Any], object]] = {
     "check_identity": lambda source, run: source.check_identity(run.identity, run.position),
     "plan_chunks": lambda source, run: source.plan_chunks(run.tables["orders"], 10),
     "bound_reads": lambda source, run: source.bound_reads(),
-    "log_segments": lambda source, run: source.log_segments(run.position, run.log_end(), run.identity),
+    "segments": lambda source, run: source.segments(Start(run.position, run.identity), AT_START, run.log_end()),
     "reader": lambda source, run: source.reader(run.tables["orders"], "watermark", LOCK).__enter__(),
 }
 

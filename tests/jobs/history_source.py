@@ -27,6 +27,7 @@ from airflow_provider_cdc.core.tables.chunk import Chunk, partition
 from airflow_provider_cdc.core.tables.table import Column, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.planning import Runway
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
@@ -268,10 +269,19 @@ class HistorySource(Source):
     def bound_reads(self) -> UpperBound:
         return UpperBound(at(self.end), LogEnd(str(self.end)))
 
-    def log_segments(self, initial: Position, log_end: LogEnd, identity: Facts, slots: int = 1) -> list[LogSegment]:
-        first = place_of(initial) // self.segment_length
-        starts = range(first * self.segment_length, int(log_end), self.segment_length)
-        stops = [min(start + self.segment_length, int(log_end)) for start in starts]
+    def segments(
+        self,
+        start: Start,
+        since: LogEnd,
+        until: LogEnd,
+        tables: Sequence[Table] = (),
+        number: int = 0,
+        slots: int = 1,
+    ) -> list[LogSegment]:
+        assert since == AT_START
+        first = place_of(start.position) // self.segment_length
+        starts = range(first * self.segment_length, int(until), self.segment_length)
+        stops = [min(start + self.segment_length, int(until)) for start in starts]
         return [
             LogSegment(number, f"log.{first + number}", start, stop, bytes=stop - start)
             for number, (start, stop) in enumerate(zip(starts, stops, strict=True))
@@ -280,16 +290,8 @@ class HistorySource(Source):
     def check_since(self, identity: Facts, position: Position) -> None:
         self.check_identity(identity, position)
 
-    def segments_between(
-        self,
-        start: Position,
-        end: Position,
-        since: Facts,
-        identity: Facts,
-        slots: int = 1,
-        tables: Sequence[Table] = (),
-    ) -> list[LogSegment]:
-        return self.log_segments(start, LogEnd(str(place_of(end))), identity)
+    def place_of(self, position: Position) -> LogEnd:
+        return LogEnd(str(place_of(position)))
 
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
         length = self.segment_length

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -11,6 +11,7 @@ from airflow_provider_cdc.core.positions.as_of import reaches
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import SnapshotResult
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import LogGone, SchemaChanged
 from airflow_provider_cdc.jobs.changes.filter_images import CarriedImages
@@ -25,6 +26,8 @@ from airflow_provider_cdc.jobs.snapshot.table_files import TableFileWriter, read
 from airflow_provider_cdc.jobs.spool.adopt import Adopted, records_of, spooled_part
 from airflow_provider_cdc.jobs.spool.kept_pieces import pieces_of, tracked_table
 from airflow_provider_cdc.jobs.spool.keyless import UnitsByPosition, by_position
+from airflow_provider_cdc.sources.api.log import AT_START, Start
+from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 
 PLAN = "delta/plan.json"
@@ -104,9 +107,9 @@ def windows_of(step: Step) -> list[Window]:
         rolled = rolled_forward(manifest, run_id)
         if tables := tuple(tracked for tracked in rolled if str(tracked.table.name) not in step.altered):
             start, end = manifest.start_of(run_id), manifest.initial
-            between = source.segments_between
             evolved = [tracked.table for tracked in tables if tracked.table.eras]
-            segments = partial(between, start, end, base.identity, manifest.identity, step.slots, evolved)
+            of_copies = Start(start, base.identity, kept_by=manifest.identity)
+            segments = partial(_up_to, source, of_copies, end, evolved, step.slots)
             windows.append(Window(f"forward-{number}", start, tables, segments))
     read = read_table_files(step.run)
     windows += _windows_of_earlier_reads(step, read)
@@ -123,7 +126,8 @@ def windows_of(step: Step) -> list[Window]:
         for index, one in live.items()
     )
     if tracked:
-        segments = partial(source.log_segments, manifest.initial, snapshot.log_end, manifest.identity, step.slots)
+        of_run = Start(manifest.initial, manifest.identity)
+        segments = partial(source.segments, of_run, AT_START, snapshot.log_end, slots=step.slots)
         adopted = spooled_part(step, tracked) or Adopted((), segments, 0)
         spooled = (adopted.rest, adopted.records, adopted.pieces)
         windows.append(Window(BACK, manifest.initial, tracked, *spooled, units=units))
@@ -145,12 +149,14 @@ def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFileWriter]) -
     windows = []
     for number, ((key, start_text), tracked_tables) in enumerate(sorted(tables.items(), key=lambda item: item[0])):
         start, identity = parse_position(manifest.kind, start_text), manifest.earlier_reads[key].identity
-        segments = partial(source.segments_since, start, manifest.initial, identity, step.slots)
-        if evolved := [tracked.table for tracked in tracked_tables if tracked.table.eras]:
-            between = source.segments_of_reads
-            segments = partial(between, start, manifest.initial, identity, manifest.identity, step.slots, evolved)
+        evolved = [tracked.table for tracked in tracked_tables if tracked.table.eras]
+        segments = partial(_up_to, source, Start(start, identity), manifest.initial, evolved, step.slots)
         windows.append(Window(f"earlier-{number}", start, tuple(tracked_tables), segments))
     return windows + _windows_of_pieces(step, read)
+
+
+def _up_to(source: Source, start: Start, end: Position, tables: Sequence[Table], slots: int) -> list[LogSegment]:
+    return source.segments(start, AT_START, source.place_of(end), tables, slots=slots)
 
 
 def _windows_of_pieces(step: Step, read: Mapping[str, TableFileWriter]) -> list[Window]:

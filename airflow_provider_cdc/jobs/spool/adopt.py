@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
-from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.spool_chain import Chain, Link
@@ -22,6 +21,7 @@ from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
 from airflow_provider_cdc.jobs.spool.kept_pieces import Piece
 from airflow_provider_cdc.jobs.spool.keyless import CountChanges, UnitsByPosition
+from airflow_provider_cdc.sources.api.log import Start
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 
@@ -60,7 +60,7 @@ def spooled_part(step: Step, tracked: Sequence[TrackedTable]) -> Adopted | None:
         retry("extract_delta: check the end of the spooled log", check)
     spooled = records_of(step, links)
     log(f"extract_delta: {format_count(len(links), 'piece')} of the log {'was' if len(links) == 1 else 'were'} spooled")
-    rest = partial(_rest, source, last, snapshot.log_end, identity, step.slots)
+    rest = partial(_rest, source, Start(initial, identity), last, snapshot.log_end, step.slots)
     return Adopted(spooled, rest, len(links))
 
 
@@ -92,10 +92,10 @@ def _used(source: Source, links: Sequence[Link], end: LogEnd, *, inside: bool) -
     return used
 
 
-def _rest(source: Source, last: Link, end: LogEnd, identity: Facts, slots: int) -> list[LogSegment]:
+def _rest(source: Source, start: Start, last: Link, end: LogEnd, slots: int) -> list[LogSegment]:
     if not source.is_before(last.end, end):
         return []
-    return source.segments_from(last.end, end, identity, last.next_segment, slots)
+    return source.segments(start, last.end, end, number=last.next_segment, slots=slots)
 
 
 def with_counts(

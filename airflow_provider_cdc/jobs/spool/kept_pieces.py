@@ -25,6 +25,7 @@ from airflow_provider_cdc.jobs.extract_delta.read_segment import ReadSegment, Se
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.sources.api.log import Start
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import TrackedTable
 
@@ -166,7 +167,7 @@ def _last_piece(
     tracked = tuple(tracked_table(pieces.tables[str(entry.table.name)], entry.table, end) for entry in entries)
     known = source.note_tables(place, [entry.table for entry in entries])
     keyless = tuple(one.index for one in tracked if one.table.keyless)
-    segments = source.segments_from(last.end, place, identity, last.next_segment)
+    segments = source.segments(Start(start, identity), last.end, place, number=last.next_segment)
     work = ReadSegment(step.staging, _NAME, source, _NAME, start, tracked, events=keyless)
     read = tuple(work.read(segment) for segment in segments)
     images = sum(one.summary.row_images for one in read)

@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from airflow_provider_cdc.core.options.run import OFF
 from airflow_provider_cdc.core.positions.facts import Facts
-from airflow_provider_cdc.core.positions.position import LogEnd, Position
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.results import SNAPSHOT
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.spool_chain import SPOOL, Chain, Link, reaching
@@ -35,6 +35,7 @@ from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.spool.kept_pieces import Piece, chain_of, pieces_of, tracked_for, tracked_table
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
 
@@ -145,7 +146,6 @@ EARLIER_BYTES = 4 * 2**30
 """The most log before the window that is searched for prepared transactions."""
 
 _JOIN_SECONDS = 0.5
-_BEGIN = LogEnd("")
 Result = TypeVar("Result")
 _running: dict[str, Spooler] = {}
 
@@ -214,7 +214,7 @@ class Spooler:
 
     def _look_at(self, line: Line) -> None:
         source, last = line.source, line.refresh()
-        waiting = source.waiting(line.initial, line.identity(), last.end if last is not None else _BEGIN)
+        waiting = source.waiting(line.initial, line.identity(), last.end if last is not None else AT_START)
         if waiting.obstacle != line.obstacle and (obstacle := waiting.obstacle):
             log(f"spool: no piece for now: {obstacle}")
         line.obstacle = waiting.obstacle
@@ -251,13 +251,13 @@ class Spooler:
         if last is None:
             began = source.incarnation_at(identity)
             restarts = int(bool(began) and began != bound.incarnation)
-            segments = source.log_segments(initial, bound.log_end, identity, 1)
+            segments = source.segments(Start(initial, identity), AT_START, bound.log_end)
         else:
             restarts = last.restarts
             if bound.incarnation != last.incarnation:
                 source.check_joined(last.start, last.end, initial, identity)
                 restarts += 1
-            segments = source.segments_from(last.end, bound.log_end, identity, last.next_segment)
+            segments = source.segments(Start(initial, identity), last.end, bound.log_end, number=last.next_segment)
         self._several_files = any(segment.also for segment in segments)
         tracked = line.tracked(bound.upper)
         known = source.note_tables(bound.log_end, [one.table for one in tracked])
@@ -268,7 +268,7 @@ class Spooler:
         link = Link(
             number=len(line.chain.links) + 1,
             token=self._token,
-            start=last.end if last else _BEGIN,
+            start=last.end if last else AT_START,
             end=bound.log_end,
             upper=str(bound.upper),
             incarnation=bound.incarnation,

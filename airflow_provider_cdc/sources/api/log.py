@@ -96,6 +96,23 @@ class NeededLog:
     certain: bool = True
 
 
+AT_START = LogEnd("")
+"""The place at which the log since a `Start` begins."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """A position since which the log is read, and the ``facts`` that the source recorded there.
+
+    ``kept_by`` is set for the position of copies that are rolled forward: the facts of the run that makes the server
+    keep the log since then (`Source.keep_window`). Otherwise ``facts`` name what keeps the log.
+    """
+
+    position: Position
+    facts: Facts
+    kept_by: Facts | None = None
+
+
 class Log(ABC):
     """The methods of `sources.api.source.Source` for the log. The log has the old row of every change."""
 
@@ -105,14 +122,23 @@ class Log(ABC):
     longer on the server (`carry_images`)."""
 
     @abstractmethod
-    def log_segments(self, initial: Position, log_end: LogEnd, identity: Facts, slots: int = 1) -> list[LogSegment]:
-        """Return the segments with all changes after ``initial`` up to ``log_end``, in log order.
+    def segments(
+        self,
+        start: Start,
+        since: LogEnd,
+        until: LogEnd,
+        tables: Sequence[Table] = (),
+        number: int = 0,
+        slots: int = 1,
+    ) -> list[LogSegment]:
+        """Return the segments with all changes after the place ``since`` up to the place ``until``, in log order.
 
-        :param identity: the identity that `record_initial` returned. The identity names the objects that the server
-            keeps for the run.
+        :param since: `AT_START`, or the end of a piece of the log since ``start`` that is recorded.
+        :param tables: tables whose rows are brought over schema changes. Since `AT_START`, no segment contains rows
+            from both sides of one of these changes (`Table.eras`).
+        :param number: the number of the first segment, if it follows a recorded piece.
         :param slots: how many segments are read at once.
-
-        :raises LogGone: the log no longer reaches back to ``initial``.
+        :raises LogGone: the log no longer reaches back to ``since``.
         """
 
     @abstractmethod
@@ -204,48 +230,7 @@ class Log(ABC):
         """
         return None
 
-    # Copies that are rolled forward, and finished reads that the log brings to a later position
-
-    def segments_between(
-        self,
-        start: Position,
-        end: Position,
-        since: Facts,
-        identity: Facts,
-        slots: int = 1,
-        tables: Sequence[Table] = (),
-    ) -> list[LogSegment]:
-        """Return the segments with all changes after ``start`` up to ``end``, in log order.
-
-        :param since: the server's identity that was recorded at ``start``.
-        :param identity: the identity in the run's initial point.
-        :param slots: how many segments are read at once.
-        :param tables: the tables that are rolled forward. No segment contains rows from both sides of one of their
-            schema changes (`Table.eras`).
-        :raises LogGone: the log no longer reaches back to ``start``.
-        """
-        raise self._cannot("roll copies forward")
-
-    def segments_since(self, start: Position, end: Position, identity: Facts, slots: int = 1) -> list[LogSegment]:
-        """Return the segments with all changes after ``start`` up to ``end``, in log order.
-
-        :param identity: the identity of the initial point under which the reads began.
-        :param slots: how many segments are read at once.
-        :raises LogGone: the log no longer reaches back to ``start``.
-        """
-        raise self._cannot("bring reads to a later position")
-
-    def segments_of_reads(
-        self,
-        start: Position,
-        end: Position,
-        since: Facts,
-        identity: Facts,
-        slots: int,
-        tables: Sequence[Table],
-    ) -> list[LogSegment]:
-        """Return the segments with all changes since reads that are carried, as `segments_between`."""
-        raise self._cannot("carry reads over schema changes")
+    # Finished reads that the log brings to a later position
 
     def carry_read(
         self,
@@ -282,9 +267,8 @@ class Log(ABC):
         """
         raise self._cannot("carry recorded pieces of the log over schema changes")
 
-    # The log in pieces, which a run reads and records while it reads the tables (the spool). The first piece is read
-    # with `log_segments`. A place in the log is ``UpperBound.log_end``. An empty place is the beginning of the run's
-    # window.
+    # The log in pieces, which a run reads and records while it reads the tables (the spool). A place in the log is
+    # ``UpperBound.log_end``, or `AT_START`.
 
     def waiting(self, initial: Position, identity: Facts, place: LogEnd) -> Waiting:
         """Return how much log there is after ``place``.
@@ -292,17 +276,6 @@ class Log(ABC):
         :raises SourceUnavailable: the server cannot be reached.
         """
         return Waiting(0, obstacle=f"the log of a {self.kind} source cannot be read in pieces")
-
-    def segments_from(
-        self, start: LogEnd, end: LogEnd, identity: Facts, number: int, slots: int = 1
-    ) -> list[LogSegment]:
-        """Return the segments with all changes from the place ``start`` to the place ``end``.
-
-        :param number: the number of the first segment.
-        :param slots: how many segments are read at once.
-        :raises LogGone: the log no longer reaches back to ``start``.
-        """
-        raise self._cannot("read it in pieces")
 
     def check_joined(self, start: LogEnd, end: LogEnd, initial: Position, identity: Facts) -> None:
         """Check that the log still has the stretch from ``start`` to ``end``, which a piece covers. Call this if the

@@ -21,7 +21,7 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Era, Evolution, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import LogGone, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.log import NeededLog, SegmentReader, Waiting
+from airflow_provider_cdc.sources.api.log import NeededLog, SegmentReader, Start, Waiting
 from airflow_provider_cdc.sources.api.planning import Reach, Runway
 from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.api.source import Source
@@ -168,20 +168,6 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
                 self.settings, connection, MysqlFacts.of(identity), GtidSet.expect(position), Moment.ROLL_FORWARD
             )
 
-    def segments_between(
-        self,
-        start: Position,
-        end: Position,
-        since: Facts,
-        identity: Facts,
-        slots: int = 1,
-        tables: Sequence[Table] = (),
-    ) -> list[LogSegment]:
-        from airflow_provider_cdc.sources.mysql.steps import roll_forward
-
-        between = GtidSet.expect(start), GtidSet.expect(end)
-        return roll_forward.segments_between(self.settings, *between, MysqlFacts.of(since), slots, tables)
-
     def reason_not_rollable(self, table: Table) -> str:
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
 
@@ -190,12 +176,6 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
     def check_continued(self, tables: Sequence[Table]) -> None:
         # The log has the rows of all partitions under the name of the table.
         self.check_tables(tables)
-
-    def segments_since(self, start: Position, end: Position, identity: Facts, slots: int = 1) -> list[LogSegment]:
-        from airflow_provider_cdc.sources.mysql.steps import roll_forward
-
-        between, facts = (GtidSet.expect(start), GtidSet.expect(end)), MysqlFacts.of(identity)
-        return roll_forward.segments_between(self.settings, *between, facts, slots)
 
     def of_run(self, identity: Facts, position: Position) -> MysqlSource:
         facts = MysqlFacts.of(identity)
@@ -257,11 +237,24 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
                     raise
         return bound
 
-    def log_segments(self, initial: Position, log_end: LogEnd, identity: Facts, slots: int = 1) -> list[LogSegment]:
+    def segments(
+        self,
+        start: Start,
+        since: LogEnd,
+        until: LogEnd,
+        tables: Sequence[Table] = (),
+        number: int = 0,
+        slots: int = 1,
+    ) -> list[LogSegment]:
+        from airflow_provider_cdc.sources.mysql.log import pieces
+        from airflow_provider_cdc.sources.mysql.log.eras import cut
         from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 
-        end = log_history.LogPlace.parse(log_end)
-        return log_segments(self.settings, GtidSet.expect(initial), end, MysqlFacts.of(identity).begun, slots)
+        facts = MysqlFacts.of(start.facts)
+        if since:
+            return pieces.segments_from(self.settings, since, until, facts, number, slots)
+        begin, end = GtidSet.expect(start.position), log_history.LogPlace.parse(until)
+        return cut(log_segments(self.settings, begin, end, facts.begun, slots), tables)
 
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.log.segments import segments_before
@@ -277,13 +270,6 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
         from airflow_provider_cdc.sources.mysql.log import pieces
 
         return pieces.waiting(self.settings, MysqlFacts.of(identity), place)
-
-    def segments_from(
-        self, start: LogEnd, end: LogEnd, identity: Facts, number: int, slots: int = 1
-    ) -> list[LogSegment]:
-        from airflow_provider_cdc.sources.mysql.log import pieces
-
-        return pieces.segments_from(self.settings, start, end, MysqlFacts.of(identity), number, slots)
 
     def check_joined(self, start: LogEnd, end: LogEnd, initial: Position, identity: Facts) -> None:
         from airflow_provider_cdc.sources.mysql.log import pieces

@@ -21,7 +21,7 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Era, Evolution, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.log import LogTail, NeededLog, SegmentReader, Waiting
+from airflow_provider_cdc.sources.api.log import LogTail, NeededLog, SegmentReader, Start, Waiting
 from airflow_provider_cdc.sources.api.planning import Reach, Runway
 from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.api.source import Source
@@ -145,19 +145,6 @@ class PostgresSource(CarriesReads, Source):
     ) -> InitialPoint:
         return roll_forward.keep_window(self.settings, point, plans, options, run_id)
 
-    def segments_between(
-        self,
-        start: Position,
-        end: Position,
-        since: Facts,
-        identity: Facts,
-        slots: int = 1,
-        tables: Sequence[Table] = (),
-    ) -> list[LogSegment]:
-        from airflow_provider_cdc.sources.postgres.log.segments import segments_between
-
-        return segments_between(self.settings, Lsn.expect(start), Lsn.expect(end), PostgresFacts.of(identity))
-
     def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
         past.check_past(self.settings, as_of, plans, options)
 
@@ -190,13 +177,6 @@ class PostgresSource(CarriesReads, Source):
         from airflow_provider_cdc.sources.postgres.log import pieces
 
         return pieces.waiting(self.settings, Lsn.expect(initial), PostgresFacts.of(identity), place)
-
-    def segments_from(
-        self, start: LogEnd, end: LogEnd, identity: Facts, number: int, slots: int = 1
-    ) -> list[LogSegment]:
-        from airflow_provider_cdc.sources.postgres.log import pieces
-
-        return pieces.segments_from(self.settings, start, end, PostgresFacts.of(identity), number)
 
     def check_joined(self, start: LogEnd, end: LogEnd, initial: Position, identity: Facts) -> None:
         from airflow_provider_cdc.sources.postgres.log import pieces
@@ -310,13 +290,22 @@ class PostgresSource(CarriesReads, Source):
         with session(self.settings) as connection:
             schema_difference.check_unchanged(connection, tables, versions=True)
 
-    def segments_since(self, start: Position, end: Position, identity: Facts, slots: int = 1) -> list[LogSegment]:
-        return self.log_segments(start, end_mark.log_end(Lsn.expect(end)), identity, slots)
-
-    def log_segments(self, initial: Position, log_end: LogEnd, identity: Facts, slots: int = 1) -> list[LogSegment]:
+    def segments(
+        self,
+        start: Start,
+        since: LogEnd,
+        until: LogEnd,
+        tables: Sequence[Table] = (),
+        number: int = 0,
+        slots: int = 1,
+    ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.postgres.log.segments import log_segments
 
-        return log_segments(self.settings, Lsn.expect(initial), log_end, PostgresFacts.of(identity))
+        begin, facts = Lsn.expect(start.position), PostgresFacts.of(start.facts)
+        if start.kept_by is not None:
+            facts = PostgresFacts.of(start.kept_by).of_copies(begin)
+        begin = end_mark.parse_log_end(since)[0] if since else begin
+        return log_segments(self.settings, begin, until, facts, number)
 
     def read_segment(
         self,

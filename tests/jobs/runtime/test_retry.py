@@ -14,7 +14,7 @@ from tests.jobs.conftest import MakeRunner
 from tests.jobs.history_source import HistorySource, random_history
 
 
-@pytest.mark.parametrize(("step", "asked"), [(0, "plan_chunks"), (1, "log_segments")])
+@pytest.mark.parametrize(("step", "asked"), [(0, "plan_chunks"), (1, "segments")])
 def test_a_source_that_dies_while_a_step_is_planned_fails_it_after_one_budget(
     here: MakeRunner, monkeypatch: pytest.MonkeyPatch, step: int, asked: str
 ) -> None:
@@ -22,7 +22,7 @@ def test_a_source_that_dies_while_a_step_is_planned_fails_it_after_one_budget(
     monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.01)
     tries: Counter[str] = Counter()
 
-    def refuse(self: HistorySource, *arguments: Any) -> None:
+    def refuse(self: HistorySource, *arguments: Any, **_: Any) -> None:
         # Each table is planned separately.
         tries[str(arguments[0])] += 1
         raise SourceUnavailable("no answer")

@@ -21,19 +21,19 @@ from tests.jobs.history_source import History, HistorySource, at, tables
 IN_BOTH = """
     backlog carry_read check_continued check_joined check_past check_server check_since close_idle comparable_texts
     ends_of_reads has_reached is_before is_within key_range load load_signals needed_log new_columns place_of
-    pushed_condition record_past refusals_since relations segments_between segments_from segments_of_reads
-    segments_since stays tables_of waiting
+    pushed_condition record_past reason_not_rollable refusals_since relations tables_of waiting
 """
 ONLY = {
     # The log has statements, prepared transactions and the names of tables, and the server has no objects for runs.
     "mysql": """
-        altered_in_log check_replaced check_writes incarnation_at key_order note_tables prepared_now renewed
-        segments_before with_facts_of
+        altered_in_log check_replaced check_writes incarnation_at key_order note_tables prepared_now
+        refresh_identities segments_before with_facts_of
     """,
     # The server keeps slots and publications for runs, sessions share snapshots, and columns have numbers.
     "postgres": """
         acknowledge bound_view carries_pieces carry_images column_identities discard drop_unused follow give_up_past
-        keep_past keep_window kept_objects left_by_runs note_copies note_position release settle share_reads
+        keep_past keep_window kept_objects left_by_runs note_copies note_position release share_reads
+        wait_until_visible
     """,
 }
 TABLE = tables()[0]
@@ -64,14 +64,9 @@ def test_a_kind_overrides_the_defaults_for_what_its_databases_have(kind: SourceK
         lambda source: source.follow(at(0), NO_FACTS, []),
         lambda source: source.check_continued([]),
         lambda source: source.new_columns(TABLE, Era((), "", "", "", ())),
-        lambda source: Source.segments_between(source, at(0), at(1), NO_FACTS, NO_FACTS),
-        lambda source: source.segments_since(at(0), at(1), NO_FACTS),
-        lambda source: source.segments_of_reads(at(0), at(1), NO_FACTS, NO_FACTS, 1, []),
         lambda source: source.check_writes([]),
         lambda source: source.carry_images(TABLE, (), None),
-        lambda source: source.segments_from(PLACE, PLACE, NO_FACTS, 1),
         lambda source: source.check_joined(PLACE, PLACE, at(0), NO_FACTS),
-        lambda source: source.place_of(at(0)),
         lambda source: source.is_before(PLACE, PLACE),
         lambda source: source.is_within("1", at(0)),
         lambda source: source.carry_read(NO_FACTS, at(0), TABLE, TABLE, PLACE, at(1)),

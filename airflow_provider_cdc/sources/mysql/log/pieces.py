@@ -34,7 +34,7 @@ def waiting(settings: ConnectionSettings, facts: MysqlFacts, place: LogEnd) -> W
 def segments_from(
     settings: ConnectionSettings, start: LogEnd, end: LogEnd, facts: MysqlFacts, number: int, slots: int
 ) -> list[LogSegment]:
-    """`Source.segments_from`."""
+    """Return the segments from the place ``start``, at which a recorded piece ends, to the place ``end``."""
     begin, stop = LogPlace.parse(start), LogPlace.parse(end)
     with session(settings) as connection:
         files = log_files(connection)

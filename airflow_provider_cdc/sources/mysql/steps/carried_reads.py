@@ -74,23 +74,8 @@ class CarriesReads:
         if not carried.same_shape(now) or carried.key_index != now.key_index:
             raise _not_carried(table, "it was altered again meanwhile")
         # The window up to the new position must contain all of these statements.
-        roll_forward.segments_between(self.settings, begin, GtidSet.expect(end), facts, 1, [carried])
+        roll_forward.check_contained(self.settings, begin, GtidSet.expect(end), facts, carried)
         return evolution
-
-    def segments_of_reads(
-        self,
-        start: Position,
-        end: Position,
-        since: Facts,
-        identity: Facts,
-        slots: int,
-        tables: Sequence[Table],
-    ) -> list[LogSegment]:
-        # Import this module late: `sources.mysql.source` explains why.
-        from airflow_provider_cdc.sources.mysql.steps import roll_forward
-
-        between = GtidSet.expect(start), GtidSet.expect(end)
-        return roll_forward.segments_between(self.settings, *between, MysqlFacts.of(since), slots, tables)
 
 
 def _not_carried(table: Table, why: str) -> SchemaChanged:

@@ -106,16 +106,15 @@ def refusals_since(
         return refused | {name: f"since the copy {why}" for name, why in replaced.items()}
 
 
-def segments_between(
-    settings: ConnectionSettings,
-    start: GtidSet,
-    end: GtidSet,
-    since: MysqlFacts,
-    slots: int,
-    tables: Sequence[Table] = (),
-) -> list[LogSegment]:
-    """Implements `Source.segments_between`."""
-    return cut(log_segments(settings, start, prefix_of(settings, end).place, since.begun, slots), tables)
+def check_contained(
+    settings: ConnectionSettings, start: GtidSet, end: GtidSet, facts: MysqlFacts, table: Table
+) -> None:
+    """Check that the log from ``start`` to ``end`` contains all schema changes of a table (`Table.eras`).
+
+    :param facts: the facts that were recorded at ``start``.
+    :raises SchemaChanged: the log contains not all of them.
+    """
+    cut(log_segments(settings, start, prefix_of(settings, end).place, facts.begun, 1), [table])
 
 
 def _difference(table: Table, now: Table) -> str:

@@ -16,8 +16,7 @@ from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.errors import LogGone
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.log import Waiting
-from airflow_provider_cdc.sources.api.window import LogSegment
-from airflow_provider_cdc.sources.postgres.log.segments import check_slot, messages, segment_of
+from airflow_provider_cdc.sources.postgres.log.segments import check_slot, messages
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import (
@@ -47,16 +46,6 @@ def waiting(settings: ConnectionSettings, initial: Lsn, facts: PostgresFacts, pl
         # An exported snapshot needs a slot when it begins, or begins again. It must not wait for a long piece.
         obstacle = f"fewer than 2 replication slots are free (max_replication_slots = {limit})"
     return Waiting(max(0, int(flushed) - int(start)), max(0, int(start) - int(restart)), obstacle)
-
-
-def segments_from(
-    settings: ConnectionSettings, start: LogEnd, end: LogEnd, facts: PostgresFacts, number: int
-) -> list[LogSegment]:
-    """`Source.segments_from`. The list has one segment."""
-    begin, (stop, mark) = parse_log_end(start)[0], parse_log_end(end)
-    with session(settings) as connection:
-        check_slot(connection, facts.slot, begin, stop)
-    return [segment_of(facts.slot, facts.publication.name, begin, stop, mark, number)]
 
 
 def check_joined(settings: ConnectionSettings, start: LogEnd, end: LogEnd, initial: Lsn, facts: PostgresFacts) -> None:

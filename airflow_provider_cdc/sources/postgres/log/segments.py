@@ -50,11 +50,13 @@ _LARGEST_INT = 2**31 - 1
 _NEW_RUN = "trigger a new run, or clear the task `lock_and_record` and all tasks after it"
 
 
-def log_segments(settings: ConnectionSettings, start: Lsn, log_end: LogEnd, facts: PostgresFacts) -> list[LogSegment]:
+def log_segments(
+    settings: ConnectionSettings, start: Lsn, log_end: LogEnd, facts: PostgresFacts, number: int = 0
+) -> list[LogSegment]:
     """Return a list with a single segment. The segment has every change from ``start`` up to ``log_end``.
 
-    :param start: the consistent point of the slot.
-    :param log_end: the end that ``bound_reads`` recorded.
+    :param start: the consistent point of the slot, or the end of a recorded piece.
+    :param log_end: the end that ``bound_reads`` recorded, or the place of a position.
     :param facts: has the names of the ``slot`` and the ``publication``.
     :raises LogGone: the slot is gone, or was advanced.
     :raises SourceUnavailable: the server cannot be reached.
@@ -62,15 +64,7 @@ def log_segments(settings: ConnectionSettings, start: Lsn, log_end: LogEnd, fact
     stop, mark = parse_log_end(log_end)
     with session(settings) as connection:
         check_slot(connection, facts.slot, start, stop)
-    return [segment_of(facts.slot, facts.publication.name, start, stop, mark)]
-
-
-def segments_between(settings: ConnectionSettings, start: Lsn, end: Lsn, facts: PostgresFacts) -> list[LogSegment]:
-    """`Source.segments_between`. The list has one segment."""
-    slot = facts.forward_slots[start]
-    with session(settings) as connection:
-        check_slot(connection, slot, start, end)
-    return [segment_of(slot, facts.standing.name, start, end)]
+    return [segment_of(facts.slot, facts.publication.name, start, stop, mark, number)]
 
 
 def segment_of(slot: str, publication: str, start: Lsn, stop: Lsn, mark: str = "", number: int = 0) -> LogSegment:

@@ -129,9 +129,9 @@ def open_tail(
     :raises LogGone: the slot is gone, or was advanced.
     :raises SourceUnavailable: the server cannot be reached.
     """
-    slot, publication = facts.slot, facts.publication.name
     if any(tracked_table.forward for tracked_table in tables):
-        slot, publication = facts.forward_slots[start], facts.standing.name
+        facts = facts.of_copies(start)
+    slot, publication = facts.slot, facts.publication.name
     with session(settings) as connection:
         columns = read_catalog(connection, lambda catalog: logged_columns(catalog, publication))
     relations = [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from airflow_provider_cdc.core.positions.facts import (
     DATABASE,
@@ -120,6 +120,10 @@ class PostgresFacts:
             if publication.relations:
                 found[f"{kind}_relations"] = publication.relations
         return Facts(found)
+
+    def of_copies(self, start: Lsn) -> PostgresFacts:
+        """Return the facts with the slot and the publication that keep the log since copies at ``start``."""
+        return replace(self, slot=self.forward_slots[start], publication=self.standing)
 
     @property
     def of_server(self) -> dict[str, str]:

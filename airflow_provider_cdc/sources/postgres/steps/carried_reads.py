@@ -22,7 +22,6 @@ from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.tables.table import Column, Evolution, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.postgres.catalog.catalog_snapshot import read_catalog
 from airflow_provider_cdc.sources.postgres.catalog.schema import present_tables
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import (
@@ -39,7 +38,7 @@ from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.server.session import Connection, session, value
-from airflow_provider_cdc.sources.postgres.slots import end_mark, slots
+from airflow_provider_cdc.sources.postgres.slots import slots
 from airflow_provider_cdc.sources.postgres.slots.commits import NoFreeSlot
 from airflow_provider_cdc.sources.postgres.slots.standing_record import Standing
 from airflow_provider_cdc.sources.postgres.steps import schema_changes
@@ -96,21 +95,6 @@ class CarriesReads:
         except (ConfigurationError, NoFreeSlot) as error:
             # To read the table again, the run needs no more slots than it has.
             raise SchemaChanged(schema_changes.reason_text(error), where=str(table.name)) from error
-
-    def segments_of_reads(
-        self,
-        start: Position,
-        end: Position,
-        since: Facts,
-        identity: Facts,
-        slots: int,
-        tables: Sequence[Table],
-    ) -> list[LogSegment]:
-        from airflow_provider_cdc.sources.postgres.log.segments import log_segments
-
-        return log_segments(
-            self.settings, Lsn.expect(start), end_mark.log_end(Lsn.expect(end)), PostgresFacts.of(since)
-        )
 
     def carry_images(self, table: Table, columns: Sequence[Column], images: pa.BinaryArray) -> pa.BinaryArray:
         # Import this module late, because its kernel takes a second to load.

@@ -7,6 +7,7 @@ from collections import deque
 from typing import Any
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.log.segments import messages
@@ -27,7 +28,7 @@ def prepare(address: Address) -> Work:
                 cursor.execute("SET synchronous_commit = off")
                 for statement in order.meanwhile:
                     cursor.execute(statement)
-            (segment,) = source.log_segments(point.position, source.bound_reads().log_end, point.identity)
+            (segment,) = source.segments(Start(point.position, point.identity), AT_START, source.bound_reads().log_end)
             tracked = TrackedTable(0, point.tables[0])
             seconds, drained = [], []
             for _ in range(ROUNDS):

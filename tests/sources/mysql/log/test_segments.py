@@ -14,6 +14,7 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.errors import ConfigurationError, LogGone, PositionError, SourceReplaced, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments, open_segment
@@ -453,7 +454,7 @@ def test_a_log_that_no_longer_reaches_to_the_bound(mysql: MysqlServer, end: str)
 def test_a_bound_that_is_no_place_in_the_log(mysql: MysqlServer, end: str) -> None:
     source = MysqlSource(settings(mysql))
     with pytest.raises(PositionError):
-        source.log_segments(GtidSet(), LogEnd(end), Facts({}))
+        source.segments(Start(GtidSet(), Facts({})), AT_START, LogEnd(end))
 
 
 def test_an_end_that_is_never_reached(mysql: MysqlServer, schema: str) -> None:

@@ -21,6 +21,7 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError, ExactnessError, PreflightError, SourceReplaced
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.window import LogSegment, UpperBound
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.server.session import query, session
@@ -84,7 +85,7 @@ USES: Mapping[str, Callable[[MysqlSource, InitialPoint], Any]] = {
     "reader": read,
     "reader with a lock": lambda source, point: read(source, point, "lock"),
     "bound_reads": lambda source, point: source.bound_reads(),
-    "log_segments": lambda source, point: source.log_segments(point.position, END, point.identity),
+    "segments": lambda source, point: source.segments(Start(point.position, point.identity), AT_START, END),
     "segments_before": lambda source, point: source.segments_before(LogSegment(0, "binlog.000001", 4, None), 1),
     "read_segment": read_log,
 }

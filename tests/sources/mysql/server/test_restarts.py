@@ -29,6 +29,7 @@ from airflow_provider_cdc.jobs.consolidate import step as consolidate
 from airflow_provider_cdc.jobs.consolidate.publish import publish
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.server.session import session
 from harness.mysql_server import MysqlServer
@@ -80,7 +81,7 @@ class Run:
         MysqlSource(self.source.settings).check_identity(self.point.identity, self.point.position)
 
     def segments(self, end: LogEnd) -> int:
-        return len(self.source.log_segments(self.point.position, end, self.point.identity))
+        return len(self.source.segments(Start(self.point.position, self.point.identity), AT_START, end))
 
     def read(self) -> tuple[set[int], str]:
         """The rows, and the incarnation of the server that they were read from."""

@@ -12,6 +12,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
 from harness.mysql_server import MysqlServer
@@ -74,7 +75,7 @@ def after_the_night(
         )
     start, identity = night.point.position, night.point.identity
     tracked = [TrackedTable(index, table, end, forward=True) for index, table in enumerate(tables)]
-    segments = source.segments_between(start, end, identity, identity, 1, tables)
+    segments = source.segments(Start(start, identity), AT_START, source.place_of(end), tables)
     assert len(segments) >= sum(len(table.eras) for table in tables)
     for segment in segments:
         with source.read_segment(segment, start, tracked) as reader:

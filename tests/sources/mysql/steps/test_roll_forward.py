@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ExactnessError, SchemaChanged, SourceReplaced, TransientError
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
@@ -344,7 +345,8 @@ def test_the_window_ends_where_the_position_does(since: Since) -> None:
     since.do("UPDATE a SET v = 6")
     position = GtidSet.parse(since.server.query("SELECT @@gtid_executed")[0][0])
     since.do("UPDATE a SET v = 7", "TRUNCATE a")
-    segments = since.source.segments_between(since.point.position, position, since.point.identity, Facts({}))
+    start = Start(since.point.position, since.point.identity)
+    segments = since.source.segments(start, AT_START, since.source.place_of(position))
     file, end = since.server.query("SHOW BINARY LOG STATUS")[0][:2]
     assert segments[-1].name == file
     assert events.FIRST_POSITION < (segments[-1].stop or 0) < int(end)

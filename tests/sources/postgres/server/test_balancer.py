@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessError, LogGone, SourceReplaced
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows
@@ -97,7 +98,7 @@ def read_table(source: PostgresSource, table: Table, consistency: str) -> None:
 
 def read_log(source: PostgresSource, initial: InitialPoint) -> None:
     bound = source.bound_reads()
-    for segment in source.log_segments(initial.position, bound.log_end, initial.identity):
+    for segment in source.segments(Start(initial.position, initial.identity), AT_START, bound.log_end):
         tracked = [TrackedTable(0, initial.tables[0])]
         with source.read_segment(segment, initial.position, tracked) as reader:
             list(reader)

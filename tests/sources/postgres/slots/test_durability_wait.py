@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.errors import SourceUnavailable
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows
@@ -127,7 +128,7 @@ def test_the_initial_position_and_the_bound_outlive_a_crash(lazy: PostgresServer
     lazy.query("INSERT INTO stock VALUES (2, 2)")
     bound = run.bound_reads()
     lazy.crash()
-    assert len(run.log_segments(initial.position, bound.log_end, initial.identity)) == 1
+    assert len(run.segments(Start(initial.position, initial.identity), AT_START, bound.log_end)) == 1
     assert lazy.query("SELECT id FROM stock ORDER BY 1") == [(1,), (2,)]
     source.discard(initial.identity)
 

@@ -14,6 +14,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.planning.point import record_point
 from tests.sources.postgres.standing import RUN_ID, Kept
@@ -87,7 +88,8 @@ def after_the_night(
                 for row in bases[table.name]
             )
     tracked = [TrackedTable(index, table, end, forward=True) for index, table in enumerate(tables)]
-    for segment in source.segments_between(start, end, night.point.identity, point.identity, 1, tables):
+    of_copies = Start(start, night.point.identity, kept_by=point.identity)
+    for segment in source.segments(of_copies, AT_START, source.place_of(end), tables):
         with source.read_segment(segment, start, tracked) as reader:
             for batch in reader:
                 table = tables[batch["table"][0].as_py()]

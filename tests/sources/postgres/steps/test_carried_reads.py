@@ -20,6 +20,7 @@ from airflow_provider_cdc.core.run.manifest import InitialPoint
 from airflow_provider_cdc.core.run.spool_chain import Link, reaching
 from airflow_provider_cdc.core.tables.table import Column, Evolution, Table, TableName
 from airflow_provider_cdc.errors import CdcError, SchemaChanged
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER
@@ -178,7 +179,8 @@ def test_rows_and_images_become_rows_of_the_altered_table(each: Kept, recorded: 
     wanted = {table.name: run.rows(table) for table in point.tables}
     run.do(*(f"UPDATE {t} SET u = 5" for t in CARRIED))
     identity = run.point.identity
-    first = source.segments_from(source.place_of(start), piece, identity, 0) if recorded else []
+    of_reads = Start(start, identity)
+    first = source.segments(of_reads, AT_START, piece) if recorded else []
     carried = run.carried(point, piece if recorded else None)
     refused = {t: why for t, why in carried.items() if isinstance(why, str)}
     assert refused.keys() == (LOSE_COLUMNS if recorded else set()), refused
@@ -188,9 +190,9 @@ def test_rows_and_images_become_rows_of_the_altered_table(each: Kept, recorded: 
         run.apply(rows, tables, first, {table.name: table.columns for table in run.point.tables})
         source.acknowledge(identity, piece)
         assert run.carried(point, piece) == carried
-        rest = source.segments_from(piece, source.place_of(point.position), identity, 1)
+        rest = source.segments(of_reads, piece, source.place_of(point.position), number=1)
     else:
-        rest = source.segments_of_reads(start, point.position, identity, point.identity, 1, tables)
+        rest = source.segments(of_reads, AT_START, source.place_of(point.position), tables)
     run.apply(rows, tables, rest)
     for table in tables:
         assert Counter(rows[table.name].values()) == Counter(wanted[table.name]), table.name

@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.errors import CdcError, LockNotGranted, PreflightError, SourceUnavailable
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.planning.survey import survey, survey_past
 from airflow_provider_cdc.sources.postgres import PostgresSource
@@ -516,7 +517,7 @@ def _images(kept: Kept, identity: object, position: Position, tables: object) ->
     assert isinstance(tables, tuple)
     bound = kept.source.bound_reads()
     source = kept.source.of_run(identity, position)
-    (segment,) = source.log_segments(position, bound.log_end, identity)
+    (segment,) = source.segments(Start(position, identity), AT_START, bound.log_end)
     tracked = [TrackedTable(index, table) for index, table in enumerate(tables)]
     with source.read_segment(segment, position, tracked) as reader:
         for _ in reader:

@@ -12,6 +12,7 @@ from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
 from airflow_provider_cdc.errors import LogGone, PreflightError, SourceReplaced, TransientError
+from airflow_provider_cdc.sources.api.log import AT_START, Start
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.planning.point import record_point
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
@@ -301,7 +302,8 @@ def test_the_log_since_the_copy_is_kept_whatever_becomes_of_the_standing_slot(si
     source = since.kept.source.of_run(point.identity, point.position)
     since.do("INSERT INTO b VALUES (2, 2)", "SELECT pg_drop_replication_slot('{slot}')", "TRUNCATE b")
     source.check_since(since.point.identity, since.point.position)
-    (segment,) = source.segments_between(since.point.position, point.position, Facts({}), point.identity)
+    start = Start(since.point.position, since.point.identity, kept_by=point.identity)
+    (segment,) = source.segments(start, AT_START, source.place_of(point.position))
     (table,) = (one for one in point.tables if one.name.name == "b")
     tracked = [TrackedTable(0, table, point.position, forward=True)]
     for _ in range(2):
