@@ -21,6 +21,6 @@ Names:
 ``target``
     a requested position or time, except for the option ``as_of``, which keeps its name.
 
-Other coordinates have their own types: `LogEnd`; ``LogPlace`` (MySQL: a file, an offset and the file's stamp);
-``EndMark`` (PostgreSQL: a message in the log).
+What a source records about its server when it fixes a position are `Facts`. Other coordinates have their own types:
+`LogEnd`; ``LogPlace`` (MySQL: a file, an offset and the file's stamp); ``EndMark`` (PostgreSQL: a message in the log).
 """

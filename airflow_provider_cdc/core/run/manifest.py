@@ -367,7 +367,7 @@ class Manifest:
 
         :raises PositionError: the manifest's text is not a position.
         """
-        return parse_position(self.kind, self.initial_position)
+        return self.position_in(self.initial_position)
 
     def start_of(self, base: str) -> Position:
         """Return the position of the copies of the run ``base``. To roll these copies forward, the log is read from
@@ -375,14 +375,21 @@ class Manifest:
 
         :raises PositionError: the manifest's text is not a position.
         """
-        return parse_position(self.kind, self.bases[base].position)
+        return self.position_in(self.bases[base].position)
 
     def begin_of(self, reads: EarlierReads) -> Position:
         """Return the position under which earlier ``reads`` of this run began.
 
         :raises PositionError: the text in the record is not a position.
         """
-        return parse_position(self.kind, reads.position)
+        return self.position_in(reads.position)
+
+    def position_in(self, text: str) -> Position:
+        """Return the position that is a ``text`` in another record of the run.
+
+        :raises PositionError: the text is not a position.
+        """
+        return parse_position(self.kind, text)
 
     @property
     def at_upper(self) -> bool:

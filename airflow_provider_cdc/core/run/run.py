@@ -20,7 +20,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import FORMAT, Manifest
@@ -108,7 +107,7 @@ class Run:
         :raises ManifestError: the snapshot step determines this position, and is not finished.
         :raises PositionError: the text in the run's records is not a position.
         """
-        return parse_position(self.manifest.kind, self.position_text)
+        return self.manifest.position_in(self.position_text)
 
     @property
     def position_text(self) -> str:

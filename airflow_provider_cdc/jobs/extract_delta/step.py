@@ -22,7 +22,6 @@ from functools import partial
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.copies.removal import note_damage
-from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.run.results import EXTRACT_DELTA, SNAPSHOT, DeltaResult, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import StagedFile
@@ -105,9 +104,7 @@ def _begin_again(step: Step) -> RunRestarted:
     if not live:
         return restart_run(step, altered, {}, None, {})
     read = {name: table_files for name, table_files in read_table_files(step.run).items() if name in live}
-    bound = UpperBound(
-        parse_position(step.manifest.kind, snapshot.snapshot_upper), snapshot.log_end, snapshot.incarnation
-    )
+    bound = UpperBound(step.manifest.position_in(snapshot.snapshot_upper), snapshot.log_end, snapshot.incarnation)
     nulled = {name: counts for name, counts in snapshot.nulled.items() if name in live}
     return restart_run(step, altered, read, bound, nulled)
 

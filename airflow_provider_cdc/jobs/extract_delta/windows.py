@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.as_of import reaches
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import SnapshotResult
-from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import LogGone, SchemaChanged
 from airflow_provider_cdc.jobs.changes.filter_images import CarriedImages
@@ -27,7 +25,6 @@ from airflow_provider_cdc.jobs.spool.adopt import Adopted, records_of, spooled_p
 from airflow_provider_cdc.jobs.spool.kept_pieces import pieces_of, tracked_table
 from airflow_provider_cdc.jobs.spool.keyless import UnitsByPosition, by_position
 from airflow_provider_cdc.sources.api.log import AT_START, Start
-from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 
 PLAN = "delta/plan.json"
@@ -109,7 +106,7 @@ def windows_of(step: Step) -> list[Window]:
             start, end = manifest.start_of(run_id), manifest.initial
             evolved = [tracked.table for tracked in tables if tracked.table.eras]
             of_copies = Start(start, base.identity, kept_by=manifest.identity)
-            segments = partial(_up_to, source, of_copies, end, evolved, step.slots)
+            segments = partial(source.segments_up_to, of_copies, end, evolved, step.slots)
             windows.append(Window(f"forward-{number}", start, tables, segments))
     read = read_table_files(step.run)
     windows += _windows_of_earlier_reads(step, read)
@@ -148,15 +145,11 @@ def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFileWriter]) -
             tables.setdefault((entry.read_in, start_position), []).append(tracked)
     windows = []
     for number, ((key, start_text), tracked_tables) in enumerate(sorted(tables.items(), key=lambda item: item[0])):
-        start, identity = parse_position(manifest.kind, start_text), manifest.earlier_reads[key].identity
+        start, identity = manifest.position_in(start_text), manifest.earlier_reads[key].identity
         evolved = [tracked.table for tracked in tracked_tables if tracked.table.eras]
-        segments = partial(_up_to, source, Start(start, identity), manifest.initial, evolved, step.slots)
+        segments = partial(source.segments_up_to, Start(start, identity), manifest.initial, evolved, step.slots)
         windows.append(Window(f"earlier-{number}", start, tuple(tracked_tables), segments))
     return windows + _windows_of_pieces(step, read)
-
-
-def _up_to(source: Source, start: Start, end: Position, tables: Sequence[Table], slots: int) -> list[LogSegment]:
-    return source.segments(start, AT_START, source.place_of(end), tables, slots=slots)
 
 
 def _windows_of_pieces(step: Step, read: Mapping[str, TableFileWriter]) -> list[Window]:
@@ -190,7 +183,7 @@ def _windows_of_pieces(step: Step, read: Mapping[str, TableFileWriter]) -> list[
                 len(pieces.links),
                 {pieces.tables[name]: index for name, (index, _) in entries.items()},
                 {
-                    pieces.tables[name]: parse_position(manifest.kind, read[name].upper)
+                    pieces.tables[name]: manifest.position_in(read[name].upper)
                     for name, (_, entry) in entries.items()
                     if entry.table.keyless
                 },
@@ -202,7 +195,7 @@ def _windows_of_pieces(step: Step, read: Mapping[str, TableFileWriter]) -> list[
 
 def _upper(manifest: Manifest, read: TableFileWriter) -> Position | None:
     """Return the exact position at which a table was read; None: the table does not need an exact position."""
-    return parse_position(manifest.kind, read.upper) if read.upper else None
+    return manifest.position_in(read.upper) if read.upper else None
 
 
 def _last(units: UnitsByPosition) -> Position:

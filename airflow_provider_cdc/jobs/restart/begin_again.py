@@ -18,7 +18,6 @@ from datetime import UTC, datetime
 from functools import partial
 
 from airflow_provider_cdc.core.copies.feed_gaps import BEGINS_ANEW
-from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.positions.as_of import reaches
 from airflow_provider_cdc.core.run.manifest import (
     EarlierReads,
@@ -259,7 +258,7 @@ def _manifest(
     pieces = {kept.key: recorded_pieces(step, kept.key) for kept in kept_reads}
     bounds = [] if bound is None else [bound.upper]
     all_pieces = [*pieces.values(), *(one.pieces for one in finished.values())]
-    bounds += [parse_position(old.kind, one.links[-1].upper) for one in all_pieces if one is not None]
+    bounds += [old.position_in(one.links[-1].upper) for one in all_pieces if one is not None]
 
     def fix_position() -> InitialPoint:
         point = record_point(source, options, plans, old.run_id)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
 from airflow_provider_cdc.core.positions.facts import Facts
@@ -53,7 +52,7 @@ def touched_since(step: Step, copy: CopyOfRun) -> tuple[StagedFile, ...]:
 
     :raises ExactnessError: the log since the copy cannot be read, or has a change that is not a change of rows.
     """
-    source, start = step.source, parse_position(step.manifest.kind, copy.position)
+    source, start = step.source, step.manifest.position_in(copy.position)
     source.check_since(copy.identity, start)
     tracked = [
         TrackedTable(index, entry.table, keys_only=True, forward=True)

@@ -141,6 +141,10 @@ class Log(ABC):
         :raises LogGone: the log no longer reaches back to ``since``.
         """
 
+    def segments_up_to(self, start: Start, end: Position, tables: Sequence[Table], slots: int) -> list[LogSegment]:
+        """Return the `segments` from ``start`` up to a position."""
+        return self.segments(start, AT_START, self.place_of(end), tables, slots=slots)
+
     @abstractmethod
     def read_segment(
         self,

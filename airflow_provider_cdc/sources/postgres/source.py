@@ -108,7 +108,8 @@ class PostgresSource(CarriesReads, Source):
         standing_slot.keep_past(self.settings, plans, options)
 
     def note_position(self, point: InitialPoint, options: StepOptions) -> None:
-        standing_slot.note_position(self.settings, point, options)
+        facts, position = PostgresFacts.of(point.identity), Lsn.expect(point.position)
+        standing_slot.note_position(session_setup.of_run(self.settings, facts, position), options)
 
     def note_copies(self, options: StepOptions, copies: Mapping[str, Mapping[str, Position]], incarnation: str) -> None:
         of_lakes = {lake: {name: Lsn.expect(at) for name, at in own.items()} for lake, own in copies.items()}

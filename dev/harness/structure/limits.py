@@ -39,7 +39,7 @@ MORE_IMPORTS: Mapping[str, int] = {
     "sources.postgres.source": 49,
     "sources.postgres.steps.carried_reads": 24,
     "sources.postgres.steps.chunk_reader": 23,
-    "sources.postgres.steps.past": 27,
+    "sources.postgres.steps.past": 28,
     "sources.postgres.steps.roll_forward": 22,
     "sources.postgres.steps.snapshot": 27,
 }

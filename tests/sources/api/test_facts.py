@@ -80,8 +80,8 @@ def recorded(kind: str) -> dict[str, Any]:
 
 
 def facts_in(manifest: Manifest) -> list[Facts]:
-    others = (*manifest.bases.values(), *manifest.earlier_reads.values())
-    return [manifest.identity, *(other.identity for other in others)]
+    bases = [base.identity for base in manifest.bases.values()]
+    return [manifest.identity, *bases, *(reads.identity for reads in manifest.earlier_reads.values())]
 
 
 @pytest.mark.parametrize("kind", DIGESTS)

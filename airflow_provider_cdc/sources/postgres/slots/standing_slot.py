@@ -18,7 +18,7 @@ import psycopg
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import FULL, StepOptions
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import (
@@ -37,7 +37,6 @@ from airflow_provider_cdc.sources.postgres.catalog.views.view_definitions import
 from airflow_provider_cdc.sources.postgres.checks.asked import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
 from airflow_provider_cdc.sources.postgres.server import session_setup
-from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session, value
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, transaction_waits
@@ -189,18 +188,19 @@ def usable(connection: Connection, name: str) -> Standing | None:
 _STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin <> %s OR temporary OR two_phase)"
 
 
-def note_position(settings: ConnectionSettings, point: InitialPoint, options: StepOptions) -> None:
+def note_position(settings: session_setup.RunSettings, options: StepOptions) -> None:
     """`Source.note_position`.
 
     The session has found the run's slot at the position. So the history of this server includes the position. If the
     server's disk is later reset to a moment after this call, the history still includes the position.
+
+    :param settings: the settings of the run's sessions, with its initial position.
     """
-    position, facts = Lsn.expect(point.position), PostgresFacts.of(point.identity)
-    with session(session_setup.of_run(settings, facts, position)) as connection:
+    with session(settings) as connection:
         name = name_of(connection, options.standing_slot)
         alone(connection, name, options.lock.slot_wait_seconds)
         if (record := load(connection, name)) is not None:
-            store(connection, name, record.with_run(facts.slot, position, now(connection)))
+            store(connection, name, record.with_run(settings.server.slot, settings.position, now(connection)))
 
 
 def note_copies(
