@@ -21,7 +21,7 @@ from airflow_provider_cdc.sources.mysql.checks.context import ServerContext
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.mysql.log import walk_state
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import Prefix, latest_commit, prefix_at
-from airflow_provider_cdc.sources.mysql.log.survey import Facts, survey
+from airflow_provider_cdc.sources.mysql.log.survey import LogFacts, survey
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
     check_continuity,
@@ -193,7 +193,7 @@ def _last_break(
     return last
 
 
-def _break_of(settings: ConnectionSettings, facts: Facts) -> tuple[CdcError, LogPlace] | None:
+def _break_of(settings: ConnectionSettings, facts: LogFacts) -> tuple[CdcError, LogPlace] | None:
     """Return the last error with which a run at a past position would stop."""
     breaks = [(one.error, one.begins) for one in facts.statements if one.error is not None]
     # Ignore SHAPE, because the log also has the statement that changed the columns. Ignore DIFFERENCES, because only

@@ -284,7 +284,7 @@ class SurveyWalker(PreparedWalker):
 
 
 @dataclass
-class Facts:
+class LogFacts:
     """What `survey` found in a part of the log, in the order of the log.
 
     ``summaries`` are those of all files that were read to their end. ``stopped`` is the error at which the survey had
@@ -309,8 +309,8 @@ def survey(
     *,
     end: LogPlace | None = None,
     rows: bool = False,
-    is_enough: Callable[[Facts], bool] = lambda facts: False,
-) -> Facts:
+    is_enough: Callable[[LogFacts], bool] = lambda facts: False,
+) -> LogFacts:
     """Return what the log has from ``begin`` on. The survey goes on after statements and rows at which a run would
     stop.
 
@@ -330,7 +330,7 @@ def survey(
     segments = stretches(files, begin, end)
     if rows:
         segments = cut(segments, tables)
-    facts, prepared = Facts(), LongPrepared()
+    facts, prepared = LogFacts(), LongPrepared()
     files_ahead = _FilesAhead(settings, files, segments, lambda one: SurveyWalker(one, initial, tables, rows=rows))
     with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="log-survey") as pool, closing(files_ahead):
         for walker, error in files_ahead.in_order(pool):

@@ -18,7 +18,6 @@ from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.mysql.log import refusals
 from airflow_provider_cdc.sources.mysql.log.survey import survey
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts

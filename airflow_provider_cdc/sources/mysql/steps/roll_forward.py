@@ -19,14 +19,13 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, PositionContext
 from airflow_provider_cdc.sources.mysql.log import walk_state
 from airflow_provider_cdc.sources.mysql.log.eras import cut
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect
-from airflow_provider_cdc.sources.mysql.log.survey import HARMLESS, Facts, survey
+from airflow_provider_cdc.sources.mysql.log.survey import HARMLESS, LogFacts, survey
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, file_number
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
@@ -149,7 +148,7 @@ def _broken(
     """
     carries = changes is not None
 
-    def are_all_refused(facts: Facts) -> bool:
+    def are_all_refused(facts: LogFacts) -> bool:
         return len(_refused(facts, tables, carries)) == len(tables)
 
     facts = survey(settings, begin, start, tables, end=end, rows=True, is_enough=are_all_refused)
@@ -178,7 +177,7 @@ def _broken(
     return reasons
 
 
-def _refused(facts: Facts, tables: Sequence[Table], carries: bool) -> dict[TableName, str]:
+def _refused(facts: LogFacts, tables: Sequence[Table], carries: bool) -> dict[TableName, str]:
     """Return the tables at whose statements or rows a run would stop, each with the first reason in the log."""
     known = {era.begins for table in tables for era in table.eras}
     found: list[tuple[LogPlace, TableName, str]] = []

@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.sources.mysql.log import events, walk_state
 from airflow_provider_cdc.sources.mysql.log import survey as surveys
 from airflow_provider_cdc.sources.mysql.log.stream import dump
-from airflow_provider_cdc.sources.mysql.log.survey import FILES_AT_ONCE, Facts, survey
+from airflow_provider_cdc.sources.mysql.log.survey import FILES_AT_ONCE, LogFacts, survey
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, log_files
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
@@ -51,7 +51,7 @@ def look(
         tables = read_tables(connection, [TableName("d", "t")])
         begin = LogPlace(list(files)[1], events.FIRST_POSITION)
 
-        def is_enough(facts: Facts) -> bool:
+        def is_enough(facts: LogFacts) -> bool:
             if len(facts.summaries) < enough:
                 return False
             then()
