@@ -284,11 +284,14 @@ def reads_ranges(source: MysqlSource, server: MysqlServer, schema: str, plan: Se
             assert "Table scan" not in explained, explained
 
 
-@pytest.mark.parametrize("declared", KINDS)
+# Planning and decoding treat CHAR and VARCHAR alike.
+@pytest.mark.parametrize(
+    "declared", [pytest.param(name, marks=pytest.mark.slow) if name.startswith("CHAR") else name for name in KINDS]
+)
 def test_each_row_once_whatever_the_keys_type(
     declared: str, source: MysqlSource, mysql: MysqlServer, schema: str
 ) -> None:
-    holds_each_row_once(source, mysql, schema, [KINDS[declared]], "PRIMARY KEY (a)", 150, [1, 7])
+    holds_each_row_once(source, mysql, schema, [KINDS[declared]], "PRIMARY KEY (a)", 60, [1, 7])
 
 
 @pytest.mark.slow
