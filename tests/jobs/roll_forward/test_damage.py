@@ -6,7 +6,9 @@ import json
 import os
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -65,43 +67,47 @@ def nothing_is_published(runner: Runner) -> bool:
     return not [*root.glob("*/_latest.json"), *root.glob("*/snapshot=*/*")]
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_that_was_read_is_not_published(damage: Callable[[Path], None], runner: Runner) -> None:
+@contextmanager
+def put_back(path: Path) -> Iterator[None]:
+    """Restore the file at the end, so that one run shows the effect of several damages, one after the other."""
+    content = path.read_bytes()
+    yield
+    path.write_bytes(content)
+
+
+def test_a_damaged_file_is_not_published(runner: Runner) -> None:
     snapshot, extract, publish = runner.steps()
     snapshot()
-    extract()
-    damage(files_of(runner, "chunks/*/*.parquet")[-1])
-    # It is not retried forever: a second try reports the same.
-    for _ in range(2):
-        with pytest.raises(FileDamaged, match=r"chunks/.*\.parquet: .*\n  Hint: .* trigger a new run"):
-            publish()
-        assert nothing_is_published(runner)
+    changes = runner.run.read_json(extract().record)["files"][-1]["name"]
+    for path, message in (
+        (files_of(runner, "chunks/*/*.parquet")[-1], r"chunks/.*\.parquet: .*\n  Hint: .* trigger a new run"),
+        (Path(runner.run.path(changes)), "net change of the window"),
+    ):
+        for damage in DAMAGE:
+            with put_back(path):
+                damage(path)
+                # It is not retried forever: a second try reports the same.
+                for _ in range(2):
+                    with pytest.raises(FileDamaged, match=message):
+                        publish()
+                    assert nothing_is_published(runner), damage.__name__
+    publish()
+    assert runner.published() == runner.expected()
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_of_untouched_tables_is_not_published(
-    damage: Callable[[Path], None], here: MakeRunner, source: HistorySource
-) -> None:
+def test_a_damaged_file_of_untouched_tables_is_not_published(here: MakeRunner, source: HistorySource) -> None:
     """Nothing else would open it."""
     runner = here(source, LENGTH)
     snapshot, extract, publish = runner.steps()
     snapshot()
     assert sum(extract().keys.values()) == 0
-    damage(files_of(runner, "chunks/*/*.parquet")[-1])
-    with pytest.raises(FileDamaged):
-        publish()
-    assert nothing_is_published(runner)
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
-def test_a_damaged_file_of_changes_ends_the_run(damage: Callable[[Path], None], runner: Runner) -> None:
-    snapshot, extract, publish = runner.steps()
-    snapshot()
-    named = runner.run.read_json(extract().record)["files"]
-    damage(Path(runner.run.path(named[-1]["name"])))
-    with pytest.raises(FileDamaged, match="net change of the window"):
-        publish()
-    assert nothing_is_published(runner)
+    path = files_of(runner, "chunks/*/*.parquet")[-1]
+    for damage in DAMAGE:
+        with put_back(path):
+            damage(path)
+            with pytest.raises(FileDamaged):
+                publish()
+            assert nothing_is_published(runner), damage.__name__
 
 
 def interrupted(step: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, before: Callable[..., Any]) -> None:
@@ -117,8 +123,14 @@ def interrupted(step: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, before
             step()
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize(
+    ("which", "damage"),
+    [
+        pytest.param(which, damage, marks=[] if number % 2 == which else pytest.mark.slow)
+        for number, damage in enumerate(DAMAGE)
+        for which in (0, 1)
+    ],
+)
 def test_what_an_interrupted_try_left_damaged_is_read_again(
     damage: Callable[[Path], None],
     which: int,
@@ -135,21 +147,25 @@ def test_what_an_interrupted_try_left_damaged_is_read_again(
     assert runner.published() == runner.expected()
 
 
-@pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("placed", [False, True])
 def test_files_of_a_commit_are_checked_by_the_try_that_completes_it(
-    damage: Callable[[Path], None], placed: bool, runner: Runner, monkeypatch: pytest.MonkeyPatch
+    placed: bool, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     *before, publish = runner.steps()
     for earlier in before:
         earlier()
     interrupted(publish, monkeypatch, ParquetSink._announce if placed else ParquetSink.publish)
     pattern = "../../shop.orders/snapshot=*/*.parquet" if placed else "staged/*/*.parquet"
-    damage(files_of(runner, pattern)[-1])
-    for _ in range(2):
-        with pytest.raises(FileDamaged):
-            publish()
-        assert not list(Path(runner.target.path()).glob("*/_latest.json"))
+    path = files_of(runner, pattern)[-1]
+    for damage in DAMAGE:
+        with put_back(path):
+            damage(path)
+            for _ in range(2):
+                with pytest.raises(FileDamaged):
+                    publish()
+                assert not list(Path(runner.target.path()).glob("*/_latest.json")), damage.__name__
+    publish()
+    assert runner.published() == runner.expected()
 
 
 RECORDS = [
@@ -161,32 +177,40 @@ RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null", "{", '{"plan": 1}'])
-@pytest.mark.parametrize("record", RECORDS)
-def test_a_damaged_record_ends_the_run_with_one_clear_error(record: str, text: str, runner: Runner) -> None:
+TEXTS = ["", "[]", "{}", "null", "{", '{"plan": 1}']
+
+
+def test_a_damaged_record_ends_the_run_with_one_clear_error(runner: Runner) -> None:
     *before, publish = runner.steps()
     for earlier in before:
         earlier()
-    (path,) = Path(runner.run.path()).glob(record)
-    path.write_text(text)
-    with pytest.raises(ManifestError) as failed:
-        publish()
-    assert path.name in str(failed.value) or "format None" in str(failed.value)
-    assert nothing_is_published(runner)
+    for record, text in product(RECORDS, TEXTS):
+        (path,) = Path(runner.run.path()).glob(record)
+        with put_back(path):
+            path.write_text(text)
+            with pytest.raises(ManifestError) as failed:
+                publish()
+            assert path.name in str(failed.value) or "format None" in str(failed.value), (record, text)
+            assert nothing_is_published(runner), (record, text)
+    publish()
+    assert runner.published() == runner.expected()
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "null"])
-@pytest.mark.parametrize(("record", "which"), [("chunks/plan", 0), ("chunks/done/*", 0), ("delta/done/*", 1)])
+@pytest.mark.parametrize("which", [0, 1])
 def test_a_damaged_record_of_an_interrupted_try_is_named(
-    record: str, which: int, text: str, runner: Runner, monkeypatch: pytest.MonkeyPatch
+    which: int, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for earlier in runner.steps()[:which]:
         earlier()
     interrupted(runner.steps()[which], monkeypatch, Run.finish_step)
-    path = sorted(Path(runner.run.path()).glob(f"{record}.json"))[0]
-    path.write_text(text)
-    with pytest.raises(ManifestError, match=path.name.replace(".", r"\.")):
-        runner.steps()[which]()
+    for record, text in product((("chunks/plan", "chunks/done/*"), ("delta/done/*",))[which], TEXTS[:4]):
+        path = sorted(Path(runner.run.path()).glob(f"{record}.json"))[0]
+        with put_back(path):
+            path.write_text(text)
+            with pytest.raises(ManifestError, match=path.name.replace(".", r"\.")):
+                runner.steps()[which]()
+    runner.all()
+    assert runner.published() == runner.expected()
 
 
 def test_a_record_that_was_altered_is_not_rested_on(runner: Runner) -> None:

@@ -212,8 +212,14 @@ def test_files_of_new_versions_are_merged_at_eight(nights: Callable[..., Runner]
     assert len(files_of(night)[1]) == 2
 
 
-@pytest.mark.parametrize("lost", ["rewritten", "touched again"])
-@pytest.mark.parametrize("touches", [True, False])
+@pytest.mark.parametrize(
+    ("lost", "touches"),
+    [
+        ("rewritten", False),
+        ("touched again", True),
+        pytest.param("touched again", False, marks=pytest.mark.slow),
+    ],
+)
 def test_a_file_that_a_lost_run_replaced_is_put_back_with_its_deletes(
     nights: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch, lost: str, touches: bool
 ) -> None:
