@@ -67,8 +67,18 @@ def test_generated_columns_need_not_be_in_the_log(
     check(own, Pipeline(spark, settings_of(own), tmp_path.as_uri(), ["public.*"]))
 
 
+# Each version tells in one way; the other way in .ci/run.
 @pytest.mark.parametrize(
-    "told", ["FOR TABLE made, low, high", "FOR ALL TABLES WITH (publish_via_partition_root = true)"]
+    ("own", "told"),
+    [
+        pytest.param(version, told, marks=[] if version == fast else pytest.mark.slow)
+        for told, fast in (
+            ("FOR TABLE made, low, high", ENDS[0]),
+            ("FOR ALL TABLES WITH (publish_via_partition_root = true)", ENDS[-1]),
+        )
+        for version in ENDS
+    ],
+    indirect=["own"],
 )
 def test_a_publication_of_others_may_tell_of_partitions_as_it_likes(
     own: PostgresServer, spark: SparkSession, tmp_path: Path, told: str

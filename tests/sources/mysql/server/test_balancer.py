@@ -120,7 +120,7 @@ def test_a_server_that_lags_behind_its_own_past_is_refused(first: MysqlServer) -
         ahead.bound_reads()
 
 
-@pytest.mark.parametrize("other", ["lagging", "mysql"])
+@pytest.mark.parametrize("other", ["lagging", pytest.param("mysql", marks=pytest.mark.slow)])
 def test_a_run_through_a_balancer_publishes_nothing_of_another_server(
     other: str,
     first: MysqlServer,
