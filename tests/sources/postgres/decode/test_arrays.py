@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.core.run.manifest import TablePlan
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
-from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema
+from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema, quote
 from airflow_provider_cdc.sources.postgres.chunking.sample import sample
 from airflow_provider_cdc.sources.postgres.decode.columns import split_arrays
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
@@ -98,10 +98,10 @@ def images_of(server: PostgresServer, database: str, columns: str, values: list[
     return pa.array([change.new for change in found if change.new], pa.binary())
 
 
-def by_psycopg(server: PostgresServer, database: str, declared: str) -> list[Any]:
+def by_psycopg(server: PostgresServer, database: str, declared: str, column: str = "v") -> list[Any]:
     # psycopg reads json as objects, and real as its shortest text. The result has the text, and the very number.
     others = {"json[]": "text[]", "jsonb[]": "text[]", "uuid[]": "text[]", "float4[]": "float8[]"}
-    sql = f"SET TimeZone = 'UTC'; SELECT v::{others.get(declared, declared)} FROM v ORDER BY id DESC"
+    sql = f"SET TimeZone = 'UTC'; SELECT {quote(column)}::{others.get(declared, declared)} FROM v ORDER BY id DESC"
     with server.connect(database=database) as connection:
         cursor = connection.execute(sql)
         cursor.nextset()
@@ -109,20 +109,24 @@ def by_psycopg(server: PostgresServer, database: str, declared: str) -> list[Any
     return rows[::-1]
 
 
-@pytest.mark.parametrize("declared", ARRAYS)
-def test_arrays_become_lists(postgres: PostgresServer, arrays: str, declared: str) -> None:
-    element, values = ARRAYS[declared]
-    images = images_of(postgres, arrays, f"v {declared}", [*values, "NULL"])
+def test_arrays_become_lists(postgres: PostgresServer, arrays: str) -> None:
+    count = max(len(values) for _, values in ARRAYS.values()) + 1
+    values_of_rows = [
+        ", ".join(values[number] if number < len(values) else "NULL" for _, values in ARRAYS.values())
+        for number in range(count)
+    ]
+    images = images_of(postgres, arrays, ", ".join(f"{quote(name)} {name}" for name in ARRAYS), values_of_rows)
     table = describe(postgres, arrays, "v", arrays="list")
     rows = select(postgres, arrays, table, "ORDER BY id")
-    assert rows.schema.field("v").type == pa.list_(pa.field("element", element))
-    read = repr(rows.column("v").to_pylist()).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc")
-    assert read == repr(by_psycopg(postgres, arrays, declared))
+    for declared, (element, _) in ARRAYS.items():
+        assert rows.schema.field(declared).type == pa.list_(pa.field("element", element))
+        read = repr(rows.column(declared).to_pylist()).replace("zoneinfo.ZoneInfo(key='UTC')", "datetime.timezone.utc")
+        assert read == repr(by_psycopg(postgres, arrays, declared, declared)), declared
     assert_same(decode_images(table, images), rows)
     # With unrepresentable = string, and without the option, they are text, as ever.
     for policy, option in (("string", "list"), ("error", "text")):
         texts = describe(postgres, arrays, "v", policy=policy, arrays=option)
-        assert arrow_schema(texts).field("v").type == pa.utf8()
+        assert {arrow_schema(texts).field(declared).type for declared in ARRAYS} == {pa.utf8()}
         assert_same(decode_images(texts, images), select(postgres, arrays, texts, "ORDER BY id"))
 
 
