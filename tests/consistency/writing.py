@@ -8,9 +8,14 @@ import time
 from collections.abc import Callable
 
 from harness.background import Background
+from tests.seeds import SOAK_SEED
 
 PATIENCE = 120.0
 """Seconds, far more than any write takes."""
+
+PAUSE = 0.03 if SOAK_SEED is None else 0.002
+"""Up to so many seconds are between two transactions of a writer. Writers that hardly pause take the processors from
+the run, which therefore reads a longer log: only dev/soak does that."""
 
 Write = Callable[[random.Random, threading.Event], None]
 """Writes until the event is set, as the generator decides."""

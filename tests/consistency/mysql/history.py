@@ -17,7 +17,7 @@ from typing import Any
 
 import pymysql
 
-from tests.consistency.writing import Write
+from tests.consistency.writing import PAUSE, Write
 
 Cursor = Any
 
@@ -184,7 +184,7 @@ def create(connection: pymysql.Connection[Any], schema: str, seed: int, rows: in
             cursor.executemany(f"INSERT IGNORE INTO {subject.into}", [subject.row(chance) for _ in range(rows)])
 
 
-def write(connect: Callable[[], pymysql.Connection[Any]], schema: str, pause: float = 0.002) -> Write:
+def write(connect: Callable[[], pymysql.Connection[Any]], schema: str, pause: float = PAUSE) -> Write:
     """Transactions on a history's tables, for `Writing`, with up to ``pause`` seconds between them."""
 
     def writing(chance: random.Random, stop: threading.Event) -> None:

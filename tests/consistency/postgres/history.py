@@ -17,7 +17,7 @@ from typing import Any
 
 import psycopg
 
-from tests.consistency.writing import Write
+from tests.consistency.writing import PAUSE, Write
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -263,7 +263,7 @@ def select(schema: str, subject: Subject) -> str:
 
 
 def write(
-    connect: Callable[..., Connection], schema: str, pause: float = 0.002, subjects: Sequence[Subject] = SUBJECTS
+    connect: Callable[..., Connection], schema: str, pause: float = PAUSE, subjects: Sequence[Subject] = SUBJECTS
 ) -> Write:
     """Transactions on a history's tables, for `Writing`, with up to ``pause`` seconds between them."""
 
