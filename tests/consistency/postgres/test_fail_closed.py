@@ -36,6 +36,18 @@ class Hazard:
     names: str = "orders"
 
 
+FAST = (
+    "change a type and back",
+    "truncate",
+    "drop and make anew",
+    "replica identity and back",
+    "detach a partition and attach it again",
+    "a table leaves the publication for a while",
+    "the slot is moved on",
+)
+"""The hardest hazard of each kind. The others are left to .ci/run."""
+
+
 HAZARDS = (
     Hazard("add a column", ("ALTER TABLE orders ADD COLUMN extra int", "UPDATE orders SET amount = 2"), SchemaChanged),
     Hazard("drop a column", ("ALTER TABLE orders DROP COLUMN note",), SchemaChanged),
@@ -166,7 +178,10 @@ def _provoke(server: PostgresServer, hazard: Hazard) -> None:
 
 
 @pytest.mark.parametrize("when", some(*WHEN[::-1]))
-@pytest.mark.parametrize("hazard", HAZARDS, ids=[hazard.name for hazard in HAZARDS])
+@pytest.mark.parametrize(
+    "hazard",
+    [pytest.param(hazard, id=hazard.name, marks=[] if hazard.name in FAST else pytest.mark.slow) for hazard in HAZARDS],
+)
 def test_a_hazard_inside_the_run_stops_it(
     hazard: Hazard, when: str, own_server: PostgresServer, spark: SparkSession, tmp_path: Path
 ) -> None:

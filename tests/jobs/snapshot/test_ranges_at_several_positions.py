@@ -166,8 +166,10 @@ def test_ranges_that_a_killed_run_has_read_count_at_their_own_positions(
 
 @pytest.mark.parametrize(
     ("column", "spools", "options"),
-    [("bigint", True, PART), ("datetime(2)", False, {})],
-    ids=["bigint, a part of the table, spooled", "datetime"],
+    [
+        pytest.param("bigint", True, PART, id="bigint, a part of the table, spooled"),
+        pytest.param("datetime(2)", False, {}, id="datetime", marks=pytest.mark.slow),
+    ],
 )
 def test_ranges_that_a_killed_run_has_read_count_at_their_own_positions_on_mysql(
     mysql_factory: MysqlFactory,

@@ -34,9 +34,10 @@ def test_pieces_are_taken_while_spark_reads(
 
     def write() -> None:
         number = 0
-        while not ended.wait(0.01):
-            number += 1
-            mysql.query(f"UPDATE {schema}.orders SET note = 'new' WHERE id = {number * 37 % 2000}")
+        with mysql.connect() as connection, connection.cursor() as cursor:
+            while not ended.wait(0.05):
+                number += 1
+                cursor.execute(f"UPDATE {schema}.orders SET note = 'new' WHERE id = {number * 37 % 2000}")
 
     writer = threading.Thread(target=write)
     writer.start()
