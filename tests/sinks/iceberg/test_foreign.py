@@ -74,8 +74,17 @@ def test_rows_that_another_program_deleted_are_refused(lake: Lake) -> None:
     assert lake.seen() == [[3, 3, 3]] * 2
 
 
-@pytest.mark.parametrize("change", ["append", "delete", "overwrite"])
-@pytest.mark.parametrize("rolled", [False, True], ids=["full", "rolled"])
+@pytest.mark.parametrize(
+    ("change", "rolled"),
+    [
+        ("append", True),
+        ("delete", False),
+        pytest.param("overwrite", True, marks=pytest.mark.slow),
+        pytest.param("append", False, marks=pytest.mark.slow),
+        pytest.param("delete", True, marks=pytest.mark.slow),
+        pytest.param("overwrite", False, marks=pytest.mark.slow),
+    ],
+)
 def test_foreign_rows_are_replaced_as_a_whole_with_the_option(lake: Lake, change: str, rolled: bool) -> None:
     first = lake.stage(3)
     lake.sink.publish(first)

@@ -95,7 +95,15 @@ def test_files_of_a_lost_commit_are_not_stray(lake: Lake) -> None:
     assert lake.seen() == [[3, 3, 3]] * 2
 
 
-@pytest.mark.parametrize("what", ["metadata", "truncated", "data", "manifest", "another commit", "another table"])
+@pytest.mark.parametrize(
+    "what",
+    [
+        "metadata",
+        "data",
+        "another commit",
+        *(pytest.param(what, marks=pytest.mark.slow) for what in ("truncated", "manifest", "another table")),
+    ],
+)
 def test_a_commit_that_cannot_be_completed_is_an_error_with_a_way_back(lake: Lake, what: str) -> None:
     first, lost, after = (lake.stage(number) for number in (1, 3, 5))
     lake.sink.publish(first)

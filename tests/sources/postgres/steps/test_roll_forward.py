@@ -89,17 +89,37 @@ def since(kept: Kept) -> Since:
         pytest.param(["CREATE INDEX ON b (v)", "ANALYZE", "VACUUM", "CREATE TABLE c (v int)"], "", "", id="harmless"),
         pytest.param(["TRUNCATE b, k"], "bk", "altered since", id="truncate"),
         pytest.param(["BEGIN; DROP TABLE b; CREATE TABLE b (id int PRIMARY KEY, v int); COMMIT"], "b", "", id="anew"),
-        pytest.param(["ALTER TABLE b ADD n int", "ALTER TABLE b DROP n"], "b", "altered since", id="there and back"),
+        pytest.param(
+            ["ALTER TABLE b ADD n int", "ALTER TABLE b DROP n"],
+            "b",
+            "altered since",
+            id="there and back",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             ["ALTER TABLE b REPLICA IDENTITY DEFAULT", "UPDATE b SET v = 1", "ALTER TABLE b REPLICA IDENTITY FULL"],
             "b",
             "altered since",
             id="identity there and back",
         ),
-        pytest.param(["ALTER TABLE b REPLICA IDENTITY DEFAULT"], "b", "not FULL", id="no identity"),
-        pytest.param(["VACUUM FULL b"], "b", "altered since", id="another file"),
-        pytest.param(["ALTER TABLE b RENAME TO x", "ALTER TABLE x RENAME TO b"], "b", "altered", id="renamed"),
-        pytest.param(["ALTER TABLE b SET SCHEMA other", "ALTER TABLE other.b SET SCHEMA public"], "b", "", id="moved"),
+        pytest.param(
+            ["ALTER TABLE b REPLICA IDENTITY DEFAULT"], "b", "not FULL", id="no identity", marks=pytest.mark.slow
+        ),
+        pytest.param(["VACUUM FULL b"], "b", "altered since", id="another file", marks=pytest.mark.slow),
+        pytest.param(
+            ["ALTER TABLE b RENAME TO x", "ALTER TABLE x RENAME TO b"],
+            "b",
+            "altered",
+            id="renamed",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            ["ALTER TABLE b SET SCHEMA other", "ALTER TABLE other.b SET SCHEMA public"],
+            "b",
+            "",
+            id="moved",
+            marks=pytest.mark.slow,
+        ),
         pytest.param(
             [
                 "ALTER PUBLICATION {slot} DROP TABLE b",
@@ -121,6 +141,7 @@ def since(kept: Kept) -> Since:
             "tree",
             "altered since",
             id="a partition there and back",
+            marks=pytest.mark.slow,
         ),
         pytest.param(["TRUNCATE high"], "tree", "altered since", id="a partition truncated"),
     ],
