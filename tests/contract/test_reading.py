@@ -134,11 +134,11 @@ CHANGES = {
 }
 
 
-# Each change at one moment; the other moment in .ci/run.
+# Each change at one moment; the other moment in dev/soak.
 @pytest.mark.parametrize(
     ("change", "when", "at_one_position"),
     [
-        pytest.param(change, when, when == "between", marks=[] if (number % 2) == other else pytest.mark.slow)
+        pytest.param(change, when, when == "between", marks=[] if number % 2 == other else pytest.mark.long)
         for number, change in enumerate(CHANGES)
         for other, when in enumerate(("between", "after"))
     ],

@@ -67,11 +67,11 @@ def test_generated_columns_need_not_be_in_the_log(
     check(own, Pipeline(spark, settings_of(own), tmp_path.as_uri(), ["public.*"]))
 
 
-# Each version tells in one way; the other way in .ci/run.
+# Each version tells in one way; the other way in dev/soak.
 @pytest.mark.parametrize(
     ("own", "told"),
     [
-        pytest.param(version, told, marks=[] if version == fast else pytest.mark.slow)
+        pytest.param(version, told, marks=[] if version == fast else pytest.mark.long)
         for told, fast in (
             ("FOR TABLE made, low, high", ENDS[0]),
             ("FOR ALL TABLES WITH (publish_via_partition_root = true)", ENDS[-1]),

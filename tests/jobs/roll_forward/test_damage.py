@@ -126,7 +126,7 @@ def interrupted(step: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, before
 @pytest.mark.parametrize(
     ("which", "damage"),
     [
-        pytest.param(which, damage, marks=[] if number % 2 == which else pytest.mark.slow)
+        pytest.param(which, damage, marks=[] if number % 2 == which else pytest.mark.long)
         for number, damage in enumerate(DAMAGE)
         for which in (0, 1)
     ],

@@ -80,9 +80,9 @@ def test_rows_that_another_program_deleted_are_refused(lake: Lake) -> None:
         ("append", True),
         ("delete", False),
         pytest.param("overwrite", True, marks=pytest.mark.slow),
-        pytest.param("append", False, marks=pytest.mark.slow),
-        pytest.param("delete", True, marks=pytest.mark.slow),
-        pytest.param("overwrite", False, marks=pytest.mark.slow),
+        pytest.param("append", False, marks=pytest.mark.long),
+        pytest.param("delete", True, marks=pytest.mark.long),
+        pytest.param("overwrite", False, marks=pytest.mark.long),
     ],
 )
 def test_foreign_rows_are_replaced_as_a_whole_with_the_option(lake: Lake, change: str, rolled: bool) -> None:

@@ -90,6 +90,7 @@ def by_polars(catalog: Catalog, name: str, snapshot: int | None = None) -> list[
     return pl.scan_iceberg(catalog.load_table(name), snapshot_id=snapshot).collect().rows()
 
 
+@pytest.mark.slow
 def test_nights_of_mysql_are_right_in_every_engine(
     spark: SparkSession, mysql: MysqlServer, schema: str, tmp_path: Path
 ) -> None:

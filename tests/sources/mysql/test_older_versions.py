@@ -22,8 +22,8 @@ from tests.sources.mysql.older_server import OlderServer
 VERSIONS = ["8.0.26-log", "8.0.36-28-percona", "8.4.3"]
 
 
-# .ci/run adds the version between.
-@pytest.fixture(params=[VERSIONS[0], pytest.param(VERSIONS[1], marks=pytest.mark.slow), VERSIONS[2]])
+# dev/soak adds the version between.
+@pytest.fixture(params=[VERSIONS[0], pytest.param(VERSIONS[1], marks=pytest.mark.long), VERSIONS[2]])
 def older(mysql: MysqlServer, request: pytest.FixtureRequest) -> Iterator[OlderServer]:
     with OlderServer(mysql, request.param) as server:
         yield server

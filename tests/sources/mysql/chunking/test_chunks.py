@@ -155,7 +155,7 @@ def test_a_chunk_is_read_as_a_range_of_the_index(source: MysqlSource, mysql: Mys
     ("kind", "collation"),
     [
         *(("VARCHAR", collation) for collation in COLLATIONS),
-        *(pytest.param("CHAR", collation, marks=pytest.mark.slow) for collation in COLLATIONS[::4]),
+        *(pytest.param("CHAR", collation, marks=pytest.mark.long) for collation in COLLATIONS[::4]),
     ],
 )
 def test_texts_that_are_equal_to_the_server(

@@ -286,7 +286,7 @@ def reads_ranges(source: MysqlSource, server: MysqlServer, schema: str, plan: Se
 
 # Planning and decoding treat CHAR and VARCHAR alike.
 @pytest.mark.parametrize(
-    "declared", [pytest.param(name, marks=pytest.mark.slow) if name.startswith("CHAR") else name for name in KINDS]
+    "declared", [pytest.param(name, marks=pytest.mark.long) if name.startswith("CHAR") else name for name in KINDS]
 )
 def test_each_row_once_whatever_the_keys_type(
     declared: str, source: MysqlSource, mysql: MysqlServer, schema: str
