@@ -96,7 +96,8 @@ def running(mysql: MysqlServer, schema: str, tmp_path: Path, monkeypatch: pytest
     ):
         assert process.poll() is None, log.read_text()[-3000:]
         assert time.monotonic() < deadline, log.read_text()[-3000:]
-        time.sleep(0.1)
+        # Each look reads the environment of every process of the machine.
+        time.sleep(0.5)
     yield one
     for pid in one.processes():
         with suppress(ProcessLookupError):
@@ -105,6 +106,7 @@ def running(mysql: MysqlServer, schema: str, tmp_path: Path, monkeypatch: pytest
     process.wait()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "victim",
     ["task", *(pytest.param(one, marks=pytest.mark.long) for one in ("supervisor", "guardian", "jvm", "driver"))],
