@@ -196,12 +196,12 @@ HARMLESS = (
 """Where there is more than one statement, the state in between does not matter here."""
 
 
-@pytest.mark.parametrize("statement", HARMLESS)
-def test_what_changes_no_row_and_no_image_does_not_stop_a_run(shop: Connection, statement: str) -> None:
+def test_what_changes_no_row_and_no_image_does_not_stop_a_run(shop: Connection) -> None:
     tables = read_tables(shop, [ORDERS, PARTS, VISITS])
-    for one in statement.split("; "):
-        query(shop, one)
-    check_unchanged(shop, tables)
+    for statement in HARMLESS:
+        for one in statement.split("; "):
+            query(shop, one)
+        check_unchanged(shop, tables)
 
 
 HARMFUL = {
