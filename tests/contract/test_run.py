@@ -231,6 +231,7 @@ def at_once(*steps: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
         return [done.result() for done in [tries.submit(step) for step in steps]]
 
 
+@pytest.mark.slow
 def test_two_tries_of_every_step_publish_what_one_does(bank: Database, run: Pipeline, tmp_path: Path) -> None:
     """The task of the first one was presumed dead."""
     run.record()
@@ -253,6 +254,8 @@ def test_two_tries_of_every_step_publish_what_one_does(bank: Database, run: Pipe
     assert bank.kept() == []
 
 
+# Nothing of it depends on the source.
+@pytest.mark.parametrize("kind", ["mysql", pytest.param("postgres", marks=pytest.mark.long)], indirect=True)
 def test_a_run_whose_records_are_gone_puts_no_file_beside_those_of_its_copy(
     bank: Database, spark: SparkSession, tmp_path: Path
 ) -> None:
