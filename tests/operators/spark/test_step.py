@@ -29,7 +29,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.jobs.runtime.driver import done_file
+from airflow_provider_cdc.jobs.runtime.driver import TRY_VARIABLE, done_file, error_file
 from airflow_provider_cdc.operators.base import run_id_for
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.copy_tasks import SnapshotOperator
@@ -57,15 +57,13 @@ LATEST = {"shop.orders": False, "shop.lines": True}
 
 SUBMIT = f"""#!{sys.executable}
 import json, os, sys
-sys.path.insert(0, {str(Path(airflow_provider_cdc.__file__).parents[1])!r})
-from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.results import ConsolidateResult, FeedGap, SnapshotResult, TableRead
-from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.table import Column, Table, TableName
-from airflow_provider_cdc.jobs.runtime.driver import TRY_VARIABLE, error_file
-run = Storage(sys.argv[sys.argv.index("--run-uri") + 1])
-run.write_json("seen.json", {{"argv": sys.argv[1:], "environment": dict(os.environ)}})
+from pathlib import Path
+uri = sys.argv[sys.argv.index("--run-uri") + 1]
+def write(name, content):
+    path = Path(uri.removeprefix("file://"), name)
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(content))
+write("seen.json", {{"argv": sys.argv[1:], "environment": dict(os.environ)}})
 print("snapshot: 1 of 2 chunks")
 failure = os.environ.get("TEST_FAILURE")
 if failure == "hang":
@@ -73,19 +71,24 @@ if failure == "hang":
 if failure == "crash":
     # Meanwhile an earlier try, presumed dead, fails for a reason of its own.
     for name in ("errors/snapshot.json", "errors/snapshot-other.json"):
-        run.write_json(name, {{"type": "LogGone", "message": "old", "terminal": True}})
+        write(name, {{"type": "LogGone", "message": "old", "terminal": True}})
     sys.exit("java.lang.OutOfMemoryError")
 if failure == "silent":
     print(os.environ["TEST_SAYS"], file=sys.stderr)
     sys.exit(3)
 if failure:
-    run.write_json(error_file("snapshot", os.environ[TRY_VARIABLE]), json.loads(failure))
+    write({error_file("snapshot", "TRY")!r}.replace("TRY", os.environ[{TRY_VARIABLE!r}]), json.loads(failure))
     sys.exit(1)
 if "TEST_FORGETS" not in os.environ:
-    begun = Run.load(run)
+    # Only an application that does its step needs the package, whose import takes a second.
+    sys.path.insert(0, {str(Path(airflow_provider_cdc.__file__).parents[1])!r})
+    from airflow_provider_cdc.core.run.results import ConsolidateResult, FeedGap, SnapshotResult, TableRead
+    from airflow_provider_cdc.core.run.run import Run
+    from airflow_provider_cdc.core.storage.folder import Storage
+    begun = Run.load(Storage(uri))
     begun.finish_step("snapshot", {FOUND!r})
     begun.finish_step("consolidate", {PUBLISHED!r})
-    run.write_json("latest.json", {LATEST!r})
+    write("latest.json", {LATEST!r})
 if "TEST_BREAKS_LATER" in os.environ:
     sys.exit("java.lang.OutOfMemoryError")
 """
