@@ -1,9 +1,11 @@
 """All uses of private interfaces of Airflow, Spark and Jinja2, each with the versions on which it was tested.
 
-No other code in this package uses undocumented modules of other libraries, or names of other libraries that begin with
-an underscore (``tests/test_compat.py`` checks this). This module imports none of these libraries, so both the Airflow
-code and the Spark apps can import it. ``tests/wheel/test_both_ends.py`` runs whole DAGs on the oldest and the newest
-versions below.
+Names of other libraries that begin with an underscore are used here, and in a few modules that extend one library each:
+``sources/mysql/server/driver.py`` (PyMySQL), ``sources/postgres/server/session.py`` (ADBC), and ``sinks/iceberg``
+(PyIceberg). ``tests/test_compat.py`` lists these modules, and checks that no other module uses such names.
+
+This module imports none of its libraries, so both the Airflow code and the Spark apps can import it.
+``tests/wheel/test_both_ends.py`` runs whole DAGs on the oldest and the newest versions below.
 
 | interface | tested on |
 | --- | --- |

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 PAGE = Path(__file__).parents[1] / "docs/reading.md"
 SNIPPETS = dict(re.findall(r"^## (\w+)\n\n```python\n(.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
-OF_CHANGES = dict(re.findall(r"^### (\w+)\n\n```python\n(.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+CHANGES = PAGE.with_name("changes.md").read_text()
+OF_CHANGES = dict(re.findall(r"^### (\w+)\n\n```python\n(.*?)```", CHANGES, re.MULTILINE | re.DOTALL))
 
 
 @pytest.fixture
@@ -222,7 +223,7 @@ def test_the_snippets_of_the_documents_read_every_change(library: str, lake: Lak
         names["spark"] = request.getfixturevalue("spark")
     elif library != "PyArrow":
         pytest.importorskip(library.lower())
-    asked = re.search(r"^## Changes\n.*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    asked = re.search(r"```python\n(.*?)```", CHANGES, re.DOTALL)
     assert asked
     for snippet in (asked[1].replace("s3://lake/raw", lake.storage.uri), OF_CHANGES[library]):
         exec(snippet, names)
