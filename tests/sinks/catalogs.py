@@ -12,7 +12,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.sinks.registry import CatalogSettings
 from harness.s3_server import ADMIN
 
-PAGE = Path(__file__).parents[2] / "docs/iceberg.md"
+PAGE = Path(__file__).parents[2] / "docs/cuts.md"
 CATALOG, WAREHOUSE = "CDC_TEST_CATALOG", "CDC_TEST_WAREHOUSE"
 """The environment variables with the address of SeaweedFS's catalog, and the bucket of its tables."""
 

@@ -33,7 +33,7 @@ from tests.sinks.iceberg.runs import run_of
 from tests.sinks.test_contract import ORDERS, Lake
 
 ROOT = Path(__file__).parents[3]
-PAGE = (ROOT / "docs/iceberg.md").read_text()
+PAGE = (ROOT / "docs/cuts.md").read_text()
 LINES = TableName("shop", "order_lines")
 PROFILE = {"shop": {"target": "dev", "outputs": {"dev": {"type": "duckdb", "path": "shop.duckdb"}}}}
 PROJECT = {
