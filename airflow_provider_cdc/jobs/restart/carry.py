@@ -2,7 +2,7 @@
 
 A table of a run was read in full, and was altered after that. If the change is one to one, the rows that were read, and
 the row images in the log before the change, become rows of the altered table. The rules are those of copies that are
-rolled forward over schema changes. See ``docs/design/restarts.md``.
+rolled forward over schema changes. See ``docs/design/carried-reads.md``.
 """
 
 from __future__ import annotations
