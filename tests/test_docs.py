@@ -47,6 +47,26 @@ def test_every_error_has_a_code_of_its_own_and_both_pages_have_it() -> None:
         assert found == {name: codes[name] for name in RAISED}, page
 
 
+def _words(page: Path) -> int:
+    """Return the number of words of a page, without what is generated."""
+    return len(re.sub(r"<!-- generated.*?<!-- end -->", "", page.read_text(), flags=re.DOTALL).split())
+
+
+def test_a_page_has_one_task_and_can_be_read_at_once() -> None:
+    """A page that grows too long is divided. Reference pages are looked up, so they may be long."""
+    assert _words(ROOT / "docs/guarantees.md") <= 1500
+    too_long, group = list[str](), ""
+    for line in (ROOT / "mkdocs.yml").read_text().partition("\nnav:\n")[2].splitlines():
+        if heading := re.fullmatch(r"  - ([^:]+):", line):
+            group = heading[1]
+            continue
+        page = ROOT / "docs" / line.partition(": ")[2]
+        limit = 900 if group.startswith("How to") else 2500
+        if group not in ("Reference", "Project") and page.exists() and _words(page) > limit:
+            too_long.append(f"{page.name}: {_words(page)} words, at most {limit} in {group}")
+    assert too_long == []
+
+
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_the_documents_lead_somewhere(page: Path) -> None:
     for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", page.read_text()):
