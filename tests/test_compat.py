@@ -1,4 +1,4 @@
-"""Private interfaces of other libraries may break without notice, so only ``compat`` and few modules use them."""
+"""Private interfaces of other libraries may break without notice, so only ``compat`` and a few modules use them."""
 
 from __future__ import annotations
 
