@@ -1,4 +1,4 @@
-"""Parses the text of a condition: the subset of SQL that docs/filters.md describes, and nothing beyond it.
+"""Parses the text of a condition: the subset of SQL that docs/conditions.md describes, and nothing beyond it.
 
 sqlglot parses the text, but accepts much more than this subset. So the tokens are checked against a list before
 parsing, and the tree is checked against another list afterwards. All other text is rejected with an error that names
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 MOST_CHARACTERS, MOST_TERMS, MOST_DEPTH = 20_000, 2_000, 20
 HINT = (
     "write comparisons (=, <>, <, <=, >, >=), IN, BETWEEN, LIKE and IS [NOT] NULL of a column with literals, "
-    "combined by AND, OR, NOT and parentheses; docs/filters.md describes the syntax"
+    "combined by AND, OR, NOT and parentheses; docs/conditions.md describes the syntax"
 )
 
 _PUNCTUATION = {"(", ")", ",", "=", "<>", "!=", "<", "<=", ">", ">=", "-", "+"}
