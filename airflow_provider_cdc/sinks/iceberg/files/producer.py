@@ -299,7 +299,7 @@ def replace_files(
     try:
         files = files_of(transaction, head)
     except FileNotFoundError:
-        # The catalog was set back to a snapshot that was removed since, so nobody can read the head: do not build on
+        # The catalog was set back to a snapshot that was removed since, so the head cannot be read: do not build on
         # its manifests.
         has_readable_head, files = False, SnapshotFiles({}, {})
     present = files.data
