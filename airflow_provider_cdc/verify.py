@@ -23,7 +23,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import install, lake_of
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, TerminalError
-from airflow_provider_cdc.jobs.verify.result_text import (
+from airflow_provider_cdc.jobs.verify.request import (
     DIFFERENT,
     FOLDER,
     MARKDOWN,
@@ -59,7 +59,8 @@ def _verified(given: argparse.Namespace) -> VerifyResult:
     from airflow_provider_cdc.hooks import open_hook
     from airflow_provider_cdc.hooks.catalog import lake_settings
     from airflow_provider_cdc.hooks.storage import storage_settings
-    from airflow_provider_cdc.jobs.runtime.driver import driver_jvm, open_session, to_environment
+    from airflow_provider_cdc.jobs.runtime.driver import driver_jvm, to_environment
+    from airflow_provider_cdc.jobs.runtime.session import open_session
     from airflow_provider_cdc.jobs.verify.step import verify
     from airflow_provider_cdc.operators.spark.launch import scratch
 

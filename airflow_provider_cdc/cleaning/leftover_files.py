@@ -22,7 +22,7 @@ from airflow_provider_cdc.core.storage.folder import Entry, Storage, entries, fo
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError, ManifestError
-from airflow_provider_cdc.jobs.verify.result_text import FOLDER, REQUEST, RESULT, VerifyRequest
+from airflow_provider_cdc.jobs.verify.request import FOLDER, REQUEST, RESULT, VerifyRequest
 from airflow_provider_cdc.sinks.base import Sink, StrayFile
 
 # Small files that a process left because it was killed between two calls: probes of a store, and files that were to be

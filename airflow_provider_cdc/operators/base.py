@@ -90,7 +90,7 @@ def run_folder(scratch: str, run_id: str) -> Storage:
     return Storage(scratch).folder(run_id)
 
 
-def say_skipped(log: Any, skipped: Mapping[str, str]) -> None:
+def log_skipped(log: Any, skipped: Mapping[str, str]) -> None:
     """Log a warning with the tables that a run leaves out, and with the reasons. Otherwise users might mistake the
     copies for a complete set."""
     for table, reason in sorted(skipped.items()):

@@ -21,7 +21,7 @@ from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.metrics import tell_published
 from airflow_provider_cdc.operators.announce import announcement_of, say_other_target
-from airflow_provider_cdc.operators.base import push_xcoms, say_skipped
+from airflow_provider_cdc.operators.base import log_skipped, push_xcoms
 from airflow_provider_cdc.operators.planning.missing_past import say_missed_past
 from airflow_provider_cdc.operators.spark.step import SparkStepOperator, dag_run_name
 from airflow_provider_cdc.operators.task_errors import failing
@@ -97,7 +97,7 @@ class ConsolidateOperator(SparkStepOperator):
         for table, gap in run.result_of(ConsolidateResult).feed_gaps.items():
             what = gap.described(run.position_text)
             self.log.warning("%s: no changes lead from the last copy to this copy: %s", table, what)
-        say_skipped(self.log, result["skipped"])
+        log_skipped(self.log, result["skipped"])
         say_missed_past(self.log, run.manifest.missed_past)
         self._say_published(run, result)
         self._report(context, run)
@@ -175,7 +175,7 @@ def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) 
 def _digests(run: Run) -> dict[str, str]:
     # Import PyArrow late, because DAG files are parsed continually.
     from airflow_provider_cdc.core.run.commit_record import decision_of
-    from airflow_provider_cdc.core.shards.union import digests_of_copies
+    from airflow_provider_cdc.core.shards.published import digests_of_copies
 
     return digests_of_copies(run.manifest, decision_of(run)) if run.committed else {}
 

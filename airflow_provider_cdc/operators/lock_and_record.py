@@ -26,10 +26,10 @@ from airflow_provider_cdc.operators.arguments.types import TaskArguments, Xcom
 from airflow_provider_cdc.operators.base import (
     TargetOperator,
     group_of,
+    log_skipped,
     push_xcoms,
     run_folder,
     run_id_of,
-    say_skipped,
     scratch_for,
 )
 from airflow_provider_cdc.operators.planning.dag_run_state import dag_run_of
@@ -212,7 +212,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
                 )
             found, options, now_missed = planner.plan_again(options, may_miss=self.may_miss_past is True)
             plans, skipped, missed = found.plans, found.skipped, now_missed or missed
-            say_skipped(self.log, skipped)
+            log_skipped(self.log, skipped)
             say_missed_past(self.log, now_missed)
             self.log.info("%s will be copied:\n%s", format_count(len(plans), "table"), readable(plans))
         self._recording = False

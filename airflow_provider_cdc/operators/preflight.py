@@ -33,7 +33,7 @@ from airflow_provider_cdc.operators.arguments.options import (
     taking_options,
 )
 from airflow_provider_cdc.operators.arguments.types import PreflightArguments
-from airflow_provider_cdc.operators.base import TargetOperator, push_xcoms, say_skipped
+from airflow_provider_cdc.operators.base import TargetOperator, log_skipped, push_xcoms
 from airflow_provider_cdc.operators.ended_runs import release_what_is_over
 from airflow_provider_cdc.operators.planning.dag_run_state import take_turn
 from airflow_provider_cdc.operators.planning.lake_checks import tell_leftovers, warn_of_readers
@@ -181,7 +181,7 @@ class PreflightOperator(TargetOperator):
     ) -> dict[str, Any]:
         tell_leftovers(Storage(places.scratch))
         warn_of_readers(places.lake, options.steps.lake.format, source, found.plans)
-        say_skipped(self.log, found.skipped)
+        log_skipped(self.log, found.skipped)
         say_missed_past(self.log, missed)
         plans = found.plans
         say_feed_gaps(self.log, plans, past=bool(options.steps.as_of) and missed is None)

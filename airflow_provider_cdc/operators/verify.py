@@ -12,7 +12,7 @@ from airflow_provider_cdc.errors import CopyDiffers, ManifestError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.hooks.catalog import lake_settings
 from airflow_provider_cdc.hooks.storage import accessing_storage
-from airflow_provider_cdc.jobs.verify.result_text import (
+from airflow_provider_cdc.jobs.verify.request import (
     DIFFERENT,
     FOLDER,
     MARKDOWN,

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from airflow_provider_cdc.core.copies.head import Copy, position_of
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.manifest import Feed, FeedGap, Place
+from airflow_provider_cdc.core.run.feed import Feed
+from airflow_provider_cdc.core.run.manifest import FeedGap, Place
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.uri import LakeUri

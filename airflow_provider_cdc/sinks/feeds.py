@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
-from airflow_provider_cdc.core.run.manifest import Feed
+from airflow_provider_cdc.core.run.feed import Feed
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage

@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_cdc.cleaning.findings import VERIFICATION, CleaningReport
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import entries
-from airflow_provider_cdc.jobs.verify.result_text import FOLDER, REQUEST, RESULT, CopyAsked, VerifyRequest, VerifyResult
+from airflow_provider_cdc.jobs.verify.request import FOLDER, REQUEST, RESULT, CopyAsked, VerifyRequest, VerifyResult
 from tests.cleaning.conftest import AnyTarget, Target, night_id
 
 HOUR, WEEK = timedelta(hours=1), timedelta(days=7, hours=1)

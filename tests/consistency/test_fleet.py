@@ -27,8 +27,8 @@ from airflow_provider_cdc.errors import (
     PublishIncomplete,
     UnionRefused,
 )
-from airflow_provider_cdc.jobs.verify.result_text import FILES, REQUEST, SOURCE, CopyAsked
-from airflow_provider_cdc.jobs.verify.result_text import VerifyRequest as VerifyRequest
+from airflow_provider_cdc.jobs.verify.request import FILES, REQUEST, SOURCE, CopyAsked
+from airflow_provider_cdc.jobs.verify.request import VerifyRequest as VerifyRequest
 from airflow_provider_cdc.jobs.verify.step import verify
 from airflow_provider_cdc.lake import open_dataset, read_latest
 from airflow_provider_cdc.sinks.base import Publication

@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import FileDamaged, KeysCollide, PreflightError
-from airflow_provider_cdc.jobs.verify.result_text import REQUEST, CopyAsked, VerifyRequest
+from airflow_provider_cdc.jobs.verify.request import REQUEST, CopyAsked, VerifyRequest
 from airflow_provider_cdc.jobs.verify.step import verify
 from harness.pipeline import settings_of
 from tests.conftest import PostgresFactory

@@ -11,7 +11,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_provider_cdc.jobs.runtime.driver import open_session, settings_from_environment
+from airflow_provider_cdc.jobs.runtime.driver import settings_from_environment
+from airflow_provider_cdc.jobs.runtime.session import open_session
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 

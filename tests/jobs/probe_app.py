@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from airflow_provider_cdc.jobs.runtime.driver import open_session
+from airflow_provider_cdc.jobs.runtime.session import open_session
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 
 

@@ -23,7 +23,7 @@ from airflow_provider_cdc.core.run.results import RESULTS
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage, clock_of
-from airflow_provider_cdc.jobs.verify.result_text import FOLDER, REQUEST, CopyAsked, VerifyRequest
+from airflow_provider_cdc.jobs.verify.request import FOLDER, REQUEST, CopyAsked, VerifyRequest
 from airflow_provider_cdc.operators.base import run_id_for
 from airflow_provider_cdc.operators.clean import CleanOperator
 from airflow_provider_cdc.sources.postgres import PostgresSource

@@ -17,8 +17,8 @@ from airflow_provider_cdc import verify
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.jobs.runtime import driver
-from airflow_provider_cdc.jobs.verify.result_text import REQUEST, request_of
+from airflow_provider_cdc.jobs.runtime import session
+from airflow_provider_cdc.jobs.verify.request import REQUEST, request_of
 from airflow_provider_cdc.operators.verify import VerifyOperator
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
@@ -76,7 +76,7 @@ def test_the_exit_status_of_the_command(
     mysql: MysqlServer, shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     without_spark(monkeypatch)
-    monkeypatch.setattr(driver, "open_session", lambda name: SimpleNamespace(**vars(SPARK), stop=lambda: None))
+    monkeypatch.setattr(session, "open_session", lambda name: SimpleNamespace(**vars(SPARK), stop=lambda: None))
     table, at = f"{shop}.accounts", str(mysql.query(POSITION)[0][0])
     right, wrong = export(tmp_path / "right", ["ann", "bob"]), export(tmp_path / "wrong", ["ann", "eve"])
 

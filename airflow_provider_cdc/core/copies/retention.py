@@ -30,7 +30,7 @@ from airflow_provider_cdc.core.run.commit_record import decision_of
 from airflow_provider_cdc.core.run.run import FILE, Run, is_published, run_id_in, was_told
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.shards.copy_tables import copy_names
-from airflow_provider_cdc.core.shards.union import files_of_copy, published_copies
+from airflow_provider_cdc.core.shards.published import files_of_copy, published_copies
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName, folder_name
 from airflow_provider_cdc.errors import ManifestError

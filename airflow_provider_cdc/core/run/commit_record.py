@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_cdc.core.certificate.totals import Proof, total_of
-from airflow_provider_cdc.core.run.manifest import Base, Feed, FeedGap, Place
+from airflow_provider_cdc.core.run.feed import Feed
+from airflow_provider_cdc.core.run.manifest import Base, FeedGap, Place
 from airflow_provider_cdc.core.run.results import Nulled, Skipped
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.core.run.staging import StagedFile

@@ -9,15 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from airflow_provider_cdc.core.copies.head import source_of
 from airflow_provider_cdc.core.copies.history import History, history_fields
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import TEXT, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.facts import Facts
 from airflow_provider_cdc.core.positions.position import Position
-from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
 from airflow_provider_cdc.core.tables.table import CopyName, Evolution, PartitionField, Shard, Table, TableName
 
@@ -80,55 +77,7 @@ class LakeFormat:
 PLAIN_PARQUET = LakeFormat("parquet")
 
 
-# A table's change feed: the files with every row change between the previous copy and the run's copy, in commit order.
-#
-# The files have the columns of `feed_schema`. The numbers in the column ``order`` continue from one feed to the next.
-
-
 INSERT, UPDATE, DELETE = "insert", "update", "delete"
-
-
-@dataclass(frozen=True)
-class Feed:
-    """The feed of a table in a run. It has all changes after the position ``start``. The copy of the run ``base`` is
-    exact at this position.
-
-    ``first`` is the order number of the first change. ``files`` are in the run's folder, sorted by the order of their
-    changes.
-    """
-
-    base: str
-    start: str
-    first: int
-    files: tuple[StagedFile, ...]
-
-    @property
-    def rows(self) -> int:
-        return sum(file.rows for file in self.files)
-
-    @property
-    def next(self) -> int:
-        """The order number of the first change of the next feed."""
-        return self.first + self.rows
-
-
-def feed_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the columns of a feed.
-
-    :param schema: the columns of the table's copies.
-    """
-    # Before an insert and after a delete, there is no row, so every column may be null.
-    row = pa.struct([field.with_nullable(True) for field in schema])
-    return pa.schema(
-        [
-            pa.field("operation", pa.string(), nullable=False),
-            pa.field("position", pa.string(), nullable=False),
-            pa.field("order", pa.int64(), nullable=False),
-            pa.field("commit_time", pa.timestamp("us", "UTC")),
-            pa.field("before", row),
-            pa.field("after", row),
-        ]
-    )
 
 
 # The plan of a run. It says how to read each table, and at which point the run begins.

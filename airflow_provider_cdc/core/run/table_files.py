@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from airflow_provider_cdc.core.certificate.totals import Digest, with_more
-from airflow_provider_cdc.core.filters.evaluator import published_schema
+from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.parquet import position_deletes
 from airflow_provider_cdc.core.parquet.position_deletes import Int64s
 from airflow_provider_cdc.core.parquet.splice import SplicedFile, UnknownFooter

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from typing import Any
 
-import pyarrow as pa
-
 from airflow_provider_cdc.core.options.run import AS_DECLARED, TableOptions
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
 from airflow_provider_cdc.errors import ConfigurationError
@@ -317,22 +315,6 @@ def safe_name(name: str) -> str:
         chr(byte) if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "_-$") else f"~{byte:02X}"
         for byte in name.encode()
     )
-
-
-# Values of rows as Python objects, to show them.
-
-
-def plain_value(scalar: pa.Scalar) -> Any:
-    """Return a value as a Python object.
-
-    Dates and times before the year 1 or after the year 9999 become text, because Python cannot hold them.
-    """
-    try:
-        return scalar.as_py()
-    except (OverflowError, ValueError):
-        if pa.types.is_nested(scalar.type):
-            return [plain_value(element) for element in scalar.values]
-        return f"{scalar.value:,} {'days' if pa.types.is_date(scalar.type) else 'microseconds'} after 1970-01-01"
 
 
 # The layout of a table of the lake: its partitioning, and the order of its rows.

@@ -10,7 +10,7 @@ from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.run import Run, read_is_latest
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.shards.copy_tables import CopyTables, copy_names
-from airflow_provider_cdc.core.shards.union import published_copies
+from airflow_provider_cdc.core.shards.published import published_copies
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import CdcError

@@ -24,7 +24,7 @@ from airflow_provider_cdc.jobs.changes.filter_images import decode_published
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChangeFiles
 from airflow_provider_cdc.jobs.consolidate.touched_rows import MarkedFile, TouchedKeys, in_portions, mark
 from airflow_provider_cdc.jobs.roll_forward.rolled_file import AlteredFile, base_columns
-from airflow_provider_cdc.jobs.runtime.driver import reason
+from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.sources.api.source import Source
 
 TOUCHED_ROWS = 1_000_000

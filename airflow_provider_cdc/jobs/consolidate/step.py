@@ -31,7 +31,7 @@ from airflow_provider_cdc.core.shards.copy_tables import (
     totals_by_copy,
     with_merged,
 )
-from airflow_provider_cdc.core.shards.union import published_copies
+from airflow_provider_cdc.core.shards.published import published_copies
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import format_count
@@ -48,8 +48,8 @@ from airflow_provider_cdc.jobs.extract_delta.feed_gaps import feed_gaps, gaps_of
 from airflow_provider_cdc.jobs.extract_delta.step import read_net_change
 from airflow_provider_cdc.jobs.extract_delta.window_changes import read_changes
 from airflow_provider_cdc.jobs.roll_forward.plan import BaseFile, look_at_bases, record_damage_on_error, roll_forward
-from airflow_provider_cdc.jobs.runtime.driver import add_nulled, check_some_left, say_nulled, say_skipped
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log, table
+from airflow_provider_cdc.jobs.runtime.skipped import add_nulled, check_some_left, log_nulled, log_skipped
 from airflow_provider_cdc.jobs.runtime.step import Step, clean, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
@@ -134,9 +134,9 @@ def _consolidate(step: Step) -> ConsolidateResult:
     rows = [
         (name, decision.rows[name], decision.rewound[name], len(decision.files_of(name))) for name in decision.files
     ]
-    say_skipped(result.skipped)
+    log_skipped(result.skipped)
     log(table(("table", "rows", "keys touched", "files"), rows))
-    say_nulled("consolidate: restored as null", result.nulled)
+    log_nulled("consolidate: restored as null", result.nulled)
     log(
         f"consolidate: {format_count(result.files_rewritten, 'file')} rewritten, {result.files_adopted:,} kept "
         "as written"

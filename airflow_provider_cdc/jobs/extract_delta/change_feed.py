@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.filters.evaluator import published_schema
+from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.run.commit_record import read_bases
-from airflow_provider_cdc.core.run.manifest import DELETE, INSERT, UPDATE, Feed, RunTable, feed_schema
+from airflow_provider_cdc.core.run.feed import Feed, feed_schema
+from airflow_provider_cdc.core.run.manifest import DELETE, INSERT, UPDATE, RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Table, folder_name
@@ -25,8 +26,8 @@ from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes.filter_images import copied_images, decode_published
 from airflow_provider_cdc.jobs.extract_delta.feed_gaps import first_order
 from airflow_provider_cdc.jobs.extract_delta.window_changes import ChangeRowGroup, ChangeSlice, Late, WindowChanges
-from airflow_provider_cdc.jobs.runtime.driver import reason
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log
+from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.sources.api.source import Source

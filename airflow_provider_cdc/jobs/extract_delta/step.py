@@ -42,9 +42,9 @@ from airflow_provider_cdc.jobs.extract_delta.window_changes import WindowChanges
 from airflow_provider_cdc.jobs.extract_delta.windows import BACK, Window, check_bases, windows_of
 from airflow_provider_cdc.jobs.restart.altered import altered_table, described, look_for_altered, may_restart
 from airflow_provider_cdc.jobs.restart.begin_again import restart_run
-from airflow_provider_cdc.jobs.runtime.driver import say_skipped
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log
 from airflow_provider_cdc.jobs.runtime.retry import retry
+from airflow_provider_cdc.jobs.runtime.skipped import log_skipped
 from airflow_provider_cdc.jobs.runtime.source_watch import SourceWatch
 from airflow_provider_cdc.jobs.runtime.step import RunRestarted, Step, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
@@ -172,7 +172,7 @@ def _result(
         record=records.write_named(step.folder, "delta/net", change),
         skipped=skipped,
     )
-    say_skipped(skipped)
+    log_skipped(skipped)
     log(
         f"extract_delta: {format_count(result.transactions, 'transaction')}, "
         f"{format_count(result.row_images, 'row image')}, {format_count(sum(keys.values()), 'key')} touched"

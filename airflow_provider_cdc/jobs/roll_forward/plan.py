@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.copies.removal import check_not_removed, note_damage
-from airflow_provider_cdc.core.filters.evaluator import published_schema
+from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.run.commit_record import published_run, read_bases, recorded_place
 from airflow_provider_cdc.core.run.manifest import Place, RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, difference

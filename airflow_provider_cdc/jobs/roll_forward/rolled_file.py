@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.filters.evaluator import published_schema
+from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.parquet.lake_types import to_published
 from airflow_provider_cdc.core.parquet.position_deletes import Int64s, read_positions
 from airflow_provider_cdc.core.run.staging import StagedFile, difference

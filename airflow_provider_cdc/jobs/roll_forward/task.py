@@ -35,7 +35,8 @@ from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.run.table_files import TableFiles, table_files
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.core.tables.table import Table, plain_value
+from airflow_provider_cdc.core.tables.plain_value import plain_value
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CopyMismatch, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import decode_published
@@ -56,7 +57,7 @@ from airflow_provider_cdc.jobs.roll_forward.merge import (
 )
 from airflow_provider_cdc.jobs.roll_forward.orders import Roll
 from airflow_provider_cdc.jobs.roll_forward.rolled_file import FOREIGN, AlteredFile, RolledFile, base_columns
-from airflow_provider_cdc.jobs.runtime.driver import reason
+from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.sources.api.source import Source
 
 # Decides which files of a copy get position deletes instead of being written again.

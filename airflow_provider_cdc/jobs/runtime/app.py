@@ -24,13 +24,13 @@ from airflow_provider_cdc.jobs.runtime.driver import (
     done_file,
     error_file,
     from_argument,
-    open_session,
     settings_from_environment,
     storage_from_environment,
 )
 from airflow_provider_cdc.jobs.runtime.java_errors import hint_for, last_cause
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import is_transient
+from airflow_provider_cdc.jobs.runtime.session import open_session
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 TRANSIENT, TERMINAL = 1, 2

@@ -10,22 +10,15 @@ import hashlib
 import json
 import os
 import pwd
-import sys
 import zipfile
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TypeVar
 
-from pyspark import SparkConf, SparkContext
-from pyspark.sql import SparkSession
-
-from airflow_provider_cdc.compat import name_user, start_jvm
-from airflow_provider_cdc.core.run.results import Nulled
 from airflow_provider_cdc.core.storage.uri import StorageSettings, current
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, TableUnreadable, ValueNotRepresentable
-from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sinks.registry import CatalogSettings
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
@@ -159,56 +152,6 @@ def _from_environment(variable: str, kind: type[Settings], environment: Mapping[
         ) from None
 
 
-# The Spark session of an app.
-
-
-ENCRYPTION = "spark.io.encryption.enabled"
-LOCAL_NETWORK = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
-"""Settings for a local Spark session, which generates the encryption secret itself. Without these settings, Spark warns
-in each step's log that the key of `ENCRYPTION` is visible on the network. On a cluster, this warning is true, and the
-settings of the cluster apply."""
-
-
-def open_session(name: str) -> SparkSession:
-    """Open the session that ``spark-submit`` configured. Without ``spark-submit``, open a local session on all cores.
-
-    Tasks contain the source's password. Spark writes tasks to files if they are large or if memory is short. So
-    everything that Spark writes is encrypted with a key that exists only in the memory of the driver and the executors.
-
-    :raises ConfigurationError: PySpark is a mixture of two versions, or an existing session does not encrypt.
-    """
-    check_pyspark()
-    # Start the JVM first. Without a JVM, PySpark does not know the submitted settings, and would treat a cluster as
-    # local.
-    start_jvm(SparkContext)
-    if not has_user_entry():
-        name_user(SparkContext, os.environ.get("HADOOP_USER_NAME") or f"uid{os.getuid()}")
-    submitted = SparkConf()
-    builder = SparkSession.builder.appName(name).config(ENCRYPTION, "true")
-    if str(submitted.get("spark.master", "local[*]")).startswith("local"):
-        os.environ["PYSPARK_PYTHON"] = sys.executable
-        if not any(submitted.contains(setting) for setting in LOCAL_NETWORK):
-            builder = builder.config(map=LOCAL_NETWORK)
-    spark: SparkSession = builder.getOrCreate()
-    check_encryption(spark.sparkContext.getConf().get(ENCRYPTION, "false"))
-    if package := os.environ.get(PACKAGE_VARIABLE):
-        spark.sparkContext.addPyFile(package)
-    return spark
-
-
-def check_encryption(setting: str) -> None:
-    """Check that Spark encrypts the files that it writes.
-
-    :raises ConfigurationError: Spark does not encrypt its files.
-    """
-    if setting != "true":
-        raise ConfigurationError(
-            f"{ENCRYPTION} is {setting}: Spark would write the source's password to its local disks",
-            hint="start the app in a process without a Spark session. The app then creates a session with "
-            f"{ENCRYPTION}=true",
-        )
-
-
 # Packs this package into a zip, for executors without the package, because ``spark-submit --py-files`` accepts .zip
 # files, but not .whl files.
 
@@ -288,65 +231,3 @@ def _version() -> str:
     from airflow_provider_cdc import __version__
 
     return __version__
-
-
-# Handles tables that are skipped because a step finds, during the run, that they cannot be copied.
-#
-# During a run, there are two reasons to skip a table: it has a value that no Arrow type holds, or the server cannot
-# read it. The table is then left out of the commit, and its files are discarded. So nothing of the table is published,
-# and the other tables do not depend on it. All other errors stop the run.
-
-
-TABLE_ERRORS = (ValueNotRepresentable, TableUnreadable)
-"""The errors because of which a table may be skipped."""
-
-
-def reason(error: CdcError) -> str:
-    """Return the reason why a table is skipped, in one line."""
-    return f"{error.where}: {error.message}" if error.where else error.message
-
-
-def table_of(error: ValueNotRepresentable, names: Iterable[str]) -> str | None:
-    """Return the table that an error names; None: the error matches none of ``names``, or several of them."""
-    fitting = [name for name in names if error.where == name or error.where.startswith(f"{name}.")]
-    return fitting[0] if len(fitting) == 1 else None
-
-
-def check_some_left(copied: Collection[str], skipped: Mapping[str, str]) -> None:
-    """Check that at least one table is left to publish.
-
-    :raises ValueNotRepresentable: all tables would be skipped.
-    """
-    if not copied:
-        raise ValueNotRepresentable(
-            f"none of the tables can be copied: {'; '.join(skipped.values())}",
-            where=", ".join(sorted(skipped)),
-            hint="repair the tables, correct the rows, or set the option `unrepresentable` to `string`",
-        )
-
-
-def say_skipped(skipped: Mapping[str, str]) -> None:
-    """Print a warning for each table that is left out."""
-    for name, why in sorted(skipped.items()):
-        log(f"WARNING: {name} is SKIPPED and will not be published: {why}")
-
-
-# Counts, by table and column, of values that became null because no Arrow type holds them.
-
-
-def add_nulled(counts: Iterable[tuple[str, Mapping[str, int]]]) -> Nulled:
-    """Add up the counts of each table and column. An entry of ``counts`` has the name of a table, and the counts of its
-    columns."""
-    total: Nulled = {}
-    for table, columns in counts:
-        for column, count in columns.items():
-            table_total = total.setdefault(table, {})
-            table_total[column] = table_total.get(column, 0) + count
-    return total
-
-
-def say_nulled(what: str, nulled: Nulled) -> None:
-    """Print ``what`` and the counts. Without counts, print nothing."""
-    for table, columns in nulled.items():
-        counts = ", ".join(f"{column} {count:,}" for column, count in columns.items())
-        log(f"{what}, because no Arrow type holds these values of {table}: {counts}")

@@ -24,7 +24,7 @@ from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.run.table_files import TableFiles, table_files
 from airflow_provider_cdc.core.shards.copy_tables import copy_names
-from airflow_provider_cdc.core.shards.union import files_of_copy
+from airflow_provider_cdc.core.shards.published import files_of_copy
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError

@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.run.run import Run, is_published, run_id_in
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.shards.across import PartOfMerged, unfit_as_of, unfit_sources, unlike_sources
 from airflow_provider_cdc.core.shards.copy_tables import CopyTables, merged_source, position_entry
+from airflow_provider_cdc.core.shards.published import published_copies
 from airflow_provider_cdc.core.shards.union import (
     Member,
     MemberAsked,
@@ -24,7 +25,6 @@ from airflow_provider_cdc.core.shards.union import (
     UnionRequest,
     member_lake,
     member_place,
-    published_copies,
     shard_name,
 )
 from airflow_provider_cdc.core.storage.folder import Storage

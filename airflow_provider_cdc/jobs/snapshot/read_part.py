@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from airflow_provider_cdc.core.filters.evaluator import published_columns
+from airflow_provider_cdc.core.filters.apply import published_columns
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import RunTable
@@ -20,8 +20,8 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.jobs.changes.filter_images import copied
 from airflow_provider_cdc.jobs.control.turn import GivenUp, ReadTurn
-from airflow_provider_cdc.jobs.runtime.driver import TABLE_ERRORS, reason
 from airflow_provider_cdc.jobs.runtime.progress import log
+from airflow_provider_cdc.jobs.runtime.skipped import TABLE_ERRORS, reason
 from airflow_provider_cdc.jobs.snapshot.parts import Extent, KeyExtents, Part, check_key_order
 from airflow_provider_cdc.jobs.snapshot.piece_progress import UnderWay, piece_of_part
 from airflow_provider_cdc.jobs.snapshot.table_files import TableFileWriter, Unit

@@ -39,9 +39,9 @@ from airflow_provider_cdc.jobs.control.controller import (
     giving_up_when_paused,
     wait_while_paused,
 )
-from airflow_provider_cdc.jobs.runtime.driver import add_nulled, reason, table_of
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log
 from airflow_provider_cdc.jobs.runtime.retry import RetryBudget
+from airflow_provider_cdc.jobs.runtime.skipped import add_nulled, reason, table_of
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.snapshot.log_tails import Tails, open_tails

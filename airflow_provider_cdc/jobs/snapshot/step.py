@@ -24,9 +24,9 @@ from airflow_provider_cdc.jobs.control import controller
 from airflow_provider_cdc.jobs.restart.altered import look_for_altered, may_restart, note_altered
 from airflow_provider_cdc.jobs.restart.begin_again import restart_run
 from airflow_provider_cdc.jobs.restart.earlier_reads import files_read_earlier, finish_move, nulled_earlier, undone
-from airflow_provider_cdc.jobs.runtime.driver import add_nulled, check_some_left, say_nulled, say_skipped
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, log, table
 from airflow_provider_cdc.jobs.runtime.retry import RetryBudget, retry
+from airflow_provider_cdc.jobs.runtime.skipped import add_nulled, check_some_left, log_nulled, log_skipped
 from airflow_provider_cdc.jobs.runtime.source_watch import SourceWatch
 from airflow_provider_cdc.jobs.runtime.step import Plan, Step, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
@@ -165,7 +165,7 @@ def read_tables(step: Step) -> SnapshotResult:
         view_seconds=seen.view_seconds if seen else 0.0,
         incarnation=bound.incarnation,
     )
-    say_skipped(skipped)
+    log_skipped(skipped)
     _summarize(result)
     note_timeline(step, parts, done)
     return result
@@ -360,5 +360,5 @@ def _summarize(found: SnapshotResult) -> None:
         (name, totals.rows, totals.chunks, totals.files, totals.bytes / 2**20) for name, totals in found.tables.items()
     ]
     log(table(("table", "rows", "chunks", "files", "MiB"), rows))
-    say_nulled("snapshot: read as null", found.nulled)
+    log_nulled("snapshot: read as null", found.nulled)
     log(f"snapshot: lock held for {found.lock_seconds * 1000:.0f} ms; snapshot_upper {found.snapshot_upper}")

@@ -20,7 +20,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import format_count
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
-from airflow_provider_cdc.jobs.runtime.driver import reason
+from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.sources.api.unrepresentable import MOST, OddValue, naming_key
 
 _SHOWN = 5

@@ -26,7 +26,7 @@ from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import images_within, selected_changes
 from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
-from airflow_provider_cdc.jobs.runtime.driver import reason, table_of
+from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
 from airflow_provider_cdc.jobs.snapshot.table_files import Unit
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, DELTA_SCHEMA, TrackedTable

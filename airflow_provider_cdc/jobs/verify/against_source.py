@@ -29,7 +29,7 @@ from airflow_provider_cdc.errors import (
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.verify.compare import Comparison, Side, compare
 from airflow_provider_cdc.jobs.verify.copies import OpenedCopy, copy_name, open_copy, sink_of, table_name
-from airflow_provider_cdc.jobs.verify.result_text import (
+from airflow_provider_cdc.jobs.verify.request import (
     DIFFERENT,
     NOT_VERIFIED,
     SAME,

@@ -17,9 +17,9 @@ from airflow_provider_cdc.core.certificate.digest import Digest, row_hashes
 from airflow_provider_cdc.core.certificate.row_hash import UInt64s
 from airflow_provider_cdc.core.kernels.compile import Int64s, kernel
 from airflow_provider_cdc.core.tables import row_bytes
-from airflow_provider_cdc.core.tables.table import plain_value
+from airflow_provider_cdc.core.tables.plain_value import plain_value
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
-from airflow_provider_cdc.jobs.verify.result_text import Difference
+from airflow_provider_cdc.jobs.verify.request import Difference
 from airflow_provider_cdc.jobs.verify.rows import RangeRows, RowsToRead
 
 # Digests of the rows of a table, by bucket: a bucket has the keys whose hash has the same last bits.

@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.tables.selection import selection_of
 from airflow_provider_cdc.core.tables.table import CopyName, TableName
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError
 from airflow_provider_cdc.jobs.runtime.driver import catalog_from_environment
-from airflow_provider_cdc.jobs.verify.result_text import CopyAsked, VerifyRequest
+from airflow_provider_cdc.jobs.verify.request import CopyAsked, VerifyRequest
 from airflow_provider_cdc.jobs.verify.rows import RangeRows
 from airflow_provider_cdc.sinks.base import LatestCopy, ReadsRows, Sink
 from airflow_provider_cdc.sinks.registry import CatalogSettings, open_sink, settings_of_options

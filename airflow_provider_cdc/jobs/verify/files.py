@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.copies.head import Copy, position_of
 from airflow_provider_cdc.core.run.commit_record import decision_of, published_run
 from airflow_provider_cdc.core.run.run import scratch_of
 from airflow_provider_cdc.core.run.staging import StagedFile
-from airflow_provider_cdc.core.shards.union import files_of_copy
+from airflow_provider_cdc.core.shards.published import files_of_copy
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import FileDamaged, ManifestError
@@ -25,7 +25,7 @@ from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, CheckFiles
 from airflow_provider_cdc.jobs.verify.compare import Side, digest_of
 from airflow_provider_cdc.jobs.verify.copies import copy_name, open_copy, sink_of
-from airflow_provider_cdc.jobs.verify.result_text import (
+from airflow_provider_cdc.jobs.verify.request import (
     DIFFERENT,
     NOT_VERIFIED,
     SAME,

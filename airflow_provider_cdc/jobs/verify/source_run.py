@@ -18,7 +18,7 @@ from functools import partial
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.filters.evaluator import published_schema
+from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
 from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.run.manifest import InitialPoint, TablePlan

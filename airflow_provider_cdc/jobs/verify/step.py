@@ -18,7 +18,7 @@ from airflow_provider_cdc.jobs.verify.against_source import verify_against_sourc
 from airflow_provider_cdc.jobs.verify.compare import Side, compare
 from airflow_provider_cdc.jobs.verify.copies import OpenedCopy, open_copy
 from airflow_provider_cdc.jobs.verify.files import verify_files
-from airflow_provider_cdc.jobs.verify.result_text import (
+from airflow_provider_cdc.jobs.verify.request import (
     DIFFERENT,
     FILES,
     MARKDOWN,
@@ -30,9 +30,8 @@ from airflow_provider_cdc.jobs.verify.result_text import (
     TableResult,
     VerifyRequest,
     VerifyResult,
-    lines,
-    markdown,
 )
+from airflow_provider_cdc.jobs.verify.result_text import lines, markdown
 from airflow_provider_cdc.jobs.verify.rows import RowsToRead
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 

@@ -33,7 +33,7 @@ from airflow_provider_cdc.hooks.storage import accessing_storage
 from airflow_provider_cdc.operators.announce import new_events
 from airflow_provider_cdc.operators.arguments.options import Allowed
 from airflow_provider_cdc.operators.arguments.types import SparkArguments, Xcom
-from airflow_provider_cdc.operators.base import push_xcoms, run_id_of, same_run, say_skipped
+from airflow_provider_cdc.operators.base import log_skipped, push_xcoms, run_id_of, same_run
 from airflow_provider_cdc.operators.spark.client_mode import check_spark
 from airflow_provider_cdc.operators.spark.launch import driver_environment
 from airflow_provider_cdc.operators.spark.step import QUIET, SparkStepOperator, dag_run_name
@@ -132,7 +132,7 @@ class PublishMergedOperator(SparkStepOperator):
                 hint="check that the Spark driver and this task use the same storage",
             )
         result = records.read(UnionResult, folder, RESULT)
-        say_skipped(self.log, result.skipped)
+        log_skipped(self.log, result.skipped)
         self._announce(context, folder, request, union, result)
         outputs = {
             "published": result.published,

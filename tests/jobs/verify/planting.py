@@ -20,7 +20,7 @@ import pytest
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.jobs.runtime import tasks
-from airflow_provider_cdc.jobs.verify.result_text import CopyAsked, TableResult, VerifyRequest
+from airflow_provider_cdc.jobs.verify.request import CopyAsked, TableResult, VerifyRequest
 from airflow_provider_cdc.jobs.verify.step import verify
 
 SPARK: Any = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))

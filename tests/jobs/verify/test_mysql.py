@@ -14,7 +14,7 @@ import pytest
 from pyarrow import csv
 
 from airflow_provider_cdc.core.options.lake import LakeOptions
-from airflow_provider_cdc.jobs.verify.result_text import CopyAsked
+from airflow_provider_cdc.jobs.verify.request import CopyAsked
 from airflow_provider_cdc.jobs.verify.rows import KeyRange, draw
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of

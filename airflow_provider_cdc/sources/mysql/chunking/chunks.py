@@ -30,7 +30,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.core.tables.value_range import Edge, ValueRange
 from airflow_provider_cdc.sources.mysql.chunking.axes import Axis, Between, DateAxis, TextAxis, TextCuts, axis_of
 from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed_span
-from airflow_provider_cdc.sources.mysql.decode.stream import PreparedStatement
+from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
 from airflow_provider_cdc.sources.mysql.server.driver import is_of_table
 from airflow_provider_cdc.sources.mysql.server.session import Connection, batches, fits, query, quote, size_of
 from airflow_provider_cdc.sources.mysql.tables.schema import table_sql, unsigned_difference

@@ -43,7 +43,8 @@ from airflow_provider_cdc.sources.mysql.decode.calendar import (
     wide_row_cells,
 )
 from airflow_provider_cdc.sources.mysql.decode.columns import finish
-from airflow_provider_cdc.sources.mysql.decode.stream import MOST_WARNINGS, PreparedStatement, ResultStream
+from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
+from airflow_provider_cdc.sources.mysql.decode.stream import MOST_WARNINGS, ResultStream
 from airflow_provider_cdc.sources.mysql.server.driver import RESULT_TOO_LONG, mapped_errors
 from airflow_provider_cdc.sources.mysql.server.session import Connection, end, query, quote
 from airflow_provider_cdc.sources.mysql.tables.generated import has_bounded_results

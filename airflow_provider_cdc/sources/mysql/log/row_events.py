@@ -38,8 +38,8 @@ from airflow_provider_cdc.sources.mysql.log.events import (
     TWO_BYTES_FOLLOW,
     WRITE_ROWS,
     WRITE_ROWS_V1,
-    TableArrays,
 )
+from airflow_provider_cdc.sources.mysql.log.layouts import TableArrays
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     AT,
     BAD_ROWS,

@@ -54,8 +54,8 @@ from airflow_provider_cdc.sources.mysql.log.events import (
     USER_VAR,
     VIEW_CHANGE,
     XID,
-    TableArrays,
 )
+from airflow_provider_cdc.sources.mysql.log.layouts import TableArrays
 from airflow_provider_cdc.sources.mysql.log.positions.commits import commit_time, tagged_gtid
 from airflow_provider_cdc.sources.mysql.log.positions.membership import SetArrays, contains, find_tsid, set_untagged
 from airflow_provider_cdc.sources.mysql.log.row_events import KeyRanges, hides_cascades, is_rows, keeps_keys, net_rows

@@ -26,7 +26,8 @@ from airflow_provider_cdc.sources.log.netting import HEADER, USED, apply_prepare
 from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
 from airflow_provider_cdc.sources.mysql.log import events, refusals, walk_state
 from airflow_provider_cdc.sources.mysql.log import events as codes
-from airflow_provider_cdc.sources.mysql.log.events import TableMap, layouts, parents_of
+from airflow_provider_cdc.sources.mysql.log.events import TableMap
+from airflow_provider_cdc.sources.mysql.log.layouts import layouts, parents_of
 from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYTES, in_set, tsid_parts
 from airflow_provider_cdc.sources.mysql.log.row_events import MOST_RECORDS, KeyRanges
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement

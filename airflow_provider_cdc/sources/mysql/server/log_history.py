@@ -26,7 +26,7 @@ import pymysql
 from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log import events as codes
-from airflow_provider_cdc.sources.mysql.log.stream.dump import CANNOT_READ_LOG, GTIDS_OFF, request_log
+from airflow_provider_cdc.sources.mysql.log.stream.request import CANNOT_READ_LOG, GTIDS_OFF, request_log
 from airflow_provider_cdc.sources.mysql.server.driver import mapped_errors
 from airflow_provider_cdc.sources.mysql.server.session import Connection, connect, query, server_version, value
 

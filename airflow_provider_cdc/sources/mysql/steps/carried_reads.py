@@ -19,7 +19,6 @@ from airflow_provider_cdc.core.tables.table import Evolution, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log import refusals
-from airflow_provider_cdc.sources.mysql.log.survey import survey
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, is_before
 from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
@@ -96,6 +95,9 @@ class KeepsTables:
     _watched: WatchedTables | None
 
     def altered_in_log(self, tables: Sequence[Table]) -> Mapping[TableName, SchemaChanged]:
+        # Import this module late: `sources.mysql.source` explains why.
+        from airflow_provider_cdc.sources.mysql.log.survey import survey
+
         assert isinstance(self.settings, RunSettings)
         assert self._facts is not None
         # A run records no piece of the log that has a statement that changes one of its tables. So the search begins at

@@ -26,7 +26,8 @@ from airflow_provider_cdc.core.tables.table import CarriedField, Column, Era, Ta
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.postgres.catalog.schema_difference import number_of
-from airflow_provider_cdc.sources.postgres.decode.images import NULL_VALUE, TEXT_VALUE, constant_field, decode_images
+from airflow_provider_cdc.sources.postgres.decode.images import decode_images
+from airflow_provider_cdc.sources.postgres.decode.tuple_data import NULL_VALUE, TEXT_VALUE, constant_field
 
 _COUNT_BYTES, _LENGTH_BYTES = 2, 4
 _MOST_BYTES = 2**31 - 1

@@ -42,7 +42,7 @@ from airflow_provider_cdc.sources.log.netting import (
     note_last,
     touch,
 )
-from airflow_provider_cdc.sources.postgres.log.pgoutput import (
+from airflow_provider_cdc.sources.postgres.log.tuples import (
     fill_in,
     find_relation,
     has_unchanged,

@@ -7,7 +7,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.decode.stream import PreparedStatement
+from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
 from airflow_provider_cdc.sources.mysql.server.session import connect
 from harness.bench.contender import Address, Order, Work
 from harness.bench.spark import CORES

@@ -20,7 +20,7 @@ from airflow_provider_cdc.jobs.snapshot.parts import KeyExtents, check_key_order
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.chunking import chunks
-from airflow_provider_cdc.sources.mysql.decode.stream import PreparedStatement
+from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
 from airflow_provider_cdc.sources.mysql.server.session import query, session
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, table_sql
 from harness.mysql_server import MysqlServer

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.sources.mysql.log import events, walk_state
 from airflow_provider_cdc.sources.mysql.log import survey as surveys
-from airflow_provider_cdc.sources.mysql.log.stream import dump
+from airflow_provider_cdc.sources.mysql.log.stream import dump, request
 from airflow_provider_cdc.sources.mysql.log.survey import FILES_AT_ONCE, LogFacts, survey
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, log_files
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session
@@ -152,7 +152,7 @@ def test_whoever_leaves_does_not_wait_for_a_server_that_says_nothing_any_more(
 ) -> None:
     """A task that timed out would otherwise wait for minutes."""
     silent = threading.Event()
-    request_log = dump.request_log
+    request_log = request.request_log
 
     def asked_late(connection: Connection, name: str, start: int) -> None:
         # The first file is looked through by then; and this one is never asked for where the server does not stop.
@@ -179,7 +179,7 @@ def test_whoever_leaves_does_not_wait_for_a_server_that_says_nothing_any_more(
 
     first = server.query("SHOW BINARY LOGS")[1][0]
     if when == "it is asked for it":
-        monkeypatch.setattr(dump, "request_log", asked_late)
+        monkeypatch.setattr(request, "request_log", asked_late)
     try:
         look(server, enough=1, then=falls_silent)
         assert time.monotonic() - left < 40

@@ -28,7 +28,6 @@ from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import ExactnessError, SchemaChanged, TransientError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log.statements.identity_effect import IdentityEffect
-from airflow_provider_cdc.sources.mysql.log.survey import survey
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
@@ -278,6 +277,9 @@ def _logged_ddl(
 ) -> dict[TableName, list[LoggedDdl]]:
     """For each table, return the statements that may have changed its identity and that were logged between ``begin``
     and the current end of the log."""
+    # Import this module late: `sources.mysql.source` explains why.
+    from airflow_provider_cdc.sources.mysql.log.survey import survey
+
     # Pass an empty GTID set as the position, so that every statement after ``begin`` counts.
     facts = survey(settings, begin, GtidSet(), tables)
     if facts.stopped is not None:

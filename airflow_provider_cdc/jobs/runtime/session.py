@@ -1,0 +1,61 @@
+"""The Spark session of an app."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from pyspark import SparkConf, SparkContext
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.compat import name_user, start_jvm
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.jobs.runtime.driver import PACKAGE_VARIABLE, check_pyspark, has_user_entry
+
+ENCRYPTION = "spark.io.encryption.enabled"
+
+
+LOCAL_NETWORK = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+"""Settings for a local Spark session, which generates the encryption secret itself. Without these settings, Spark warns
+in each step's log that the key of `ENCRYPTION` is visible on the network. On a cluster, this warning is true, and the
+settings of the cluster apply."""
+
+
+def open_session(name: str) -> SparkSession:
+    """Open the session that ``spark-submit`` configured. Without ``spark-submit``, open a local session on all cores.
+
+    Tasks contain the source's password. Spark writes tasks to files if they are large or if memory is short. So
+    everything that Spark writes is encrypted with a key that exists only in the memory of the driver and the executors.
+
+    :raises ConfigurationError: PySpark is a mixture of two versions, or an existing session does not encrypt.
+    """
+    check_pyspark()
+    # Start the JVM first. Without a JVM, PySpark does not know the submitted settings, and would treat a cluster as
+    # local.
+    start_jvm(SparkContext)
+    if not has_user_entry():
+        name_user(SparkContext, os.environ.get("HADOOP_USER_NAME") or f"uid{os.getuid()}")
+    submitted = SparkConf()
+    builder = SparkSession.builder.appName(name).config(ENCRYPTION, "true")
+    if str(submitted.get("spark.master", "local[*]")).startswith("local"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+        if not any(submitted.contains(setting) for setting in LOCAL_NETWORK):
+            builder = builder.config(map=LOCAL_NETWORK)
+    spark: SparkSession = builder.getOrCreate()
+    check_encryption(spark.sparkContext.getConf().get(ENCRYPTION, "false"))
+    if package := os.environ.get(PACKAGE_VARIABLE):
+        spark.sparkContext.addPyFile(package)
+    return spark
+
+
+def check_encryption(setting: str) -> None:
+    """Check that Spark encrypts the files that it writes.
+
+    :raises ConfigurationError: Spark does not encrypt its files.
+    """
+    if setting != "true":
+        raise ConfigurationError(
+            f"{ENCRYPTION} is {setting}: Spark would write the source's password to its local disks",
+            hint="start the app in a process without a Spark session. The app then creates a session with "
+            f"{ENCRYPTION}=true",
+        )
