@@ -31,7 +31,7 @@ MORE_IMPORTS: Mapping[str, int] = {
     "operators.preflight": 24,
     "operators.spark.step": 27,
     "sinks.iceberg.sink": 26,
-    "sources.mysql.log.walker": 21,
+    "sources.mysql.log.walker": 22,
     "sources.mysql.source": 48,
     "sources.mysql.steps.roll_forward": 24,
     "sources.mysql.steps.snapshot": 30,
