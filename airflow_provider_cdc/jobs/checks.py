@@ -27,7 +27,7 @@ CHECKS: tuple[Check[None], ...] = (
         "Chunks do not overlap: the keys of each chunk are below the keys of the next one.",
         (),
         "report the error with the table's definition and the server's version",
-        raised_by=(Raised(Moment.READS_ENDED, "jobs.snapshot.key_order:check_key_order"),),
+        raised_by=(Raised(Moment.READS_ENDED, "jobs.snapshot.parts:check_key_order"),),
     ),
     Check(
         "run.odd-values",
@@ -84,7 +84,7 @@ CHECKS: tuple[Check[None], ...] = (
         "clear the task that wrote the file, or trigger a new run",
         raised_by=(
             Raised(Moment.BEFORE_COMMIT, "jobs.runtime.verify_files:require_whole"),
-            Raised(Moment.ROLL_FORWARD, "jobs.roll_forward.plan:noting_damage"),
+            Raised(Moment.ROLL_FORWARD, "jobs.roll_forward.plan:record_damage_on_error"),
         ),
     ),
 )

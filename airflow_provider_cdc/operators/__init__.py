@@ -1,4 +1,4 @@
-"""The steps of a run, one operator each."""
+"""The steps of a run, and the operators that clean up, control, verify and announce."""
 
 from airflow_provider_cdc import airflow_version
 

@@ -1,4 +1,4 @@
-"""The third step: reads all chunks of all tables."""
+"""The Spark steps `snapshot` (reads all chunks of all tables) and `extract_delta` (reads the changes made meanwhile)."""
 
 from __future__ import annotations
 

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.control import acts as events
-from airflow_provider_cdc.core.control import effective
+from airflow_provider_cdc.core.control import acts, effective
 from airflow_provider_cdc.core.control.acts import act_on
 from airflow_provider_cdc.core.options.run import LimitOptions
 from airflow_provider_cdc.core.run.run import Run
@@ -92,7 +91,7 @@ def check_quiet(db: Database) -> None:
 
 
 def said(run: Pipeline) -> list[str]:
-    return [event.what for event in events.read(run.run).events]
+    return [event.what for event in acts.read(run.run).events]
 
 
 def holds(condition: Callable[[], bool], step: Future[Any]) -> None:
@@ -156,7 +155,7 @@ def test_a_run_under_load_is_limited_slowed_paused_and_resumed_and_is_exact(
             if slot := Run.load(run.run).manifest.identity.slot:
                 # The slot and its publication have the same name.
                 assert shop.kept() == [slot] or set(shop.kept()) == {slot}
-                assert slot in events.read(run.run).events[-1].why
+                assert slot in acts.read(run.run).events[-1].why
             else:
                 assert shop.kept() == []
             act_on(run.run, "limit", "ben", max_rows_per_second=0, max_reads=1)
@@ -168,7 +167,7 @@ def test_a_run_under_load_is_limited_slowed_paused_and_resumed_and_is_exact(
     finally:
         run.release()
     assert published_of(shop, run) == expected
-    log = events.read(run.run)
+    log = acts.read(run.run)
     names = [event.what for event in log.events]
     slowed = ["slowed to 50%", "slowed to 25%", "slowed to 12%", "held by the governor"]
     assert names[:2] == ["paused", "resumed"]

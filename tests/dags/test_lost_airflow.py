@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.control import acts as events
-from airflow_provider_cdc.core.control import effective
+from airflow_provider_cdc.core.control import acts, effective
 from airflow_provider_cdc.core.control.acts import act_on
 from airflow_provider_cdc.core.storage.folder import Storage
 from harness.airflow_home import ROOT, AirflowHome
@@ -216,7 +215,7 @@ def test_a_lost_scheduler_is_started_again(shop: Shop, paused: bool) -> None:
     shop.write()
     if paused:
         assert not shop.sessions()
-        soon(lambda: [one.what for one in events.read(run).events] == ["paused"] * 2, "the next try is not paused")
+        soon(lambda: [one.what for one in acts.read(run).events] == ["paused"] * 2, "the next try is not paused")
         act_on(run, "resume", "ann")
     act_on(run, "limit", "ann", max_rows_per_second=0)
     shop.check(run, expected)

@@ -23,10 +23,9 @@ from airflow_provider_cdc.jobs.consolidate import step as consolidate
 from airflow_provider_cdc.jobs.extract_delta import change_feed, read_segment
 from airflow_provider_cdc.jobs.extract_delta import change_feed as feed_slices
 from airflow_provider_cdc.jobs.extract_delta import step as extract_delta
-from airflow_provider_cdc.jobs.roll_forward import merge
+from airflow_provider_cdc.jobs.roll_forward import merge, task
 from airflow_provider_cdc.jobs.roll_forward import merge as image_buffer
 from airflow_provider_cdc.jobs.roll_forward import plan as forward
-from airflow_provider_cdc.jobs.roll_forward import task as incoming_rows
 from airflow_provider_cdc.jobs.roll_forward import task as roll
 from airflow_provider_cdc.jobs.runtime import step, verify_files
 from airflow_provider_cdc.jobs.snapshot import step as snapshot
@@ -104,7 +103,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
     for module in (rewind, roll):
         monkeypatch.setattr(module, "TOUCHED_ROWS", 2)
         monkeypatch.setattr(module, "DECODED_ROWS", 2)
-    for module in (change_feed, incoming_rows):
+    for module in (change_feed, task):
         monkeypatch.setattr(module, "DECODED_ROWS", 2)
     # Every feed is cut into slices.
     monkeypatch.setattr(feed_slices, "SPLIT_BYTES", -1)

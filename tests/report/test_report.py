@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.control import acts as events
+from airflow_provider_cdc.core.control import acts
 from airflow_provider_cdc.core.control.acts import act_on
 from airflow_provider_cdc.core.run.manifest import FeedGap, MissedPast, RunTable
 from airflow_provider_cdc.core.run.results import TableRead
@@ -225,8 +225,8 @@ def test_acts_of_operators_and_of_the_governor_are_in_the_report_of_a_run_that_i
 ) -> None:
     run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(ONE,)))
     act_on(run.folder, "pause", "<ann>", "a sale")
-    held = events.Event("2999-01-01T00:00:00+00:00", "snapshot", "held by the governor", "x is 7, above 5")
-    events.write(run.folder, "snapshot", "t", events.ControlLog((held,), 60.0, 7.0))
+    held = acts.Event("2999-01-01T00:00:00+00:00", "snapshot", "held by the governor", "x is 7, above 5")
+    acts.write(run.folder, "snapshot", "t", acts.ControlLog((held,), 60.0, 7.0))
     uri = write_failure(run, DAG_RUN, Failed("snapshot", "RunStopped", "stopped"))
     page = Seen(Path(uri.removeprefix("file://")).read_text()).text
     text = " ".join(page)

@@ -9,7 +9,7 @@ import pytest
 
 from airflow_provider_cdc.core.certificate.totals import Digest
 from airflow_provider_cdc.core.run.staging import Staging
-from airflow_provider_cdc.core.run.table_files import TableFiles
+from airflow_provider_cdc.core.run.table_files import TableFileWriter
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import FileDamaged
 from airflow_provider_cdc.sinks.base import Publication, TableChange
@@ -34,7 +34,7 @@ def without_first_kept_row(publication: Publication) -> Publication:
         place = change.place
         assert place is not None
         staging = Staging(Storage(place.folder))
-        files = TableFiles(staging, SCHEMA, place.schema(SCHEMA), "", publication.run_id, "id", place.location)
+        files = TableFileWriter(staging, SCHEMA, place.schema(SCHEMA), "", publication.run_id, "id", place.location)
         first, *others = change.kept
         return replace(change, kept=(files.write_deletes(first, np.array([0]), UNREAD), *others))
 

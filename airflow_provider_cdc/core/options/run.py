@@ -7,7 +7,7 @@ derived from the declaration. Only `SnapshotTaskGroup` (for editors) and ``opera
 checkers) list arguments; tests compare them.
 
 To add an option, declare it here: in `TableOptions` if it is about how tables are read and published, in `StepOptions`
-if steps after preflight need it, and in `RunOptions` otherwise. ``core/options/run.py`` has the options that the
+if steps after preflight need it, and in `RunOptions` otherwise. `AuthorOptions` has the options that the
 DAG's author sets for all runs of the DAG.
 """
 

@@ -26,7 +26,7 @@ from airflow_provider_cdc.core.tables.table import PartitionField, Table, folder
 
 
 @dataclass(frozen=True)
-class TableFiles:
+class TableFileWriter:
     """Writes the data files of one table of a run.
 
     ``staging`` is the folder that the names of the files are relative to. ``published`` is the schema of the rows to
@@ -48,7 +48,7 @@ class TableFiles:
         return self.staging.folder
 
     @contextmanager
-    def together(self) -> Iterator[TableFiles]:
+    def together(self) -> Iterator[TableFileWriter]:
         """Write many small files, which are flushed to disk together; see `Storage.together`."""
         with self.staging.folder.together() as folder:
             yield replace(self, staging=Staging(folder))
@@ -110,7 +110,7 @@ class TableFiles:
         return f"{part}-{self._run_id}" if self._run_id else f"{work}/{self._table}/{part}"
 
 
-def table_files(staging: Staging, entry: RunTable, schema: pa.Schema) -> TableFiles:
+def table_files(staging: Staging, entry: RunTable, schema: pa.Schema) -> TableFileWriter:
     """Return the writer of the data files of one table of a run.
 
     :param staging: the run's own folder.
@@ -119,11 +119,11 @@ def table_files(staging: Staging, entry: RunTable, schema: pa.Schema) -> TableFi
     published = published_schema(entry.table, schema)
     table, key = folder_name(entry.table.name), entry.table.key[0] if entry.table.key else ""
     if entry.place is None:
-        return TableFiles(staging, published, published, table, "", key)
+        return TableFileWriter(staging, published, published, table, "", key)
     run_id = staging.folder.uri.rpartition("/")[2]
     place, data = entry.place, Staging(Storage(entry.place.folder))
     schema = place.schema(published)
-    return TableFiles(data, published, schema, table, run_id, key, place.location, place.partition)
+    return TableFileWriter(data, published, schema, table, run_id, key, place.location, place.partition)
 
 
 def base_schema(place: Place | None, table: Table, schema: pa.Schema) -> pa.Schema:

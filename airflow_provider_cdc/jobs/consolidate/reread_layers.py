@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.parquet.lake_types import to_published
-from airflow_provider_cdc.core.run.table_files import TableFiles
+from airflow_provider_cdc.core.run.table_files import TableFileWriter
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.jobs.changes import net_change_files
@@ -20,7 +20,7 @@ from airflow_provider_cdc.jobs.consolidate.rewind import Rewind
 
 def rows_again(
     run: Storage,
-    files: TableFiles,
+    files: TableFileWriter,
     change: NetChangeFiles,
     layers: Sequence[Rewind],
     key: Sequence[str],

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
-from airflow_provider_cdc.core.run.table_files import TableFiles, table_files
+from airflow_provider_cdc.core.run.table_files import TableFileWriter, table_files
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
@@ -107,7 +107,7 @@ class RewindTask:
     def _table(self, index: int) -> Table:
         return self.tables[index].table
 
-    def _files(self, index: int) -> TableFiles:
+    def _files(self, index: int) -> TableFileWriter:
         entry = self.tables[index]
         return table_files(self.staging, entry, self.source.arrow_schema(entry.table))
 

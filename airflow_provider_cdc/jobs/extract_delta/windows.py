@@ -20,7 +20,7 @@ from airflow_provider_cdc.jobs.restart.earlier_reads import by_manifest
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.snapshot.table_files import TableFileWriter, read_table_files
+from airflow_provider_cdc.jobs.snapshot.table_files import ReadFiles, read_table_files
 from airflow_provider_cdc.jobs.spool.adopt import Adopted, records_of, spooled_part
 from airflow_provider_cdc.jobs.spool.kept_pieces import pieces_of, tracked_table
 from airflow_provider_cdc.jobs.spool.keyless import UnitsByPosition, by_position
@@ -131,7 +131,7 @@ def windows_of(step: Step) -> list[Window]:
     return windows
 
 
-def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFileWriter]) -> list[Window]:
+def _windows_of_earlier_reads(step: Step, read: Mapping[str, ReadFiles]) -> list[Window]:
     """Return the windows of the tables that were read under an earlier manifest. The windows end at the initial
     position."""
     manifest, source = step.manifest, step.source
@@ -152,7 +152,7 @@ def _windows_of_earlier_reads(step: Step, read: Mapping[str, TableFileWriter]) -
     return windows + _windows_of_pieces(step, read)
 
 
-def _windows_of_pieces(step: Step, read: Mapping[str, TableFileWriter]) -> list[Window]:
+def _windows_of_pieces(step: Step, read: Mapping[str, ReadFiles]) -> list[Window]:
     """Return the windows of the tables that were read under an earlier manifest, if the run has recorded the log since
     then (`jobs.spool.kept_pieces`). Nothing of these windows is left to be read."""
     manifest = step.manifest
@@ -193,7 +193,7 @@ def _windows_of_pieces(step: Step, read: Mapping[str, TableFileWriter]) -> list[
     return windows
 
 
-def _upper(manifest: Manifest, read: TableFileWriter) -> Position | None:
+def _upper(manifest: Manifest, read: ReadFiles) -> Position | None:
     """Return the exact position at which a table was read; None: the table does not need an exact position."""
     return manifest.position_in(read.upper) if read.upper else None
 

@@ -52,7 +52,7 @@ from airflow_provider_cdc.jobs.restart.earlier_reads import ReadsOfManifest, by_
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import RunRestarted, Step
-from airflow_provider_cdc.jobs.snapshot.table_files import FILES, TableFileWriter
+from airflow_provider_cdc.jobs.snapshot.table_files import FILES, ReadFiles
 from airflow_provider_cdc.jobs.spool.kept_pieces import KeptPieces, acknowledge, recorded_pieces, up_to
 from airflow_provider_cdc.jobs.spool.spooler import end_spool, has_let_log_go
 from airflow_provider_cdc.sources.api.source import Source
@@ -120,7 +120,7 @@ def refresh_identities(kept: ReadsOfManifest) -> Sequence[Table]:
 def restart_run(
     step: Step,
     altered: Mapping[str, str],
-    read: Mapping[str, TableFileWriter],
+    read: Mapping[str, ReadFiles],
     bound: UpperBound | None,
     nulled: Nulled,
 ) -> RunRestarted:
@@ -215,7 +215,7 @@ def _entry(
     step: Step,
     entry: RunTable,
     altered: Mapping[str, str],
-    read: Mapping[str, TableFileWriter],
+    read: Mapping[str, ReadFiles],
     generation: str,
     lost: Mapping[str, str],
 ) -> RunTable:

@@ -24,7 +24,7 @@ from airflow_provider_cdc.jobs.restart.earlier_reads import undone
 from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.snapshot.table_files import TableFileWriter, read_record
+from airflow_provider_cdc.jobs.snapshot.table_files import ReadFiles, read_record
 from airflow_provider_cdc.jobs.spool.kept_pieces import KeptPieces, Piece, Shape, recorded_pieces, up_to
 from airflow_provider_cdc.sources.api.window import UpperBound
 
@@ -106,7 +106,7 @@ class FinishedRead:
 def finished_reads(
     step: Step,
     altered: Collection[str],
-    read: Mapping[str, TableFileWriter],
+    read: Mapping[str, ReadFiles],
     reads: EarlierReads | None,
     bound: UpperBound | None,
 ) -> dict[str, FinishedRead]:

@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.run.spool_chain import reaching
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.jobs.runtime.retry import retry
 from airflow_provider_cdc.jobs.runtime.step import Step
-from airflow_provider_cdc.jobs.snapshot.table_files import TableFileWriter, read_record
+from airflow_provider_cdc.jobs.snapshot.table_files import ReadFiles, read_record
 from airflow_provider_cdc.jobs.spool.kept_pieces import acknowledge, last_piece_of
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import UpperBound
@@ -33,9 +33,9 @@ def undone(step: Step, bound: UpperBound | None = None) -> dict[str, str]:
     return {str(entry.table.name): why for entry in step.tables if entry.read_in and entry.read_in not in kept}
 
 
-def files_read_earlier(step: Step) -> dict[str, TableFileWriter]:
+def files_read_earlier(step: Step) -> dict[str, ReadFiles]:
     """Return the files of the tables that were read under an earlier manifest."""
-    files: dict[str, TableFileWriter] = {}
+    files: dict[str, ReadFiles] = {}
     for key, reads in step.manifest.earlier_reads.items():
         recorded = read_record(step.run, reads.record)
         files |= {name: recorded[name] for name in _names(step, key)}

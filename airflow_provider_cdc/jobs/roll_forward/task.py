@@ -32,7 +32,7 @@ from airflow_provider_cdc.core.parquet.splice import UnknownFooter
 from airflow_provider_cdc.core.parquet.writer import ROW_GROUP_BYTES, ParquetWriter
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
-from airflow_provider_cdc.core.run.table_files import TableFiles, table_files
+from airflow_provider_cdc.core.run.table_files import TableFileWriter, table_files
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.plain_value import plain_value
@@ -97,7 +97,7 @@ class IncomingRows:
 
     order: Roll
     table: Table
-    files: TableFiles
+    files: TableFileWriter
     change: NetChangeFiles
     work: Storage
     changes: Callable[[Sequence[str]], Iterator[pa.RecordBatch]]
@@ -195,7 +195,7 @@ class RollTask:
 class _Rolling:
     """Executes one order of type `Roll`."""
 
-    def __init__(self, task: RollTask, order: Roll, files: TableFiles) -> None:
+    def __init__(self, task: RollTask, order: Roll, files: TableFileWriter) -> None:
         self._task = task
         self._order = order
         entry = task.tables[order.table]

@@ -143,7 +143,7 @@ WATCH_SECONDS = 60.0
 class SourceWatch:
     """Checks the source periodically in its own thread. So a step that reads for hours stops soon after the log was
     removed or a table was altered, and not only at its end. The thread also asks when the source will remove the log
-    (`runway_guard`).
+    (`RunwayGuard`).
 
     :param title: the name of the step.
 

@@ -22,7 +22,7 @@ from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT, Manifest, RunTab
 from airflow_provider_cdc.core.run.results import CONSOLIDATE, StepResult
 from airflow_provider_cdc.core.run.run import Run, is_published
 from airflow_provider_cdc.core.run.staging import Staging
-from airflow_provider_cdc.core.run.table_files import TableFiles, table_files
+from airflow_provider_cdc.core.run.table_files import TableFileWriter, table_files
 from airflow_provider_cdc.core.shards.copy_tables import copy_names
 from airflow_provider_cdc.core.shards.published import files_of_copy
 from airflow_provider_cdc.core.storage import records
@@ -98,7 +98,7 @@ class Step:
     def staging(self) -> Staging:
         return Staging(self.folder)
 
-    def files_of(self, index: int) -> TableFiles:
+    def files_of(self, index: int) -> TableFileWriter:
         """The data files of the table with this index."""
         entry = self.tables[index]
         return table_files(self.staging, entry, self.source.arrow_schema(entry.table))

@@ -2,7 +2,7 @@
 
 Spark reports an exception in a task as a long Java trace, repeats the task whatever the error was, and continues all
 other tasks. Here, a task returns its error as a value. A terminal error stops the job at once. Orders that failed with
-a transient error, or whose worker was lost, are repeated in a new job until `Patience` ends. An unexpected error is
+a transient error, or whose worker was lost, are repeated in a new job until `RetryBudget` ends. An unexpected error is
 terminal, because it is a defect of the program.
 """
 
@@ -164,7 +164,7 @@ def run_tasks(
     :param brief: stop early. The caller sets this if a failure affects all orders until the caller has resolved the
         cause.
     :raises TerminalError: a task failed with a TerminalError, or with an unexpected exception.
-    :raises TransientError: no order succeeded before `Patience` ended.
+    :raises TransientError: no order succeeded before `RetryBudget` ended.
     """
     results: dict[int, Result] = {}
     patience = RetryBudget(title, 0.0 if brief else None)

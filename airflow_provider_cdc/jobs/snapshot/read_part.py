@@ -24,7 +24,7 @@ from airflow_provider_cdc.jobs.runtime.progress import log
 from airflow_provider_cdc.jobs.runtime.skipped import TABLE_ERRORS, reason
 from airflow_provider_cdc.jobs.snapshot.parts import Extent, KeyExtents, Part, check_key_order
 from airflow_provider_cdc.jobs.snapshot.piece_progress import UnderWay, piece_of_part
-from airflow_provider_cdc.jobs.snapshot.table_files import TableFileWriter, Unit
+from airflow_provider_cdc.jobs.snapshot.table_files import ReadFiles, Unit
 from airflow_provider_cdc.jobs.snapshot.unrepresentable_rows import OddRow, check_count, noted
 from airflow_provider_cdc.sources.api.reading import ChunkReader
 from airflow_provider_cdc.sources.api.source import Source
@@ -37,9 +37,9 @@ class PartRecord:
     """The record of a part that was read: its files, its plan, and the incarnation of the server.
 
     ``upper``: the exact position of the read, as text; empty: each chunk was read at its own time. ``odd``: the result
-    of `unrepresentable_rows.noted`. ``extents``: the extents of its chunks (`key_order`). ``refused``: the reason why
-    the table cannot be copied; such a part has no files. ``began`` and ``lane`` are for the run's report: when the part
-    was read (Unix seconds), and by which worker.
+    of `unrepresentable_rows.noted`. ``extents``: the extents of its chunks (`parts.KeyExtents`). ``refused``: the
+    reason why the table cannot be copied; such a part has no files. ``began`` and ``lane`` are for the run's report:
+    when the part was read (Unix seconds), and by which worker.
     """
 
     plan: str
@@ -247,7 +247,7 @@ def drop_half_read(tables: Sequence[RunTable], parts: Sequence[Part], done: dict
 
 def files_by_table(
     tables: Sequence[RunTable], parts: Sequence[Part], done: Mapping[int, PartRecord]
-) -> dict[str, TableFileWriter]:
+) -> dict[str, ReadFiles]:
     """Return the files of each table, by name. A part without a record belongs to a table that was altered, so it is
     read again under another manifest."""
     read: dict[int, list[Part]] = {index: [] for index in range(len(tables))}
@@ -257,7 +257,7 @@ def files_by_table(
     return {str(tables[index].table.name): _files(tables[index], own, done) for index, own in read.items()}
 
 
-def _files(entry: RunTable, parts: Sequence[Part], done: Mapping[int, PartRecord]) -> TableFileWriter:
+def _files(entry: RunTable, parts: Sequence[Part], done: Mapping[int, PartRecord]) -> ReadFiles:
     files: list[StagedFile] = []
     odd: list[OddRow] = []
     uppers: set[str] = set()
@@ -267,8 +267,8 @@ def _files(entry: RunTable, parts: Sequence[Part], done: Mapping[int, PartRecord
         odd += record.odd
         uppers.add(record.upper)
     if not entry.table.needs_one_position or not parts:
-        return TableFileWriter(tuple(files), "", tuple(odd))
+        return ReadFiles(tuple(files), "", tuple(odd))
     if len(uppers) == 1:
-        return TableFileWriter(tuple(files), uppers.pop(), tuple(odd))
+        return ReadFiles(tuple(files), uppers.pop(), tuple(odd))
     units = tuple(Unit(part.within, done[part.number].upper) for part in parts if part.within is not None)
-    return TableFileWriter(tuple(files), "", tuple(odd), units)
+    return ReadFiles(tuple(files), "", tuple(odd), units)

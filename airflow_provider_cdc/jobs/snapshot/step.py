@@ -43,7 +43,7 @@ from airflow_provider_cdc.jobs.snapshot.read_part import (
     tell_wholes,
 )
 from airflow_provider_cdc.jobs.snapshot.reread_passes import SeenRows, read_again
-from airflow_provider_cdc.jobs.snapshot.table_files import FILES, EndsOfReads, TableFileWriter, with_ends
+from airflow_provider_cdc.jobs.snapshot.table_files import FILES, EndsOfReads, ReadFiles, with_ends
 from airflow_provider_cdc.jobs.spool.spooler import pause_spool, spooled
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.source import Source
@@ -182,8 +182,8 @@ def _check_tables(step: Step) -> None:
 
 
 def _read_in_full(
-    step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord], files: Mapping[str, TableFileWriter]
-) -> dict[str, TableFileWriter]:
+    step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord], files: Mapping[str, ReadFiles]
+) -> dict[str, ReadFiles]:
     """Return the files of the tables all of whose parts were read under the present manifest."""
     missing = {_name(step, part) for part in parts if part.number not in done or done[part.number].refused}
     read = {_name(step, part) for part in parts} - missing

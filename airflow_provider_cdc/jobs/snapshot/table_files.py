@@ -30,11 +30,11 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class TableFileWriter:
+class ReadFiles:
     """The files with the rows that were read from one table. ``upper`` is the exact position of the read, as text;
     empty: the table does not need an exact position, or its ranges were read at several positions (``units``). ``odd``
     are the rows with values that no Arrow type holds (`unrepresentable_rows`). ``ended`` is an end of the log after the
-    end of the read (`ends_of_reads`). Empty: unknown."""
+    end of the read (`EndsOfReads`). Empty: unknown."""
 
     files: tuple[StagedFile, ...]
     upper: str
@@ -51,7 +51,7 @@ class TableFileWriter:
         return sum(file.bytes for file in self.files)
 
 
-def read_table_files(run: Run) -> dict[str, TableFileWriter]:
+def read_table_files(run: Run) -> dict[str, ReadFiles]:
     """Return the files that the snapshot step read, by table. Reads of earlier manifests that still count are included.
 
     :raises ManifestError: the step is not done.
@@ -59,9 +59,9 @@ def read_table_files(run: Run) -> dict[str, TableFileWriter]:
     return read_record(run, run.result_of(SnapshotResult).record)
 
 
-def read_record(run: Run, name: str) -> dict[str, TableFileWriter]:
+def read_record(run: Run, name: str) -> dict[str, ReadFiles]:
     """Return the files in the record ``name``, by table."""
-    return records.read_named(dict[str, TableFileWriter], run.folder, name)
+    return records.read_named(dict[str, ReadFiles], run.folder, name)
 
 
 # Notes where the log ends when the last part of a table has been read.
@@ -107,6 +107,6 @@ class EndsOfReads:
                 step.ends |= {str(name): str(end) for name, end in ends.items()}
 
 
-def with_ends(step: Step, read: Mapping[str, TableFileWriter]) -> dict[str, TableFileWriter]:
+def with_ends(step: Step, read: Mapping[str, ReadFiles]) -> dict[str, ReadFiles]:
     """Return the files of the tables, by name, each with the noted end."""
     return {name: replace(files, ended=step.ends.get(name, "")) for name, files in read.items()}

@@ -31,7 +31,7 @@ _SHOWN = 5
 class OddRow:
     """A row with an odd value, in a part's record: its key, the column (``where``), and the error's message and hint.
 
-    ``key`` is the key as `core.row_bytes` encodes it, in hexadecimal digits.
+    ``key`` is the key as `core.tables.row_bytes` encodes it, in hexadecimal digits.
     """
 
     key: str

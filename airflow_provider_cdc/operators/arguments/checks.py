@@ -284,7 +284,7 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         (),
         "correct storage_conn_id as the message says",
         raised_by=(
-            Raised(Moment.PREFLIGHT, "core.storage.access:check_fits"),
+            Raised(Moment.PREFLIGHT, "core.storage.uri:check_fits"),
             Raised(Moment.EACH_STEP, "hooks.storage:storage_settings"),
         ),
     ),
@@ -346,7 +346,7 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         (),
         "correct partition_by and sort_by as the message says",
         raised_by=(
-            Raised(Moment.PREFLIGHT, "sources.planning.layouts:layouts"),
+            Raised(Moment.PREFLIGHT, "sources.planning.survey:layouts"),
             Raised(Moment.POSITION_FIXED, "sinks.iceberg.tables.layout:check_columns"),
             Raised(Moment.POSITION_FIXED, "sinks.iceberg.tables.layout:check_partitioning"),
         ),

@@ -29,7 +29,6 @@ from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 from airflow_provider_cdc.sources.mysql.chunking import axes, chunks, sample
 from airflow_provider_cdc.sources.mysql.server import log_history, log_mark, server
-from airflow_provider_cdc.sources.mysql.server import server as load
 from airflow_provider_cdc.sources.mysql.server.facts import MysqlFacts
 from airflow_provider_cdc.sources.mysql.server.session import RunSettings, session, value
 from airflow_provider_cdc.sources.mysql.steps import preflight, snapshot
@@ -53,7 +52,7 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
 
     kind: ClassVar[str] = "mysql"
     position_key: ClassVar[str] = "initial_gtid_set"
-    load_signals: ClassVar[frozenset[str]] = load.SIGNALS
+    load_signals: ClassVar[frozenset[str]] = server.SIGNALS
 
     def __init__(self, settings: ConnectionSettings, facts: MysqlFacts | None = None) -> None:
         self.settings = settings
@@ -108,30 +107,30 @@ class MysqlSource(CarriesReads, KeepsTables, Source):
         return past.record_past(self.settings, as_of, plans)
 
     def has_reached(self, target: AsOf) -> Reach:
-        from airflow_provider_cdc.sources.mysql.steps import check_identity as reach
+        from airflow_provider_cdc.sources.mysql.steps.check_identity import has_reached
 
-        return reach.has_reached(self.settings, target)
+        return has_reached(self.settings, target)
 
     def backlog(self, initial: Position, identity: Facts) -> int:
         with session(self.settings) as connection:
             return log_history.backlog(connection, MysqlFacts.of(identity).place)
 
     def load(self, signals: Sequence[str]) -> Mapping[str, float]:
-        return load.load(self.settings, signals)
+        return server.load(self.settings, signals)
 
     def close_idle(self) -> None:
         if self._kept is not None:
             self._kept.close()
 
     def runway(self) -> Runway:
-        from airflow_provider_cdc.sources.mysql.steps import check_identity as runway
+        from airflow_provider_cdc.sources.mysql.steps.check_identity import runway
 
-        return runway.runway(self.settings)
+        return runway(self.settings)
 
     def needed_log(self, identity: Facts, since: Sequence[Facts]) -> NeededLog:
-        from airflow_provider_cdc.sources.mysql.steps import check_identity as log_retention
+        from airflow_provider_cdc.sources.mysql.steps.check_identity import needed_log
 
-        return log_retention.needed_log(self.settings, MysqlFacts.of(identity), [*map(MysqlFacts.of, since)])
+        return needed_log(self.settings, MysqlFacts.of(identity), [*map(MysqlFacts.of, since)])
 
     def refusals_since(
         self,

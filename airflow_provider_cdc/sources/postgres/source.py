@@ -31,7 +31,6 @@ from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, Up
 from airflow_provider_cdc.sources.postgres.catalog import schema, schema_difference, type_catalog, types
 from airflow_provider_cdc.sources.postgres.chunking import chunks, sample
 from airflow_provider_cdc.sources.postgres.server import server, session_setup
-from airflow_provider_cdc.sources.postgres.server import server as load
 from airflow_provider_cdc.sources.postgres.server.facts import PostgresFacts
 from airflow_provider_cdc.sources.postgres.server.session import session, value
 from airflow_provider_cdc.sources.postgres.slots import (
@@ -41,12 +40,15 @@ from airflow_provider_cdc.sources.postgres.slots import (
     standing_slot,
     transaction_waits,
 )
-from airflow_provider_cdc.sources.postgres.slots import slots as leftovers
-from airflow_provider_cdc.sources.postgres.steps import check_identity as reach
-from airflow_provider_cdc.sources.postgres.steps import check_identity as retention
 from airflow_provider_cdc.sources.postgres.steps import chunk_reader, past, preflight, roll_forward, snapshot
 from airflow_provider_cdc.sources.postgres.steps.carried_reads import CarriesReads
-from airflow_provider_cdc.sources.postgres.steps.check_identity import check_identity, check_published
+from airflow_provider_cdc.sources.postgres.steps.check_identity import (
+    check_identity,
+    check_published,
+    has_reached,
+    needed_log,
+    runway,
+)
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 _ALTERED_SECONDS = 60.0  # the longest wait for transactions that alter a type
@@ -62,7 +64,7 @@ class PostgresSource(CarriesReads, Source):
 
     kind: ClassVar[str] = "postgres"
     position_key: ClassVar[str] = "initial_lsn"
-    load_signals: ClassVar[frozenset[str]] = load.SIGNALS
+    load_signals: ClassVar[frozenset[str]] = server.SIGNALS
     carries_pieces: ClassVar[bool] = True
 
     def __init__(self, settings: ConnectionSettings, view: snapshot.SharedView | None = None) -> None:
@@ -155,24 +157,24 @@ class PostgresSource(CarriesReads, Source):
         return past.record_past(self.settings, as_of, plans, options, run_id)
 
     def has_reached(self, target: AsOf) -> Reach:
-        return reach.has_reached(self.settings, target)
+        return has_reached(self.settings, target)
 
     def backlog(self, initial: Position, identity: Facts) -> int:
         with session(self.settings) as connection:
             return int(value(connection, "pg_current_wal_lsn() - %s::pg_lsn", (str(initial),)))
 
     def load(self, signals: Sequence[str]) -> Mapping[str, float]:
-        return load.load(self.settings, signals)
+        return server.load(self.settings, signals)
 
     def close_idle(self) -> None:
         if self._kept is not None:
             self._kept.close()
 
     def runway(self) -> Runway:
-        return retention.runway(self.settings)
+        return runway(self.settings)
 
     def needed_log(self, identity: Facts, since: Sequence[Facts]) -> NeededLog:
-        return retention.needed_log(self.settings, PostgresFacts.of(identity))
+        return needed_log(self.settings, PostgresFacts.of(identity))
 
     def waiting(self, initial: Position, identity: Facts, place: LogEnd) -> Waiting:
         from airflow_provider_cdc.sources.postgres.log import pieces
@@ -238,10 +240,10 @@ class PostgresSource(CarriesReads, Source):
 
     def kept_objects(self, run_ids: Collection[str]) -> list[KeptObject]:
         with session(self.settings) as connection:
-            return leftovers.kept_objects(self.settings, connection, run_ids)
+            return slots.kept_objects(self.settings, connection, run_ids)
 
     def drop_unused(self, one: KeptObject) -> str:
-        return leftovers.drop_unused(self.settings, one)
+        return slots.drop_unused(self.settings, one)
 
     @contextmanager
     def share_reads(self, lock: LockPolicy) -> Iterator[PostgresSource]:

@@ -16,8 +16,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.control import acts as events
-from airflow_provider_cdc.core.control import effective
+from airflow_provider_cdc.core.control import acts, effective
 from airflow_provider_cdc.core.control.acts import act_on
 from airflow_provider_cdc.core.options.run import LimitOptions
 from airflow_provider_cdc.core.run.results import ConsolidateResult
@@ -147,7 +146,7 @@ def test_a_lost_worker_is_replaced_and_a_pause_holds_on_the_cluster(losing: Losi
         losing.write()
         act_on(losing.run.run, "pause", "ann")
         asked = time.monotonic()
-        soon(lambda: [one.what for one in events.read(losing.run.run).events][-1:] == ["paused"], "not paused")
+        soon(lambda: [one.what for one in acts.read(losing.run.run).events][-1:] == ["paused"], "not paused")
         soon(losing.quiet, "the paused run still reads")
         print(f"quiet {time.monotonic() - asked:.1f} s after the pause")
         losing.write()

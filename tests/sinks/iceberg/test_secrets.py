@@ -7,7 +7,7 @@ import pickle
 import pyarrow as pa
 
 from airflow_provider_cdc.core.run.staging import Staging
-from airflow_provider_cdc.core.run.table_files import TableFiles
+from airflow_provider_cdc.core.run.table_files import TableFileWriter
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, CheckFiles
@@ -38,7 +38,7 @@ def test_what_tasks_get_does_not_hold_them(lake: Lake) -> None:
     sink = open_sink(LakeSettings("iceberg", settings), lake.storage)
     table = Prepared(ORDERS, pa.schema([("id", pa.int64())]))
     place = sink.prepare("run", [table])[TableName("shop", "orders")]
-    files = TableFiles(
+    files = TableFileWriter(
         Staging(Storage(place.folder)), table.published, place.schema(table.published), "t", "run", _key="id"
     )
     (file,) = lake.stage(5).tables[0].added[:1]

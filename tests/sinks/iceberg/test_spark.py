@@ -14,7 +14,7 @@ import pytest
 
 from airflow_provider_cdc.core.certificate.totals import Digest
 from airflow_provider_cdc.core.run.staging import Staging
-from airflow_provider_cdc.core.run.table_files import TableFiles
+from airflow_provider_cdc.core.run.table_files import TableFileWriter
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.lake import read_cut
 from airflow_provider_cdc.sinks.base import Publication
@@ -88,7 +88,7 @@ def without_first_row(run: Publication) -> Publication:
     for change in run.tables:
         assert change.place is not None
         place, published = change.place, rows_of(1).schema
-        files = TableFiles(
+        files = TableFileWriter(
             Staging(Storage(place.folder)), published, place.schema(published), "", run.run_id, "id", place.location
         )
         changes.append(replace(change, kept=(files.write_deletes(change.kept[0], np.array([0]), Digest(1, 0)),)))

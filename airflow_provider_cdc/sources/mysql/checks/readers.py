@@ -45,7 +45,7 @@ READERS: tuple[Check[None], ...] = (
         "The server sends every value completely, however long it is.",
         (),
         "raise max_allowed_packet on the server, or leave the column out",
-        raised_by=(Raised(Moment.READING, "sources.mysql.decode.too_long:check_whole"),),
+        raised_by=(Raised(Moment.READING, "sources.mysql.decode.rows:check_whole"),),
     ),
     Check(
         "mysql.bytes-of-rows",

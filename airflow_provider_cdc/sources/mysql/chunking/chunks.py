@@ -217,7 +217,7 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
 
 def plan_readable(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
     """Call `plan_chunks`. If the server cannot read the table, return the whole table as one chunk, whose read then
-    reports the error (`driver_errors.is_of_table`)."""
+    reports the error (`driver.is_of_table`)."""
     try:
         return plan_chunks(connection, table, chunk_rows)
     except pymysql.MySQLError as error:

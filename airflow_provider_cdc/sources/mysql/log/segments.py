@@ -155,7 +155,8 @@ def previous_gtids(connection: Connection, file: str) -> GtidSet:
 
 
 class MysqlSegmentReader:
-    """Implements ``capabilities.SegmentReader`` for binary log files. Iterate over the reader once to read the files.
+    """Implements ``sources.api.log.SegmentReader`` for binary log files. Iterate over the reader once to read the
+    files.
 
     :param open_dump: a function that opens a dump. Its arguments are the name of a file and the position to start at.
     """

@@ -258,7 +258,8 @@ _MOST_NAMES = 1000
 
 
 class LogWalker:
-    """Computes the net change of a log file, and of the files after it (`go_on`), from events that arrive in pieces.
+    """Computes the net change of a log file, and of the files after it (`begin_file`), from events that arrive in
+    pieces.
 
     :param file: the name of the file.
     :param start: the position of the first event that comes from the file and is not generated for this reader.

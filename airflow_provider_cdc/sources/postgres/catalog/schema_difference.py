@@ -100,7 +100,7 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
         new = there.get(old.oid)
         if new is None:
             return "partitions were attached or detached"
-        # A refreshed materialized view is still read as of the exported snapshot (`view_reads`).
+        # A refreshed materialized view is still read as of the exported snapshot (`views.safe_views`).
         if old.filenode != new.filenode and recorded.details["kind"] != view_definitions.MATERIALIZED:
             return f"{old.sql} {REWRITTEN}"
         if old.identity != new.identity:

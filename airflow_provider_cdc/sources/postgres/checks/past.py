@@ -76,7 +76,7 @@ class PastContext(CatalogContext):
 
     @cached_property
     def closed(self) -> set[str]:
-        """The names of partitioned tables to which no further partition can be attached (`partition_bounds`)."""
+        """The names of partitioned tables to which no further partition can be attached (`catalog.schema`)."""
         return without_room(self.connection, self.tables)
 
     def already_so(self, joins: Sequence[tuple[Table, Joined]]) -> set[str]:

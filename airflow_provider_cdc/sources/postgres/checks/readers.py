@@ -65,7 +65,7 @@ READERS: tuple[Check[None], ...] = (
         _NEW_RUN,
         raised_by=(
             Raised(Moment.READS_ENDED, "sources.postgres.steps.snapshot:bound_view"),
-            Raised(Moment.READS_ENDED, "sources.postgres.catalog.new_partitions:why_not_empty"),
+            Raised(Moment.READS_ENDED, "sources.postgres.catalog.schema:why_not_empty"),
         ),
     ),
     Check(
@@ -85,7 +85,7 @@ READERS: tuple[Check[None], ...] = (
         (),
         _NEW_RUN,
         raised_by=(
-            Raised(Moment.READING, "sources.postgres.catalog.views.view_reads:check_view_read"),
+            Raised(Moment.READING, "sources.postgres.catalog.views.safe_views:check_view_read"),
             Raised(Moment.READS_ENDED, "sources.postgres.catalog.schema_difference:check_unchanged"),
         ),
     ),
@@ -96,7 +96,7 @@ READERS: tuple[Check[None], ...] = (
         (),
         "do nothing: the task reads these parts again",
         raised_by=(
-            Raised(Moment.READING, "sources.postgres.slots.durability_wait:wait"),
+            Raised(Moment.READING, "sources.postgres.slots.end_mark:wait"),
             Raised(Moment.READS_ENDED, "jobs.snapshot.step:read_tables"),
         ),
     ),

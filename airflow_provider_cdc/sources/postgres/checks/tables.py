@@ -120,7 +120,7 @@ ROWS_ELSEWHERE: tuple[Check[CatalogContext], ...] = (
         (Moment.PREFLIGHT, Moment.POSITION_FIXED),
         "leave the table out, and copy its children as separate tables",
         _inheritance,
-        (Raised(Moment.POSITION_FIXED, "sources.postgres.catalog.inheritance:check_whole"),),
+        (Raised(Moment.POSITION_FIXED, "sources.postgres.catalog.schema:check_whole"),),
     ),
 )
 

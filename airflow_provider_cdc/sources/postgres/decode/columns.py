@@ -199,7 +199,8 @@ def finish_batch(
     :param nulled: for each column, the number of values that the policy replaced by null. This call increases the
         numbers.
     :param odd: collects values that the Arrow type cannot represent, if the policy is ``error``. A placeholder replaces
-        each of these values. Values that must stop the run at once are not collected (`odd_values.check_noted`).
+        each of these values. Values that must stop the run at once are not collected
+        (`sources.api.unrepresentable.check_noted`).
     :raises ValueNotRepresentable: the Arrow type cannot represent a value, the policy is ``error``, and the value was
         not collected.
     :raises SchemaChanged: the columns have other types than in ``table``, or there is a NULL in a NOT NULL column.

@@ -84,7 +84,8 @@ def _key_beside(
 
 @kernel
 def _locate_images(data: Bytes, ends: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s) -> int:
-    """Fill the arrays of ``located.Located``. Return the index of the first malformed image, or ALL_GOOD."""
+    """Fill the arrays of ``sources.log.netting.Located``. Return the index of the first malformed image, or
+    ALL_GOOD."""
     columns = len(nulls)
     for row in range(len(ends) - 1):
         at, end = int(ends[row]), int(ends[row + 1])

@@ -58,8 +58,8 @@ _HEADER_BYTES = 19
 def locate_rows(
     buffer: Bytes, state: Int64s, widths: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s
 ) -> int:
-    """Write the locations of the values of rows, as described in ``sources.located.Located``. Return the code of the
-    reason for stopping.
+    """Write the locations of the values of rows, as described in ``sources.log.netting.Located``. Return the code of
+    the reason for stopping.
 
     :param widths: for each column, the size in bytes that each of its values has, or -1 if the sizes differ.
     """

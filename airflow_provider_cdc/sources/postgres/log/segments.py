@@ -74,7 +74,7 @@ def segment_of(slot: str, publication: str, start: Lsn, stop: Lsn, mark: str = "
 
 
 class PostgresSegmentReader:
-    """``sources.capabilities.SegmentReader`` for a slot. Iterate over it once to read the slot."""
+    """``sources.sources.api.log.SegmentReader`` for a slot. Iterate over it once to read the slot."""
 
     def __init__(
         self,

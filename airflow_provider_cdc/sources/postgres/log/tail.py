@@ -44,7 +44,7 @@ _EVERYTHING = 2**63 - 1
 
 
 class PostgresLogTail:
-    """``sources.rereading.LogTail`` for a slot."""
+    """``sources.api.log.LogTail`` for a slot."""
 
     def __init__(
         self,

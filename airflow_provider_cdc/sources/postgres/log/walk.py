@@ -1,8 +1,8 @@
 """The compiled kernel that processes the frequent pgoutput messages, without executing Python code for each message.
 
 The kernel follows the transactions, decides by their commit positions which transactions count, and computes the net
-change of the copied tables (``sources.netting``). The kernel leaves rare or unknown messages to the caller. For such a
-message it returns ``ODD``, and ``state[AT]`` is the index of the message.
+change of the copied tables (``sources.log.netting``). The kernel leaves rare or unknown messages to the caller. For
+such a message it returns ``ODD``, and ``state[AT]`` is the index of the message.
 
 A transaction is before a position in the log if its commit record *begins* before the position. The consistent point of
 a slot and the position of a snapshot that was exported with the slot are ends of records. The snapshot includes the

@@ -121,7 +121,7 @@ def new_slot(settings: ConnectionSettings, name: str, seconds: float) -> Iterato
     """
     with session(settings, replication=True) as connection:
         # With SNAPSHOT 'nothing', servers before 15.8 and 16.4 may reuse the snapshot of another slot's creation. In
-        # that case, the new slot misses changes of open transactions (`warn_of_version`).
+        # that case, the new slot misses changes of open transactions (`steps.preflight`).
         sql = f"CREATE_REPLICATION_SLOT {quote(name)} LOGICAL {PLUGIN} (SNAPSHOT 'export')"
         yield consistent_point(settings, connection, sql, seconds)
 

@@ -320,7 +320,7 @@ def check_in_place(
         f"array_to_string(ARRAY[{types}], ' '), EXISTS ({read})::text FROM (SELECT (NULL::{leaf.sql}).*) r"
     )
     what = ""
-    # A view has no file, and a materialized view may have a new file (`view_reads`).
+    # A view has no file, and a materialized view may have a new file (`views.safe_views`).
     same_file = table.details["kind"] in (VIEW, MATERIALIZED) or filenode == str(leaf.filenode)
     if oid != str(leaf.oid) or not same_file:
         what = REWRITTEN if oid == str(leaf.oid) else RENAMED

@@ -53,7 +53,7 @@ from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import Trac
 # - cascades: for a statement that may cause cascades, the server lists no schemas (``Statement.schemas``), and the
 #   statement is not accepted.
 # - triggers and views: the text does not show them, so the run queries the server for them
-#   (``mysql.statement_writes``).
+#   (``mysql.steps.statement_writes``).
 #
 # A statement with an unknown part is not accepted. It stops the run, like any other change that was logged as a
 # statement.
