@@ -1,4 +1,4 @@
-"""The Spark steps `snapshot` (reads all chunks of all tables) and `extract_delta` (reads the changes made meanwhile)."""
+"""The Spark steps `snapshot` (reads all chunks of all tables) and `extract_delta` (reads the changes meanwhile)."""
 
 from __future__ import annotations
 

@@ -194,8 +194,8 @@ class SnapshotTaskGroup(TaskGroup):
         are brought to the new position by the log. All tables are exact at the new position, which is in the XComs of
         ``consolidate``, in the report and in the copies. A run with ``as_of`` cannot move its position:
         ``on_table_error`` says whether it stops or leaves the altered table out. ``give_up_past``: like
-        ``restart_table``, but if the DAG supplied ``as_of`` (as ``nightly`` does), the run moves to the present, and
-        reports that it missed the requested time. ``fail`` stops the run.
+        ``restart_table``, but if the DAG ``nightly`` supplied ``as_of``, the run moves to the present, and reports that
+        it missed the requested time. ``fail`` stops the run.
     :param spool: Whether the run reads the log in pieces while it reads the tables. ``auto``: it does, if it takes
         longer than 30 seconds and if the way in which the tables are read allows it. The source then need not keep the
         log until the reads end, and the run ends sooner. ``off``: the run reads the log after the tables.

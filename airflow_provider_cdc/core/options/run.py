@@ -483,7 +483,7 @@ class StepOptions:
         "are brought to the new position by the log. All tables are exact at the new position, which is in the XComs "
         "of `consolidate`, in the report and in the copies. A run with `as_of` cannot move its "
         "position: `on_table_error` says whether it stops or leaves the altered table out. `give_up_past`: like "
-        "`restart_table`, but if the DAG supplied `as_of` (as `nightly` does), the run moves to the present, and "
+        "`restart_table`, but if the DAG `nightly` supplied `as_of`, the run moves to the present, and "
         "reports that it missed the requested time. `fail` stops the run.",
         example="restart_table or fail",
     )
