@@ -93,7 +93,7 @@ def test_a_zombie_of_a_cleaned_run_publishes_nothing(store: str, target_on: AnyT
         return decide(self, commit)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "decide", after_cleaning)
+        patch.setattr(Run, "record_commit", after_cleaning)
         with pytest.raises(CdcError):
             stalled.steps()[2]()
     for step in zombie.steps():
@@ -148,7 +148,7 @@ def test_a_run_that_commits_while_it_is_judged_stays_and_is_published(target: Ta
         return decide(self, commit)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "decide", after_the_run)
+        patch.setattr(Run, "record_commit", after_the_run)
         assert reason(target.clean(), 1) == "a task of the run committed meanwhile"
     assert target.published() == target.source.history.state(5)
     assert target.clean().removed == ()

@@ -67,7 +67,7 @@ def test_data_files_of_a_failed_run_go_and_a_zombie_of_it_commits_nothing(target
         return decide(self, commit)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Run, "decide", after_cleaning)
+        patch.setattr(Run, "record_commit", after_cleaning)
         with pytest.raises(CdcError):
             zombie.steps()[2]()
     for name in NAMES:

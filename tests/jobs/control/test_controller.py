@@ -74,7 +74,7 @@ def test_a_stop_ends_a_step_that_waits_for_its_spool(step: Step, monkeypatch: py
         act_on(step.folder, "stop", "ann")
         spooler.close(wait=True)
 
-    monkeypatch.setattr(Spooler, "look", take)
+    monkeypatch.setattr(Spooler, "poll", take)
     spooler = Spooler(step)
     with pytest.raises(RunStopped), controlled("snapshot", step.run, step.source, step.token):
         work()

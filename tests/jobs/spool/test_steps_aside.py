@@ -110,7 +110,7 @@ def test_a_run_that_is_stopped_does_not_wait_for_the_piece_under_way(
             act_on(step.folder, "stop", "ann")
             spooler.close(wait=True)
 
-    monkeypatch.setattr(spooler, "look", look)
+    monkeypatch.setattr(spooler, "poll", look)
     with pytest.raises(RunStopped):
         end_spool_after_a_stop()
 
@@ -157,7 +157,7 @@ def test_the_reads_do_not_wait_for_a_long_piece_that_spark_reads_faster(
         return read(work, segment)
 
     spooler = run.spooler()
-    monkeypatch.setattr(spooler, "look", spooler.take)
+    monkeypatch.setattr(spooler, "poll", spooler.take)
     with monkeypatch.context() as patch:
         patch.setattr(ReadSegment, "read", slow)
         spooler.start()
