@@ -75,8 +75,8 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [
                     "airflow_provider_cdc.operators.preflight",
                     "airflow_provider_cdc.operators.lock_and_record",
-                    "airflow_provider_cdc.operators.copy_tasks",
-                    "airflow_provider_cdc.operators.copy_tasks",
+                    "airflow_provider_cdc.operators.snapshot",
+                    "airflow_provider_cdc.operators.extract_delta",
                     "airflow_provider_cdc.operators.consolidate",
                 ],
             }
@@ -95,8 +95,8 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "CDC",
                 "python-modules": [
-                    "airflow_provider_cdc.triggers.waiting",
-                    "airflow_provider_cdc.triggers.waiting",
+                    "airflow_provider_cdc.triggers.pause",
+                    "airflow_provider_cdc.triggers.position",
                     "airflow_provider_cdc.triggers.published",
                     "airflow_provider_cdc.triggers.runway",
                 ],

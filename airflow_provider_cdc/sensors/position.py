@@ -8,7 +8,8 @@ from typing import Any
 from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.sensors.waiting import WaitingSensor
-from airflow_provider_cdc.triggers.waiting import Answer, PositionQuestion, PositionTrigger, target_of
+from airflow_provider_cdc.triggers.position import PositionQuestion, PositionTrigger, target_of
+from airflow_provider_cdc.triggers.waiting import Answer
 
 
 class PositionSensor(WaitingSensor):

@@ -16,10 +16,11 @@ from airflow_provider_cdc.core.options.run import declared
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators.arguments.types import GroupArguments, TaskGroupArguments
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
-from airflow_provider_cdc.operators.copy_tasks import ExtractDeltaOperator, SnapshotOperator
+from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from airflow_provider_cdc.operators.release import ReleaseOfRun
+from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.task_groups.mapping import PartialGroup
 
 # Releases what a run holds on its source when the DAG run ends.

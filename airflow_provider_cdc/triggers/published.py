@@ -13,7 +13,8 @@ from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.errors import ConfigurationError, PositionError
-from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger, target_of
+from airflow_provider_cdc.triggers.position import target_of
+from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.core.storage.uri import StorageSettings

@@ -12,7 +12,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import LogGone
 from airflow_provider_cdc.notifications.failure import FailureNotifier, failure_text
-from airflow_provider_cdc.operators.copy_tasks import ExtractDeltaOperator
+from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from tests.runs import manifest_of
 
 POSITION = "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"

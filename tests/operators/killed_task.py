@@ -30,7 +30,7 @@ def main(run_uri: str) -> None:
     from airflow.sdk.execution_time import task_runner
     from airflow.sdk.execution_time.comms import CommsDecoder
 
-    from airflow_provider_cdc.operators.copy_tasks import SnapshotOperator
+    from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 
     channel: Any = CommsDecoder(socket=theirs)
     setattr(task_runner, "SUPERVISOR_COMMS", channel)  # noqa: B010

@@ -22,9 +22,9 @@ from airflow_provider_cdc.operators.arguments.types import (
     TaskArguments,
     TaskGroupArguments,
 )
-from airflow_provider_cdc.operators.copy_tasks import SnapshotOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.preflight import PreflightOperator
+from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import NAME_BYTES, Table, TableName, folder_name
 from airflow_provider_cdc.errors import PreflightError
-from airflow_provider_cdc.operators.copy_tasks import SnapshotOperator
 from airflow_provider_cdc.operators.planning import plan_text
 from airflow_provider_cdc.operators.planning.lake_checks import check_names, find_leftovers, tell_leftovers
 from airflow_provider_cdc.operators.preflight import PreflightOperator
+from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_result

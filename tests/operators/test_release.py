@@ -30,8 +30,9 @@ from airflow_provider_cdc.errors import LogGone
 from airflow_provider_cdc.jobs.begin.initial_position import begin
 from airflow_provider_cdc.operators.base import run_id_for, run_id_of
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
-from airflow_provider_cdc.operators.copy_tasks import ExtractDeltaOperator, SnapshotOperator
+from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
+from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.slots import transaction_waits
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
@@ -394,7 +395,7 @@ def recording(source: PostgresSource, target: Any) -> LockAndRecordOperator:
     )
 
 
-@pytest.mark.parametrize(("module", "name"), [(transaction_waits, "settle"), (Run, "create")])
+@pytest.mark.parametrize(("module", "name"), [(transaction_waits, "wait_until_visible"), (Run, "create")])
 def test_of_two_tries_one_slot_is_left_and_both_tell_its_position(
     postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any, module: Any, name: str
 ) -> None:

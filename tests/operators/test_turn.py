@@ -20,7 +20,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.operators.planning import dag_run_state
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
-from airflow_provider_cdc.triggers.waiting import PauseTrigger
+from airflow_provider_cdc.triggers.pause import PauseTrigger
 from harness.mysql_server import MysqlServer
 from harness.s3_server import s3_environment
 from tests.runs import consolidate_result

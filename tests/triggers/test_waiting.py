@@ -23,9 +23,10 @@ from airflow_provider_cdc.sensors.position import PositionSensor
 from airflow_provider_cdc.sensors.published import PublishedSensor
 from airflow_provider_cdc.sensors.runway import RunwaySensor
 from airflow_provider_cdc.triggers import waiting
+from airflow_provider_cdc.triggers.position import PositionTrigger
 from airflow_provider_cdc.triggers.published import PublishedTrigger, WantedCopy
 from airflow_provider_cdc.triggers.runway import RunwayTrigger
-from airflow_provider_cdc.triggers.waiting import Answer, Outage, PositionTrigger, WaitingTrigger
+from airflow_provider_cdc.triggers.waiting import Answer, Outage, WaitingTrigger
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import SUPERUSER, PostgresServer
 from harness.server_process import free_port

@@ -22,7 +22,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 from airflow_provider_cdc.operators.base import run_id_for
-from airflow_provider_cdc.triggers.waiting import PauseTrigger
+from airflow_provider_cdc.triggers.pause import PauseTrigger
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
-from airflow_provider_cdc.operators.copy_tasks import SnapshotOperator
+from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.operators.spark import step
 from tests.runs import manifest_of
 

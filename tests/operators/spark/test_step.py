@@ -32,9 +32,9 @@ from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.jobs.runtime.driver import TRY_VARIABLE, done_file, error_file
 from airflow_provider_cdc.operators.base import run_id_for
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
-from airflow_provider_cdc.operators.copy_tasks import SnapshotOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.release import release_of_task
+from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.operators.spark import step as spark_step
 from airflow_provider_cdc.operators.spark.client_mode import check_spark
 from airflow_provider_cdc.operators.spark.launch import LastLines, spark_failed

@@ -1,4 +1,4 @@
-"""The Spark steps `snapshot` (reads all chunks of all tables) and `extract_delta` (reads the changes meanwhile)."""
+"""The third step: reads all chunks of all tables."""
 
 from __future__ import annotations
 
@@ -13,15 +13,3 @@ class SnapshotOperator(SparkStepOperator):
 
     step = "snapshot"
     outputs = ("snapshot_upper",)
-
-
-# The fourth step: reads the net change of the window from the log.
-
-
-class ExtractDeltaOperator(SparkStepOperator):
-    """Read the net change between the initial position and ``snapshot_upper`` from the log.
-
-    XComs: ``counts``.
-    """
-
-    step = "extract_delta"
