@@ -34,6 +34,7 @@ from airflow_provider_cdc.core.shards.union import (
     read_commit,
     record_commit,
     shard_name,
+    union_folder,
 )
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.filesystems import convert_store_errors
@@ -95,7 +96,7 @@ def _remove_copies(target: Storage, sink: Sink, union: Union, name: str, copy: U
     for union_id in sink.copies(table_name):
         if union_id == union.id:
             continue
-        one = read_commit(target.folder(UNIONS, union_id))
+        one = read_commit(union_folder(target, union_id))
         if one is not None and name in one.copies and one.copies[name].name(name) == table_name:
             earlier.append((one.recorded_at, union_id, one.copies[name]))
     removed, complete = [], 1
@@ -116,7 +117,7 @@ def _remove_copies(target: Storage, sink: Sink, union: Union, name: str, copy: U
 def _remove_records(target: Storage, sink: Sink, union: Union) -> None:
     """Remove the records of unions that have no copies, some days after they were written. Until then, a late try of
     such a union may still be in progress."""
-    now = target.folder(UNIONS, union.id).newest_time()
+    now = union_folder(target, union.id).newest_time()
     for name in target.folders(UNIONS):
         folder = target.folder(*name.split("/"))
         try:

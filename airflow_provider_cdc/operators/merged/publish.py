@@ -15,13 +15,13 @@ from airflow_provider_cdc.core.run.run import Run, run_id_in
 from airflow_provider_cdc.core.shards.union import (
     REQUEST,
     RESULT,
-    UNIONS,
     MemberAsked,
     Union,
     UnionRequest,
     UnionResult,
     member_lake,
     read_commit,
+    union_folder,
 )
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -167,7 +167,7 @@ class PublishMergedOperator(SparkStepOperator):
     def own_run(self, context: Context) -> Storage:
         """Return the folder of this union. All tries of the task have the same folder."""
         lake = lake_of(self.target, "")
-        return Storage(lake).folder(UNIONS, run_id_of(context, lake))
+        return union_folder(Storage(lake), run_id_of(context, lake))
 
     def release(self, run: Storage, settings: ConnectionSettings) -> None:
         """Do nothing, because a union has nothing on the servers."""

@@ -24,7 +24,7 @@ from airflow_provider_cdc.core.kernels.compile import (
 )
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue, note
-from airflow_provider_cdc.sources.mysql.decode.calendar import (
+from airflow_provider_cdc.sources.mysql.decode.cells import (
     ALL_GOOD,
     DATE_SHIFT,
     DAY_MICROS,

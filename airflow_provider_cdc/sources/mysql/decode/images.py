@@ -31,7 +31,7 @@ from airflow_provider_cdc.core.kernels.compile import (
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue, naming_key
-from airflow_provider_cdc.sources.mysql.decode.calendar import (
+from airflow_provider_cdc.sources.mysql.decode.cells import (
     ALL_GOOD,
     Cells,
     Located,
@@ -414,7 +414,7 @@ def locate_images(
     nulls: Int64s,
     totals: Int64s,
 ) -> int:
-    """Fill the arrays that ``calendar.Located`` describes. Return the index of the first malformed image, or -1."""
+    """Fill the arrays that ``netting.Located`` describes. Return the index of the first malformed image, or -1."""
     columns = len(widths)
     for row in range(len(ends) - 1):
         bits, end = int(ends[row]), int(ends[row + 1])

@@ -29,7 +29,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ConfigurationError, DecodeError
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue, check_noted
 from airflow_provider_cdc.sources.mysql.decode import stream as packets
-from airflow_provider_cdc.sources.mysql.decode.calendar import (
+from airflow_provider_cdc.sources.mysql.decode.cells import (
     ALL_GOOD,
     Cells,
     Located,

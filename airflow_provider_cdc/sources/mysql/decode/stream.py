@@ -110,7 +110,7 @@ def locate_rows(
     """Locate the values of all complete rows between ``STATE_POSITION`` and ``STATE_FILLED``.
 
     Nothing outside this range is read. Call this function again after receiving more bytes. For the arrays that this
-    function fills, see ``calendar.Located``.
+    function fills, see ``sources.log.netting.Located``.
 
     :param widths: ``ColumnType.row_width`` of each column.
     :returns: one of the codes above. After the call, the state points to the packet that was not used or is malformed.

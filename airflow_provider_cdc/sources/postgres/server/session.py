@@ -354,14 +354,6 @@ def _uri(arguments: dict[str, str]) -> str:
     return f"{uri}?{urlencode(arguments, quote_via=percent)}"
 
 
-# PostgreSQL before 17 does not have this setting, and would reject a session that sets it. ADBC does not report the
-# version.
-_LIFT_TRANSACTION_TIMEOUT = (
-    "DO $$BEGIN PERFORM pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings "
-    "WHERE name = 'transaction_timeout'; END$$"
-)
-
-
 def run(connection: ReadingConnection, sql: str) -> None:
     """Run, through ADBC, one statement that returns no rows."""
     with connection.cursor() as cursor:

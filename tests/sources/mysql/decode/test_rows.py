@@ -29,7 +29,7 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.decode import stream as packets
-from airflow_provider_cdc.sources.mysql.decode.calendar import Located
+from airflow_provider_cdc.sources.mysql.decode.cells import Located
 from airflow_provider_cdc.sources.mysql.decode.columns import finish
 from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader, row_cells
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value

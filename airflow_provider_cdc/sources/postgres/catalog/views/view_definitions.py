@@ -71,7 +71,6 @@ _OPERATOR = re.compile(r" :(?:opno|eqop|sortop) (\d+)")
 _OPERATORS = re.compile(r" :(?:opnos|cycle_mark_neop) (?:\(o ([\d ]+)\)|(\d+))")
 _TYPE = re.compile(r" :(?:\w*type|\w*typeid|\w*collOid) (\d+)")
 _CONVERSION = re.compile(r"(?<!\\)\{COERCEVIAIO ")
-_RESULT_TYPE = re.compile(r" :resulttype (\d+)")
 _SYSTEM_COLUMN = re.compile(r" :varattno -\d+")
 
 

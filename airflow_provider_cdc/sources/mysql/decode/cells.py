@@ -1,4 +1,6 @@
-"""MySQL's packed dates and the Gregorian calendar, for kernels.
+"""The cells of values: what is located in result rows and row images, and becomes Arrow arrays in `columns`.
+
+The module has three parts: packed dates and the calendar, wide decimals, and the cells of each kind of value.
 
 MySQL can store dates that are not in the calendar: ``0000-00-00``, ``2024-00-15``, and with ALLOW_INVALID_DATES
 ``2024-02-31``. So dates remain packed, as separate fields, until an Arrow array is built from them.
@@ -125,7 +127,7 @@ def text_of(packed: int) -> str:
 # WIDE_DECIMAL     int32 offsets, and the text that MySQL prints
 # BITS, SET        uint64
 # ENUM             int64: index into the members, from 1
-# DATE DATETIME    int64: ``calendar.pack_datetime``, which also represents dates that are not in the calendar
+# DATE DATETIME    int64: ``pack_datetime``, which also represents dates that are not in the calendar
 # TIMESTAMP        the same, in UTC
 # TIME             int64: microseconds
 # BYTES TEXT JSON  int32 offsets, and the bytes as they are stored
