@@ -44,6 +44,8 @@ def s3_server(directory: Path) -> Iterator[str]:
     command = [
         *("weed", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={directory}", "-filer", "-s3"),
         *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=1000", "-s3.autoCreateBucket=false"),
+        # The default is 1 % of the disk. Below it, each write waits for ever.
+        "-volume.minFreeSpace=64MiB",
         *("-s3.port.lance=0", f"-s3.config={directory}/s3.json"),
         *(f"-{name}={port}" for name, port in ports.items()),
         *(f"-{part}.localSocket={directory}/{part}.sock" for part in ("filer", "s3")),
